@@ -1,0 +1,68 @@
+# Every target prepares what it needs: `.venv/` in this checkout, from hash-locked requirement files.
+# Only make and python3 (3.11 or newer, with pip or venv) have to be there. `make help` lists the targets.
+
+PYTHON ?= python3
+TEST_WORKERS ?= 2
+ARGS ?=
+BIN := .venv/bin
+APT_LINE := sudo apt-get install -y python3 python3-pip python3-venv
+
+bootstrap = @command -v $(PYTHON) >/dev/null || { echo "python3 is missing. Install it, then try again:" >&2; echo "  $(APT_LINE)" >&2; exit 2; }; \
+	$(PYTHON) tools/bootstrap.py
+pytest = $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check fmt prove conformance bench bench-large lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Make or repair .venv with everything for tests and checks
+	$(bootstrap) dev
+
+demo: ## Run one agent end to end on an embedded instance, then exit
+	$(bootstrap) run
+	@$(BIN)/trellis demo $(ARGS)
+
+up: ## Serve an embedded instance until stopped
+	$(bootstrap) run
+	@$(BIN)/trellis up $(ARGS)
+
+test: ## Run the default suite (ARGS='-k lease' narrows it)
+	$(bootstrap) dev
+	@$(pytest) -n $(TEST_WORKERS) $(ARGS)
+
+check: ## Format, lint, types, layers
+	$(bootstrap) dev
+	@$(BIN)/ruff format --check --quiet . || { echo "Formatting differs: run make fmt" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+
+fmt: ## Format and apply safe lint fixes
+	$(bootstrap) dev
+	@$(BIN)/ruff check --quiet --fix --exit-zero .
+	@$(BIN)/ruff format .
+
+prove: ## Run the long proofs
+	$(bootstrap) dev
+	@$(pytest) -m prove --timeout 3600 --requirement-results build/requirements-prove.json $(ARGS)
+
+conformance: ## Run the default suite and print requirement -> tests -> result
+	$(bootstrap) dev
+	@$(pytest) -n $(TEST_WORKERS) -q $(ARGS); result=$$?; $(BIN)/python -m tests.requirement_report; exit $$result
+
+bench: ## Print the performance table
+	$(bootstrap) bench
+	@$(BIN)/python -m bench $(ARGS)
+
+bench-large: ## The performance table on big tables
+	$(bootstrap) bench
+	@$(BIN)/python -m bench --large $(ARGS)
+
+lock: ## Resolve the requirement files again (ARGS=--upgrade for newer versions)
+	$(bootstrap) lock $(ARGS)
+
+clean: ## Remove everything that was made
+	rm -rf .venv .dev build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,66 @@
+"""Fixtures that every test can use. A server is started once per test process, and only if a test asks for it."""
+
+import asyncio
+import importlib
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.servers.postgres import PostgresBinaries, PostgresServer, available_servers, running_postgres
+
+pytest_plugins = ["tests.requirement_report", "tests.serial"]
+
+TEMPLATE = "trellis_template"
+TEMPLATE_MIGRATION = "trellis.ledgers.postgres.migrate:migrate"  # async (url) -> None; makes the schema in an empty database
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A real PostgreSQL; TRELLIS_TEST_POSTGRES=15 chooses another major version than the default."""
+    with running_postgres(_chosen_binaries().bin_dir) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: PostgresServer) -> str:
+    """The name of a migrated database that tests copy: the schema is made once per test process."""
+    url = postgres_server.create_database(TEMPLATE)
+    module, _, function = TEMPLATE_MIGRATION.partition(":")
+    asyncio.run(getattr(importlib.import_module(module), function)(url))
+    postgres_server.seal_template(TEMPLATE)
+    return TEMPLATE
+
+
+@pytest.fixture
+def new_postgres_database(
+    postgres_server: PostgresServer, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., str]]:
+    """Makes databases that end with the test: `new_postgres_database()` is empty, `(template=name)` a copy."""
+    made: list[str] = []
+
+    def make(template: str | None = None) -> str:
+        name = f"test_{next(_numbers)}"
+        made.append(name)
+        return postgres_server.create_database(name, template)
+
+    yield make
+    for name in made:
+        postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def postgres_url(new_postgres_database: Callable[..., str], postgres_template: str) -> str:
+    """The URL of a fresh database with the schema in it, as the superuser."""
+    return new_postgres_database(template=postgres_template)
+
+
+_numbers = iter(range(1, 1_000_000))
+
+
+def _chosen_binaries() -> PostgresBinaries:
+    wanted = os.environ.get("TRELLIS_TEST_POSTGRES")
+    for binaries in available_servers():
+        if wanted is None or str(binaries.version) == wanted:
+            return binaries
+    pytest.fail(f"PostgreSQL {wanted or ''} is not available; found {[b.version for b in available_servers()]}")

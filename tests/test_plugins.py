@@ -1,0 +1,88 @@
+"""The suite's own plugins: requirements are reported as they ended, and serial tests run alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+pytest_plugins = ["pytester"]
+
+REQUIREMENTS = """
+    import pytest
+
+    @pytest.mark.requirement("DJ-2", "D1")
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_holds(number):
+        pass
+
+    @pytest.mark.requirement("DJ-2")
+    def test_breaks():
+        assert False
+
+    @pytest.fixture
+    def untidy():
+        yield
+        raise RuntimeError
+
+    @pytest.mark.requirement("D2")
+    def test_breaks_at_the_end(untidy):
+        pass
+"""
+
+ALONE = """
+    import os, pathlib, pytest
+
+    running = pathlib.Path(os.environ["RUNNING"])
+
+    @pytest.mark.parametrize("number", range(20))
+    @pytest.mark.parametrize("kind", ["among", pytest.param("alone", marks=pytest.mark.serial)])
+    def test_runs(kind, number):
+        own = running / f"{kind}-{number}"
+        own.touch()
+        for _ in range(200):  # long enough to be seen
+            seen = [path.name for path in running.iterdir()]
+            assert seen == [own.name] if kind == "alone" else not any(name.startswith("alone") for name in seen)
+        own.unlink()
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Runs a small suite with the plugins, in processes of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makeini("[pytest]\nmarkers =\n  requirement(*ids)\n  serial\n")
+
+    def run(source: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(source)
+        plugins = ["-p", "tests.requirement_report", "-p", "tests.serial"]
+        return pytester.runpytest_subprocess(*plugins, *options)
+
+    return run
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_worst_end_of_a_test_counts(suite, pytester: pytest.Pytester, workers: str):
+    suite(REQUIREMENTS, "-n", workers).stdout.fnmatch_lines(["requirements: 1 passed, 2 failed, * untested of *"])
+    results = json.loads((pytester.path / "build/requirements.json").read_text())
+    file = "test_the_worst_end_of_a_test_counts.py"
+    assert results == {
+        "D1": {f"{file}::test_holds": {"passed": 2}},
+        "D2": {f"{file}::test_breaks_at_the_end": {"failed": 1}},
+        "DJ-2": {f"{file}::test_holds": {"passed": 2}, f"{file}::test_breaks": {"failed": 1}},
+    }
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_an_unknown_requirement_fails_the_collection(suite, workers: str):
+    result = suite("import pytest\n\n@pytest.mark.requirement('DJ-2', 'DJ-999')\ndef test_x(): pass\n", "-n", workers)
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*'DJ-999' is in none of requirements.md, decisions.md*"])
+    assert result.parseoutcomes().get("passed", 0) == 0
+
+
+def test_serial_tests_run_alone(suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RUNNING", str(tmp_path))
+    result = suite(ALONE, "-n", "2", "--dist", "worksteal")
+    result.assert_outcomes(passed=40)

@@ -1,0 +1,78 @@
+"""The server that the other tests rely on is a real, durable one, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.servers.postgres import PostgresServer, available_servers, running_postgres
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+async def test_it_answers_on_tcp_and_socket_and_is_durable(postgres_server: PostgresServer):
+    for url in (postgres_server.url(), postgres_server.url(socket=True)):
+        connection = await asyncpg.connect(url)
+        try:
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+                assert await connection.fetchval(f"SHOW {setting}") == "on"
+        finally:
+            await connection.close()
+
+
+async def test_a_database_is_a_copy_of_its_template(postgres_server: PostgresServer, new_postgres_database):
+    url = new_postgres_database()
+    template = url.rpartition("/")[2]
+    postgres_server.sql("CREATE TABLE kept AS SELECT 7 AS seven", template)
+    copy = await asyncpg.connect(new_postgres_database(template=template))
+    try:
+        assert await copy.fetchval("SELECT seven FROM kept") == 7
+    finally:
+        await copy.close()
+
+
+@pytest.mark.parametrize("binaries", available_servers(), ids=lambda binaries: binaries.name)
+def test_committed_rows_survive_a_crash_of_the_server(binaries):
+    with running_postgres(binaries.bin_dir) as server:
+        server.sql("CREATE TABLE kept AS SELECT 7 AS seven")
+        before = server.pid
+        server.restart("immediate")
+        assert server.pid != before
+        assert server.sql("SELECT seven FROM kept") == "7"
+        assert server.sql("SHOW server_version_num").startswith(str(binaries.version))
+
+
+def test_it_ends_and_cleans_up_when_its_owner_is_killed():
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    pid, guard, folder = owner.stdout.readline().split()
+    exits = [os.pidfd_open(int(pid)), os.pidfd_open(int(guard))]
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    for process in exits:
+        assert _ends_within(process, timeout_s=20)
+    assert not Path(folder).exists()
+
+
+_OWNER = """
+import sys
+from tests.servers.postgres import PostgresServer
+server = PostgresServer.start()
+print(server.pid, server._guard.pid, server.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+def _ends_within(process_fd: int, *, timeout_s: float) -> bool:
+    import select
+
+    try:
+        return bool(select.select([process_fd], [], [], timeout_s)[0])
+    finally:
+        os.close(process_fd)
