@@ -1,0 +1,45 @@
+"""Trellis: a durable job engine, and an execution platform for agents with a human in control."""
+
+from trellis.client import JobHandle, Trellis
+from trellis.engine.errors import (
+    JobCancelled,
+    JobDeadLettered,
+    JobFailed,
+    LeaseConflictError,
+    PermanentError,
+    TransientError,
+    TrellisError,
+    ValidationError,
+)
+from trellis.engine.jobs import Priority
+from trellis.engine.retries import RetryPolicy
+from trellis.wiring import connect, run_worker
+from trellis.worker.app import App
+from trellis.worker.context import Context, Item, SyncContext
+from trellis.worker.options import WorkerOptions
+from trellis.worker.outcomes import Snooze
+from trellis.worker.payloads import Undo
+
+__all__ = [
+    "App",
+    "Context",
+    "Item",
+    "JobCancelled",
+    "JobDeadLettered",
+    "JobFailed",
+    "JobHandle",
+    "LeaseConflictError",
+    "PermanentError",
+    "Priority",
+    "RetryPolicy",
+    "Snooze",
+    "SyncContext",
+    "TransientError",
+    "Trellis",
+    "TrellisError",
+    "Undo",
+    "ValidationError",
+    "WorkerOptions",
+    "connect",
+    "run_worker",
+]

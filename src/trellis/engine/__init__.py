@@ -1,0 +1,1 @@
+"""What happens: the ledger port, claiming, retries, sweep, feed, verify. Imports lifecycles only."""

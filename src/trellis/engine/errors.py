@@ -1,0 +1,195 @@
+"""Every error Trellis raises. The docstring is the message; the data sits on the exception.
+
+TrellisError
+├── InputError                  what the caller gave cannot be taken; nothing was written
+│   ├── UnknownJobType
+│   ├── UnknownLifecycle
+│   ├── PayloadInvalid
+│   ├── PayloadTooLarge
+│   ├── ResultInvalid
+│   ├── OptionInvalid
+│   ├── SettingsInvalid
+│   ├── JobNotFound
+│   └── IdempotencyMismatch
+├── Refused                     the ledger's answer is no; nothing was written
+│   ├── InvalidTransition
+│   ├── NotAllowed
+│   └── LeaseConflictError
+├── LedgerError                 the ledger itself
+│   ├── LedgerUrlInvalid
+│   ├── LedgerTooOld
+│   ├── LedgerNotMigrated
+│   ├── LedgerReadOnly
+│   ├── LedgerFull
+│   ├── LedgerUnavailable
+│   └── OutcomeUnknown
+├── JobEnded                    the job has no result to wait for: it ended otherwise
+│   ├── JobFailed
+│   ├── JobDeadLettered
+│   └── JobCancelled
+└── JobError                    raised by handlers; the class decides what happens to the job
+    ├── ValidationError         the payload can never work: dead-lettered, no retry
+    ├── TransientError          worth another attempt
+    └── PermanentError          not worth another attempt
+"""
+
+from typing import ClassVar
+
+
+class TrellisError(Exception):
+    """Something in Trellis went wrong."""
+
+    code: ClassVar[str] = "INTERNAL_ERROR"
+
+    def __init__(self, **data: object) -> None:
+        self.data = data
+        template = (self.__doc__ or "").strip()
+        super().__init__(template.format(**data) if data else template)
+
+
+class InputError(TrellisError):
+    """{detail}"""
+
+    code = "VALIDATION_FAILED"
+
+
+class UnknownJobType(InputError):
+    """No handler is registered for job type {type!r}; known types: {known}."""
+
+
+class UnknownLifecycle(InputError):
+    """There is no lifecycle {name!r}; choose one of {known}."""
+
+
+class PayloadInvalid(InputError):
+    """The payload of {type!r} does not fit: {detail}"""
+
+
+class PayloadTooLarge(InputError):
+    """The payload has {size} bytes and the limit is {limit}; store the data elsewhere and pass a reference."""
+
+    code = "PAYLOAD_TOO_LARGE"
+
+
+class ResultInvalid(InputError):
+    """The result of {type!r} does not fit: {detail}"""
+
+
+class OptionInvalid(InputError):
+    """{option} is {value!r}: {expected}."""
+
+
+class SettingsInvalid(InputError):
+    """{source}: {detail}"""
+
+
+class JobNotFound(InputError):
+    """There is no job {job_id!r} in this ledger."""
+
+    code = "NOT_FOUND"
+
+
+class IdempotencyMismatch(InputError):
+    """Key {key!r} was used before for another request (job {job_id}); use a new key or send the same request."""
+
+    code = "IDEMPOTENCY_MISMATCH"
+
+
+class Refused(TrellisError):
+    """{detail}"""
+
+    code = "CONFLICT"
+
+
+class InvalidTransition(Refused):
+    """Job {job_id} cannot go from {source} to {target} by {actor}: {reason}."""
+
+    code = "INVALID_TRANSITION"
+
+
+class NotAllowed(Refused):
+    """Role {role} may not {action}: {reason}."""
+
+    code = "FORBIDDEN"
+
+
+class LeaseConflictError(Refused):
+    """The lease on job {job_id} (epoch {epoch}) is lost; what this holder wrote was refused."""
+
+    code = "LEASE_LOST"
+
+
+class LedgerError(TrellisError):
+    """{detail}"""
+
+    code = "UPSTREAM_UNAVAILABLE"
+
+
+class LedgerUrlInvalid(LedgerError):
+    """{url!r} is no ledger address: {reason}. Use sqlite:///path/to/file.db or postgresql://user@host/database."""
+
+    code = "VALIDATION_FAILED"
+
+
+class LedgerTooOld(LedgerError):
+    """{software} {found} is too old: {needed} or newer is needed ({reason})."""
+
+
+class LedgerNotMigrated(LedgerError):
+    """The ledger has schema version {found} and this program needs {needed}; run `trellis migrate --ledger {url}`."""
+
+
+class LedgerReadOnly(LedgerError):
+    """The ledger cannot be written: {reason}."""
+
+
+class LedgerFull(LedgerError):
+    """The ledger's disk is full; nothing of this call was written. Free space and try again."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The ledger does not answer: {reason}."""
+
+
+class OutcomeUnknown(LedgerError):
+    """The ledger went away before it answered {verb} ({request}); ask again with the same id to learn what happened."""
+
+
+class JobEnded(TrellisError):
+    """Job {job_id} ended as {state}: {reason}"""
+
+    code = "CONFLICT"
+
+
+class JobFailed(JobEnded):
+    """Job {job_id} failed: {reason}"""
+
+
+class JobDeadLettered(JobEnded):
+    """Job {job_id} was dead-lettered ({reason_code}): {reason}"""
+
+
+class JobCancelled(JobEnded):
+    """Job {job_id} was cancelled: {reason}"""
+
+
+class JobError(TrellisError):
+    """A handler failed."""
+
+    def __init__(self, message: str = "", **data: object) -> None:
+        Exception.__init__(self, message or (self.__doc__ or ""))
+        self.data = data
+
+
+class ValidationError(JobError):
+    """The payload can never work."""
+
+    code = "VALIDATION_FAILED"
+
+
+class TransientError(JobError):
+    """Worth another attempt."""
+
+
+class PermanentError(JobError):
+    """Not worth another attempt."""

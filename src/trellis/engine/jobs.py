@@ -1,0 +1,520 @@
+"""The nouns of the engine, as values: jobs, leases, events, dead letters, and what a caller asks of the ledger.
+
+Ids: `JobId` is the external text id that people and documents see; `JobKey` is the ledger's own number. `Epoch` is the
+fencing token: it rises at every claim and every revocation and is never reset. `version` counts a job's transitions.
+Attempts and generations count from 0 here; people see attempt + 1.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from typing import NewType
+
+from trellis.lifecycles import Role
+
+JobId = NewType("JobId", str)
+JobKey = NewType("JobKey", int)
+Epoch = NewType("Epoch", int)
+ClaimId = NewType("ClaimId", str)
+RequestId = NewType("RequestId", str)
+
+JOB_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"
+TYPE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:>*-]{0,199}$"
+PAYLOAD_BYTES_MAX = 1024 * 1024
+RESULT_BYTES_MAX = 1024 * 1024
+ERROR_CHARS_MAX = 8_000
+CLAIM_MAX = 1_000
+SUBMIT_MAX = 5_000
+DELAY_S_MAX = 366 * 24 * 3600.0
+ATTEMPTS_DEFAULT = 5
+ATTEMPTS_MAX = 1_000
+DEATHS_DEFAULT = 2
+LEASE_S_DEFAULT = 60.0
+HEARTBEAT_S_DEFAULT = 15.0
+CANCEL_GRACE_S_DEFAULT = 30.0
+
+
+class Priority(IntEnum):
+    """Lower comes first; a claimer looks at the lowest class first now and then, so that none starves."""
+
+    CRITICAL = 0
+    INTERACTIVE = 1
+    BATCH = 2
+
+
+class Place(StrEnum):
+    """Where a job's row is: every job is in exactly one place."""
+
+    READY = "ready"
+    RESTING = "resting"
+    """Waiting for a time, a person or a role: not claimable now."""
+    PARKED = "parked"
+    """Claimable but for its concurrency key."""
+    HELD = "held"
+    ENDED = "ended"
+
+
+class ReasonCode(StrEnum):
+    """Why a job was dead-lettered."""
+
+    PARSE_ERROR = "parse_error"
+    VALIDATION_FAILED = "validation_failed"
+    DEPENDENCY_UNAVAILABLE = "dependency_unavailable"
+    TIMEOUT = "timeout"
+    EXHAUSTED_RETRIES = "exhausted_retries"
+    POLICY_VIOLATION = "policy_violation"
+    INFRASTRUCTURE_FAILURE = "infrastructure_failure"
+    COMPENSATION_FAILED = "compensation_failed"
+
+
+class Stage(StrEnum):
+    """How far a job was when it was dead-lettered."""
+
+    FETCH = "fetch"
+    INPUT = "input"
+    EXEC = "exec"
+    OUTPUT = "output"
+    COMMIT = "commit"
+
+
+class CancelMode(StrEnum):
+    """Soft asks the holder to stop; hard ends the job now."""
+
+    SOFT = "soft"
+    HARD = "hard"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Actor:
+    """Who acts: a role of the authority matrix and a name people recognise."""
+
+    role: Role
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewJob:
+    """A job to submit. `fingerprint` is what "the same request" means for its idempotency key and its own id."""
+
+    job_id: JobId
+    type: str
+    payload: bytes = b"null"
+    lifecycle: str = "leased-job"
+    priority: Priority = Priority.BATCH
+    delay_s: float = 0.0
+    run_at: datetime | None = None
+    deadline_s: float | None = None
+    max_attempts: int = ATTEMPTS_DEFAULT
+    max_deaths: int = DEATHS_DEFAULT
+    concurrency_key: str | None = None
+    concurrency_limit: int = 1
+    idempotency_key: str | None = None
+    idempotency_scope: str = ""
+    fingerprint: bytes = b""
+    id_is_given: bool = False
+    """The caller chose job_id: submitting the same id and body again is answered with the existing job."""
+    correlation_id: str | None = None
+    trace: str | None = None
+    parent_id: JobId | None = None
+    compensates: JobId | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """The job is in the ledger; `created` is false when an earlier submit made it."""
+
+    job_id: JobId
+    created: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mismatch:
+    """The key or id was used before for another request: nothing was written for this job."""
+
+    key: str
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to move one job, while `epoch` is the job's epoch."""
+
+    key: JobKey
+    epoch: Epoch
+    job_id: JobId
+    lifecycle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job just claimed, with what its holder needs to run it."""
+
+    lease: Lease
+    type: str
+    state: str
+    payload: bytes
+    attempt: int
+    generation: int
+    max_attempts: int
+    deaths: int
+    lease_s: float
+    """How long the lease holds from the moment the claim was sent, unless renewed."""
+    heartbeat_s: float
+    correlation_id: str
+    trace: str | None
+    parent_id: JobId | None
+    compensates: JobId | None
+    checkpoint: bytes | None
+    deadline_s: float | None
+    """Seconds from the claim to the job's deadline, by the ledger's clock."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeathCertificate:
+    """What a dead letter must say; the ledger adds attempts, last owner, lease end and correlation."""
+
+    reason_code: ReasonCode
+    stage: Stage
+    last_error: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advance:
+    """One step of a held job by its holder: pull `trigger` in `source` with the lease's epoch."""
+
+    lease: Lease
+    source: str
+    trigger: str
+    delay_s: float = 0.0
+    """Into a waiting state: how long before it may be claimed again, or before its timer falls due."""
+    spare_attempt: bool = False
+    """The attempt this closes does not count against max_attempts (snooze, release)."""
+    cause: str | None = None
+    data: bytes | None = None
+    """JSON object for the event's payload."""
+    result: bytes | None = None
+    result_ttl_s: float | None = None
+    death: DeathCertificate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The step is in the ledger; `repeated` when an earlier call with the same epoch had made it."""
+
+    version: int
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The step was refused: the job has another epoch, another state, or has ended."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TypeClaim:
+    """One job type a claimer serves, with the lease it wants there."""
+
+    type: str
+    lease_s: float = LEASE_S_DEFAULT
+    heartbeat_s: float = HEARTBEAT_S_DEFAULT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A request for jobs: the first `start` are claimed and started at once, up to `prefetch` more only claimed.
+
+    The same claim id asked again returns the same jobs while their leases live.
+    """
+
+    claim_id: ClaimId
+    types: tuple[TypeClaim, ...]
+    start: int = 1
+    prefetch: int = 0
+    lifecycle: str = "leased-job"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One transaction of a holder: settle and start what it holds, then claim more."""
+
+    actor: Actor
+    advances: tuple[Advance, ...] = ()
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """One outcome for each advance, in order, and the jobs claimed."""
+
+    outcomes: list[Applied | LeaseLost]
+    claimed: list[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The lease runs on; `cancel` asks the holder to stop."""
+
+    cancel: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """A step by a role that holds no lease: validate, approve, deny, cancel, requeue, dead-letter, claim by id.
+
+    The same request id again returns the first answer. `version`, when given, must be the job's version.
+    """
+
+    job_id: JobId
+    target: str
+    request_id: RequestId
+    version: int | None = None
+    delay_s: float | None = None
+    """Into a waiting state: when its timer falls due; None rests until someone moves it."""
+    lease_s: float = LEASE_S_DEFAULT
+    heartbeat_s: float = HEARTBEAT_S_DEFAULT
+    cause: str | None = None
+    data: bytes | None = None
+    death: DeathCertificate | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moved:
+    """The step is in the ledger; `lease` when the target state is held."""
+
+    job_id: JobId
+    source: str
+    target: str
+    version: int
+    lease: Lease | None = None
+    repeated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotMoved:
+    """The step was refused; `state` is where the job is."""
+
+    job_id: JobId
+    state: str
+    target: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelRequested:
+    """A soft cancel was handed to the holder; after the grace the sweep ends the job."""
+
+    job_id: JobId
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job as readers see it."""
+
+    job_id: JobId
+    lifecycle: str
+    type: str
+    state: str
+    place: Place
+    priority: Priority
+    generation: int
+    attempt: int
+    max_attempts: int
+    version: int
+    epoch: Epoch
+    deaths: int
+    created_at: datetime
+    updated_at: datetime
+    due_at: datetime | None = None
+    """Resting: when its timer falls due or it becomes ready."""
+    deadline_at: datetime | None = None
+    owner: str | None = None
+    lease_expires_at: datetime | None = None
+    cancel_requested: bool = False
+    concurrency_key: str | None = None
+    correlation_id: str
+    trace: str | None = None
+    parent_id: JobId | None = None
+    compensates: JobId | None = None
+    payload: bytes | None = None
+    progress: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One transition, as recorded. `id` is `<job_id>-<version>`."""
+
+    id: str
+    job_id: JobId
+    lifecycle: str
+    type: str
+    ts: datetime
+    role: Role
+    actor: str
+    correlation_id: str
+    cause: str | None
+    source: str | None
+    target: str
+    generation: int
+    attempt: int
+    epoch: Epoch
+    version: int
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetter:
+    """A complete entry of the dead letter queue."""
+
+    job_id: JobId
+    type: str
+    state: str
+    reason_code: ReasonCode
+    stage: Stage
+    last_error: str
+    attempts: int
+    last_owner: str | None
+    last_lease_expires_at: datetime | None
+    correlation_id: str
+    at: datetime
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFilter:
+    """Which jobs a listing or a bulk requeue means; None means any."""
+
+    lifecycle: str | None = None
+    type: str | None = None
+    state: str | None = None
+    correlation_id: str | None = None
+    concurrency_key: str | None = None
+    reason_code: ReasonCode | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueDepth:
+    """How much of one type is where."""
+
+    type: str
+    lifecycle: str
+    ready: int
+    resting: int
+    parked: int
+    held: int
+    paused: bool
+    oldest_ready_s: float | None
+    rate_limit: float | None
+    """Claims a second, None without a limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSeen:
+    """A worker process as the ledger last saw it."""
+
+    name: str
+    seen_at: datetime
+    held: int
+    info: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """A job with all its events, for `verify`."""
+
+    job: Job
+    events: tuple[Event, ...]
+    dead_letters: tuple[DeadLetter, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedPage:
+    """Events in feed order; ask on with `position`. A position is opaque text that sorts as the feed does."""
+
+    events: tuple[Event, ...]
+    position: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signal:
+    """A heartbeat with progress, a renewal or a log line: no transition, kept for a while."""
+
+    job_id: JobId
+    type: str
+    ts: datetime
+    data: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepReport:
+    """What one sweep did. `next_due_s` is when the next thing falls due, at most the sweep interval away."""
+
+    elected: bool
+    amnesty: int = 0
+    expired: int = 0
+    exhausted: int = 0
+    due: int = 0
+    deadlines: int = 0
+    cancelled: int = 0
+    promoted: int = 0
+    next_due_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepOptions:
+    """How a sweep behaves."""
+
+    interval_s: float = 1.0
+    batch: int = 500
+    elect: bool = True
+    """False sweeps without standing for election (tests, `trellis sweep`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionOptions:
+    """How long ended work is kept."""
+
+    ended_s: float = 30 * 24 * 3600.0
+    signals_s: float = 24 * 3600.0
+    batch: int = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionReport:
+    """What one retention pass removed; `more` says that another pass would find more."""
+
+    jobs: int = 0
+    events: int = 0
+    results: int = 0
+    signals: int = 0
+    keys: int = 0
+    more: bool = False
+
+
+class Severity(StrEnum):
+    """How bad a finding of `doctor` is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One line of `doctor`: what was looked at, what was found, what to do."""
+
+    check: str
+    severity: Severity
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPage:
+    """One page of a listing, newest first; `cursor` asks for the next, None at the end."""
+
+    jobs: tuple[Job, ...] = field(default_factory=tuple)
+    cursor: str | None = None

@@ -1,0 +1,210 @@
+"""The ledger port: what happens. Implementations are in `trellis.ledgers`; one conformance suite runs on all of them.
+
+What every implementation promises:
+
+- Each call is one transaction: all of it is in the ledger when the call returns, or nothing is. Concurrent calls of one
+  process may share a transaction (group commit); a call that is refused takes nothing of the others with it.
+- Every write by a holder carries its epoch and is refused with `LeaseLost`, a value, when the job has another one. An
+  expired lease that nobody has revoked yet is still good: time decides liveness, the epoch decides safety.
+- Every call may be made again with the same ids (job id, claim id, epoch, request id) after its answer was lost: the
+  second call returns what the first one did, or does it now. A call whose answer was lost is repeated by the ledger
+  itself for a bounded time and then raises `OutcomeUnknown`.
+- Time is the ledger's time. Durations go in, never a caller's clock readings (`run_at` is a wish about the future).
+- Everything has a bound: CLAIM_MAX, SUBMIT_MAX, page sizes, payload sizes.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from trellis.engine.jobs import (
+    Actor,
+    Applied,
+    CancelMode,
+    CancelRequested,
+    DeadLetter,
+    Event,
+    FeedPage,
+    Finding,
+    History,
+    Job,
+    JobFilter,
+    JobId,
+    JobPage,
+    Lease,
+    LeaseLost,
+    Mismatch,
+    Move,
+    Moved,
+    NewJob,
+    NotMoved,
+    QueueDepth,
+    Renewed,
+    RequestId,
+    RetentionOptions,
+    RetentionReport,
+    Signal,
+    Submitted,
+    SweepOptions,
+    SweepReport,
+    Turn,
+    TurnResult,
+    WorkerSeen,
+)
+
+
+class Ledger(Protocol):
+    """One ledger, open. Made by `trellis.ledgers.open_ledger(url)`."""
+
+    url: str
+
+    async def close(self) -> None:
+        """Let go of files, threads and connections; calls under way are finished first."""
+        ...
+
+    # --- write ---------------------------------------------------------------------------------------------------
+
+    async def submit(self, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
+        """Put jobs into their lifecycle's first state, all in one transaction, an answer for each in order.
+
+        A delayed job rests until due; a keyed one takes a free slot of its key or is parked behind it. An idempotency
+        key (or a given id) seen before answers with the existing job, or `Mismatch` when the fingerprint differs.
+        """
+        ...
+
+    async def turn(self, turn: Turn) -> TurnResult:
+        """Settle and start held jobs, then claim: one transaction, one round trip.
+
+        Claims come in order of priority and readiness, skip paused types and rate limits, and never take a job whose
+        concurrency key is at its limit. Completing a compensation also records job_compensated on its original.
+        """
+        ...
+
+    async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
+        """The heartbeat: every lease of a worker in one statement, each for its own lease time from now."""
+        ...
+
+    async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
+        """Make one declared, unfenced transition in the name of a role that holds no lease.
+
+        Out of a held state it revokes the lease (epoch + 1); into one it grants a lease. Raises JobNotFound.
+        """
+        ...
+
+    async def cancel(
+        self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
+    ) -> Moved | NotMoved | CancelRequested:
+        """End a job that has not ended. Soft on a held job flags the lease; the holder learns it when it renews."""
+        ...
+
+    async def requeue(
+        self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+    ) -> list[Moved | NotMoved]:
+        """Open the next generation of failed and dead-lettered jobs; a filter takes at most `limit`, oldest first."""
+        ...
+
+    async def save_checkpoint(self, lease: Lease, body: bytes) -> Applied | LeaseLost:
+        """Keep the holder's last checkpoint; a later claim of the job gets it."""
+        ...
+
+    async def journal(self, lease: Lease, entry: str, body: bytes) -> bytes | LeaseLost:
+        """Record a result once under a name: the first body stays and is returned, also to later attempts."""
+        ...
+
+    async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
+        """Every journal entry of a job."""
+        ...
+
+    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
+        """Append heartbeats with progress and log lines of a held job; they are kept apart from events."""
+        ...
+
+    async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
+        """Amnesty after an outage, then expired leases, due timers, deadlines, overdue soft cancels, parked keys."""
+        ...
+
+    async def retain(self, options: RetentionOptions) -> RetentionReport:
+        """Remove ended work, results, signals and keys whose time is over, one small batch."""
+        ...
+
+    async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
+        """Stop or go on handing out a type."""
+        ...
+
+    async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
+        """At most this many claims a second of a type, over all claimers; None takes the limit away."""
+        ...
+
+    async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
+        """How many jobs of a concurrency key may be held at once."""
+        ...
+
+    async def beat(self, actor: Actor, info: bytes | None) -> None:
+        """Say that this worker process is alive, for people who look."""
+        ...
+
+    # --- wait ----------------------------------------------------------------------------------------------------
+
+    async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:
+        """Return when a hint says that work may be there, or after `timeout_s`. Hints may be lost; polling is the truth."""
+        ...
+
+    # --- read ----------------------------------------------------------------------------------------------------
+
+    async def job(self, job_id: JobId) -> Job | None:
+        """One job with its payload."""
+        ...
+
+    async def jobs(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> JobPage:
+        """Jobs, newest first, without payloads."""
+        ...
+
+    async def events(self, job_id: JobId) -> list[Event]:
+        """Every event of a job, oldest first."""
+        ...
+
+    async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
+        """The last signals of a job, oldest first."""
+        ...
+
+    async def find_events(
+        self, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
+    ) -> list[Event]:
+        """Events by type or correlation, oldest first, through an index."""
+        ...
+
+    async def feed(self, position: str | None, *, limit: int, lifecycle: str | None = None) -> FeedPage:
+        """Every event once, in an order that no late commit can break; `position` None is the beginning."""
+        ...
+
+    async def feed_end(self) -> str:
+        """The position after everything the feed would yield now."""
+        ...
+
+    async def result(self, job_id: JobId) -> bytes | None:
+        """The stored result of a succeeded job, while it is kept."""
+        ...
+
+    async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
+        """Dead letters that nobody requeued, newest first; `cursor` is the job id of the last one seen."""
+        ...
+
+    async def queues(self) -> list[QueueDepth]:
+        """How much of each type waits and is held."""
+        ...
+
+    async def workers(self) -> list[WorkerSeen]:
+        """Worker processes seen lately."""
+        ...
+
+    async def now(self) -> datetime:
+        """The ledger's clock."""
+        ...
+
+    def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+        """Every job with all its events, for `verify`."""
+        ...
+
+    async def inspect(self) -> list[Finding]:
+        """What `doctor` should know about this ledger."""
+        ...

@@ -1,0 +1,94 @@
+"""A lifecycle as two tables of text, for the command line and the reference."""
+
+from dataclasses import dataclass
+
+from trellis.lifecycles.lifecycle import LeaseLoss, Lifecycle, Opens, Phase, State, Transition
+
+STATE_COLUMNS = ("state", "phase", "rank", "notes")
+TRANSITION_COLUMNS = ("from", "to", "trigger", "who", "event", "progress", "notes", "when")
+OPENS_WORDS = {Opens.SAME: "same attempt", Opens.ATTEMPT: "next attempt", Opens.GENERATION: "new generation"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateLine:
+    """One state, in words; the fields are STATE_COLUMNS."""
+
+    state: str
+    phase: Phase
+    rank: str
+    notes: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (self.state, self.phase.value, self.rank, self.notes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransitionLine:
+    """One transition, in words; the fields are TRANSITION_COLUMNS."""
+
+    source: str
+    target: str
+    trigger: str
+    who: str
+    event: str
+    progress: str
+    notes: str
+    when: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (self.source, self.target, self.trigger, self.who, self.event, self.progress, self.notes, self.when)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """A whole lifecycle, in words."""
+
+    name: str
+    title: str
+    version: int
+    swept_by: str
+    states: tuple[StateLine, ...]
+    transitions: tuple[TransitionLine, ...]
+
+
+def describe(lifecycle: Lifecycle) -> Description:
+    """Everything about a lifecycle that a person may want to read."""
+    return Description(
+        name=lifecycle.name,
+        title=lifecycle.title,
+        version=lifecycle.version,
+        swept_by=lifecycle.swept_by.value,
+        states=tuple(_state_line(lifecycle, state) for state in lifecycle.states),
+        transitions=tuple(_transition_line(t) for t in lifecycle.transitions),
+    )
+
+
+def _state_line(lifecycle: Lifecycle, state: State) -> StateLine:
+    said = (
+        (state is lifecycle.initial, "first"),
+        (state.claimable and state.phase is Phase.WAITING, "claimable"),
+        (state.lease_loss is LeaseLoss.STAY, "a lost lease leaves it here, to be claimed again"),
+        (state.lease_loss is LeaseLoss.EXPIRE, "a lost lease pulls expire"),
+        (state.on_error is not None, f"an error pulls {state.on_error}"),
+        (state.phase is Phase.HELD and not state.runs_code, "no user code runs"),
+        (state.success, "success"),
+        (state.dead_letter, "needs a dead letter"),
+    )
+    notes = ", ".join(words for holds, words in said if holds)
+    return StateLine(state=state.name, phase=state.phase, rank=str(state.rank), notes=notes)
+
+
+def _transition_line(t: Transition) -> TransitionLine:
+    notes = ((t.fenced, "fenced by epoch"), (t.extension, "extension"))
+    return TransitionLine(
+        source=t.source or "[new]",
+        target=t.target,
+        trigger=t.trigger,
+        who=", ".join(sorted(t.actors)),
+        event=t.event,
+        progress=OPENS_WORDS[t.opens],
+        notes=", ".join(words for holds, words in notes if holds),
+        when=t.when,
+    )
