@@ -1,0 +1,1 @@
+"""The fleet's ledger: PostgreSQL through asyncpg. Tables move rows, functions are the only writers."""

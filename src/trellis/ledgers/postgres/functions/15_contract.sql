@@ -1,0 +1,22 @@
+-- Called after the contract tables are loaded: folds the transitions the hot path needs into arrays by source state.
+create or replace function _fold_contract() returns void language sql set search_path from current as $$
+  update lifecycle l set
+    claim_to = (select array_agg(x.target order by g) from generate_series(1, 15) g
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'claim'),
+    claim_event = (select array_agg(x.event order by g) from generate_series(1, 15) g
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'claim'),
+    start_to = (select array_agg(x.target order by g) from generate_series(1, 15) g
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
+    start_event = (select array_agg(x.event order by g) from generate_series(1, 15) g
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
+    done_to = (select array_agg(x.target order by g) from generate_series(1, 15) g
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'complete'),
+    done_event = (select array_agg(x.event order by g) from generate_series(1, 15) g
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'complete'),
+    initial = (select x.target from transition x where x.lifecycle = l.lifecycle and x.source = 0),
+    initial_event = (select x.event from transition x where x.lifecycle = l.lifecycle and x.source = 0),
+    initial_claimable = (select s.claimable from transition x join state s on s.lifecycle = x.lifecycle and s.state = x.target
+                          where x.lifecycle = l.lifecycle and x.source = 0),
+    initial_timer_s = (select s.timer_s from transition x join state s on s.lifecycle = x.lifecycle and s.state = x.target
+                        where x.lifecycle = l.lifecycle and x.source = 0)
+$$;

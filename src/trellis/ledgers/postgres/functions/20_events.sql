@@ -1,0 +1,57 @@
+-- What the database refuses by itself, whoever inserts an event: an undeclared transition, a version gap, a source that is
+-- not the predecessor's target, and a decreasing (generation, attempt, rank) or epoch. Two events for one version are
+-- refused by the primary key. Partitions of `event` cover 4,194,304 jobs each.
+
+create or replace function _check_events() returns trigger language plpgsql
+set search_path from current
+set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+declare bad record;
+begin
+  select n.* into bad from new_events n left join event p on p.id = n.id and p.version = n.version - 1
+   where not _declared(n.lifecycle, n.role, n.from_state, n.to_state)
+      or case when n.version = 1 then n.from_state <> 0 or n.generation <> 0 or n.attempt <> 0
+              else p.id is null or p.to_state <> n.from_state or p.lifecycle <> n.lifecycle or n.epoch < p.epoch
+                   or (n.generation, n.attempt, _rank(n.lifecycle, n.to_state))
+                      < (p.generation, p.attempt, _rank(p.lifecycle, p.to_state)) end
+   limit 1;
+  if found then
+    raise exception 'event refused: job % version %: lifecycle % role % cannot go from % to %',
+      bad.id, bad.version, bad.lifecycle, bad.role, bad.from_state, bad.to_state using errcode = 'TR001';
+  end if;
+  return null;
+end $$;
+
+create or replace trigger check_events after insert on event referencing new table as new_events
+  for each statement execute function _check_events();
+
+create or replace function _refuse_change() returns trigger language plpgsql as $$
+begin
+  raise exception 'events are never changed' using errcode = 'TR001';
+end $$;
+create or replace trigger refuse_update before update or truncate on event for each statement execute function _refuse_change();
+
+-- Makes the partitions the next jobs will need, and gives sealed ones their look-up index (type, at).
+create or replace function ensure_partitions() returns void language plpgsql security definer set search_path from current as $$
+declare
+  size constant bigint := 4194304;
+  next bigint;
+  n bigint;
+  part text;
+begin
+  if not pg_try_advisory_xact_lock(hashtext('trellis.partitions')) then return; end if;
+  select coalesce(pg_sequence_last_value(pg_get_serial_sequence('job', 'id')), 0) / size into next;
+  for n in next .. next + 1 loop
+    part := format('event_%s', n);
+    if to_regclass(part) is null then
+      execute format('create table %I partition of event for values from (%s) to (%s)', part, n * size, (n + 1) * size);
+      execute format('create index on %I using brin (batch) with (pages_per_range = 16, autosummarize = on)', part);
+      execute format('create index on %I using brin (at) with (pages_per_range = 16, autosummarize = on)', part);
+    end if;
+  end loop;
+  for n in 0 .. next - 1 loop
+    part := format('event_%s', n);
+    if to_regclass(part) is not null and to_regclass(part || '_type_at') is null then
+      execute format('create index %I on %I (type, at)', part || '_type_at', part);
+    end if;
+  end loop;
+end $$;

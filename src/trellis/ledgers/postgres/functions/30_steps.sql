@@ -1,0 +1,224 @@
+-- The one way a job makes a single step, used by every verb that moves jobs one by one. Callers take the job's moving row
+-- out of its place first; `_step` writes the event and puts the row where its new state belongs.
+
+create or replace function _actor(p_actor int, out role smallint, out name text) language plpgsql stable
+set search_path from current as $$
+begin
+  select a.role, a.name into role, name from actor a where a.id = p_actor and a.db_role = session_user;
+  if not found then
+    raise exception 'actor % is not of database role %', p_actor, session_user using errcode = 'TR002';
+  end if;
+end $$;
+
+create or replace function register_actor(p_name text, p_role smallint) returns int language plpgsql security definer
+set search_path from current as $$
+declare found_id int;
+begin
+  if not exists (select from authority g where g.role = p_role and pg_has_role(session_user, g.db_role, 'member')) then
+    raise exception 'database role % may not act as %', session_user, (select r.name from role r where r.role = p_role)
+      using errcode = 'TR002';
+  end if;
+  select a.id into found_id from actor a where a.name = p_name and a.role = p_role and a.db_role = session_user;
+  if found_id is null then
+    insert into actor (role, db_role, name) values (p_role, session_user, p_name) on conflict do nothing returning id into found_id;
+    if found_id is null then
+      select a.id into found_id from actor a where a.name = p_name and a.role = p_role and a.db_role = session_user;
+    end if;
+  end if;
+  return found_id;
+end $$;
+
+create or replace function type_id(p_name text) returns int language plpgsql security definer set search_path from current as $$
+declare found_id int;
+begin
+  select t.id into found_id from job_type t where t.name = p_name;
+  if found_id is null then
+    insert into job_type (name) values (p_name) on conflict do nothing returning id into found_id;
+    if found_id is null then
+      select t.id into found_id from job_type t where t.name = p_name;
+    end if;
+  end if;
+  return found_id;
+end $$;
+
+create or replace function _open_batch() returns bigint language sql volatile set search_path from current as $$
+  insert into batch (xid) values (pg_current_xact_id()::text::bigint) returning no
+$$;
+
+-- Hand free slots of these keys to the jobs parked first. Keys are locked in order, so that a submit, a settle and a
+-- cancel of one key see each other; a parked row locked by a cancel is passed over, the cancel promotes when it is done.
+create or replace function _promote(p_keys bigint[]) returns int language plpgsql set search_path from current as $$
+declare
+  k record;
+  seat int;
+  head parked;
+  promoted int := 0;
+begin
+  for k in select c.id, c.cap from concurrency_key c where c.id = any(p_keys) order by c.id for update loop
+    for seat in select s.n from generate_series(1, k.cap) s(n)
+                 where not exists (select from slot o where o.ckey = k.id and o.n = s.n) loop
+      delete from parked p where p.id = (select q.id from parked q where q.ckey = k.id order by q.prio, q.pos limit 1
+                                          for update skip locked) returning p.* into head;
+      exit when not found;
+      insert into slot (ckey, n, id) values (k.id, seat, head.id);
+      insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
+                         lifecycle, prio, flags)
+      values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
+              head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags);
+      promoted := promoted + 1;
+    end loop;
+  end loop;
+  return promoted;
+end $$;
+
+create or replace function _free_slots(p_ids bigint[], p_keys bigint[]) returns void language plpgsql set search_path from current as $$
+begin
+  delete from slot s where s.id = any(p_ids);
+  perform _promote(p_keys);
+end $$;
+
+-- Put a waiting job where its state and delay say. A null delay in a claimable state means now, elsewhere "until moved".
+create or replace function _put_waiting(t token, p_claimable boolean, p_due timestamptz, p_now timestamptz) returns void
+language plpgsql set search_path from current as $$
+begin
+  if p_claimable and (p_due is null or p_due <= p_now) then
+    if t.ckey is null then
+      insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
+                         lifecycle, prio, flags)
+      values (t.id, t.ckey, t.until, t.type, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths,
+              t.state, t.lifecycle, t.prio, t.flags);
+    else
+      insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
+                          lifecycle, prio, flags)
+      values (t.id, t.ckey, t.until, t.type, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths,
+              t.state, t.lifecycle, t.prio, t.flags);
+    end if;
+  else
+    insert into resting (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
+                         lifecycle, prio, flags, due_at)
+    values (t.id, t.ckey, t.until, t.type, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths,
+            t.state, t.lifecycle, t.prio, t.flags, p_due);
+  end if;
+end $$;
+
+create or replace function _bury(t token, p_now timestamptz, p_reason text, p_stage text, p_error text) returns void
+language plpgsql set search_path from current as $$
+begin
+  insert into dead_letter (id, version, at, reason_code, stage, last_error, attempts, last_owner, last_lease_expires_at,
+                           correlation_id)
+  select t.id, t.version, p_now, case when t.flags & 1 = 1 then 'compensation_failed' else p_reason end, p_stage, p_error,
+         t.attempt + 1, t.owner, t.until, coalesce(j.correlation_id, j.job_id)
+    from job j where j.id = t.id;
+end $$;
+
+-- A successful compensation is recorded on its original: a versioned event without a change of state.
+create or replace function _compensated(p_id bigint, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint) returns void
+language plpgsql set search_path from current as $$
+declare
+  e ended;
+  x transition;
+  original bigint;
+  by_job text;
+begin
+  select j.compensates, j.job_id into original, by_job from job j where j.id = p_id;
+  select n.* into e from ended n where n.id = original for update;
+  if not found then return; end if;
+  select r.* into x from transition r where r.lifecycle = e.lifecycle and r.source = e.state and r.trigger = 'compensated';
+  if not found or x.roles & (1 << p_role::int) = 0 then return; end if;
+  update ended n set version = n.version + 1 where n.id = original;
+  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause)
+  values (original, p_batch, p_now, e.version + 1, p_actor, e.epoch, x.event, e.lifecycle, e.state, e.state, e.generation,
+          e.attempt, p_role, 'compensated by ' || by_job);
+end $$;
+
+-- t: the moving row as it was, already out of its place; epoch already raised when a lease is revoked or granted.
+create or replace function _step(
+  t token, x transition, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint,
+  p_due timestamptz default null, p_spare boolean default false, p_cause text default null, p_request text default null,
+  p_data bytea default null, p_reason text default null, p_stage text default null, p_error text default null,
+  p_lease_ms int default null, p_beat_ms int default null) returns token
+language plpgsql set search_path from current as $$
+declare
+  s state;
+  j job;
+  was token := t;
+begin
+  if x.roles & (1 << p_role::int) = 0 then
+    raise exception 'job %: role % may not %', t.id, p_role, x.trigger using errcode = 'TR001';
+  end if;
+  select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
+  t.version := t.version + 1;
+  t.state := x.target;
+  if p_spare then t.max_attempts := t.max_attempts + 1; end if;
+  if x.opens = 1 then t.attempt := t.attempt + 1; end if;
+  if x.opens = 2 then
+    select b.* into j from job b where b.id = t.id;
+    t.generation := t.generation + 1; t.attempt := 0; t.deaths := 0; t.max_attempts := j.max_attempts;
+    t.owner := null; t.until := null;
+    update dead_letter d set requeued_at = p_now where d.id = t.id and d.requeued_at is null;
+    delete from result r where r.id = t.id;
+  end if;
+  if s.dead_letter and p_reason is null then
+    raise exception 'job %: a dead letter needs its reason', t.id using errcode = 'TR003';
+  end if;
+  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role,
+                     cause, request, data)
+  values (t.id, p_batch, p_now, t.version, p_actor, t.epoch, x.event, t.lifecycle, x.source, x.target, t.generation, t.attempt,
+          p_role, p_cause, p_request, p_data);
+  if p_reason is not null and s.phase = 2 then perform _bury(t, p_now, p_reason, p_stage, p_error); end if;
+  if s.phase = 1 then
+    insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
+                       prio, flags, lease_ms, beat_ms)
+    values (t.id, t.ckey, coalesce(t.until, p_now + least(p_lease_ms, 2 * p_beat_ms + 1000) * interval '1 ms'), t.type, t.version,
+            t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle, t.prio, t.flags,
+            p_lease_ms, p_beat_ms);
+  elsif s.phase = 0 then
+    perform _put_waiting(t, s.claimable, p_due, p_now);
+  else
+    insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
+    values (t.id, p_now, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle);
+    if s.success and t.flags & 1 = 1 then perform _compensated(t.id, p_actor, p_role, p_now, p_batch); end if;
+  end if;
+  if t.ckey is not null and s.phase <> 1 then perform _free_slots(array[t.id], array[t.ckey]); end if;
+  return t;
+end $$;
+
+-- Find a job's moving row and lock it where it is. A row that moves while we look is looked for again; place is null when
+-- the job is unknown.
+create or replace function _find(p_id bigint, out t token, out place text)
+language plpgsql set search_path from current as $$
+declare again int;
+begin
+  for again in 1 .. 20 loop
+    select l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths, l.state,
+           l.lifecycle, l.prio, l.flags into t from lease l where l.id = p_id for update;
+    if found then place := 'held'; return; end if;
+    select r.id, r.ckey, r.until, r.type, r.version, r.epoch, r.owner, r.generation, r.attempt, r.max_attempts, r.deaths, r.state,
+           r.lifecycle, r.prio, r.flags into t from ready r where r.id = p_id for update;
+    if found then place := 'ready'; return; end if;
+    select r.id, r.ckey, r.until, r.type, r.version, r.epoch, r.owner, r.generation, r.attempt, r.max_attempts, r.deaths, r.state,
+           r.lifecycle, r.prio, r.flags into t from resting r where r.id = p_id for update;
+    if found then place := 'resting'; return; end if;
+    select r.id, r.ckey, r.until, r.type, r.version, r.epoch, r.owner, r.generation, r.attempt, r.max_attempts, r.deaths, r.state,
+           r.lifecycle, r.prio, r.flags into t from parked r where r.id = p_id for update;
+    if found then place := 'parked'; return; end if;
+    select n.id, j.ckey, null::timestamptz, j.type, n.version, n.epoch, n.owner, n.generation, n.attempt, n.max_attempts, n.deaths,
+           n.state, n.lifecycle, j.prio, case when j.compensates is null then 0 else 1 end
+      into t from ended n join job j on j.id = n.id where n.id = p_id for update of n;
+    if found then place := 'ended'; return; end if;
+    exit when not exists (select from job j where j.id = p_id);
+  end loop;
+  place := null;
+end $$;
+
+-- Take a row found and locked out of its place.
+create or replace function _remove(p_id bigint, p_place text) returns void language plpgsql set search_path from current as $$
+begin
+  case p_place
+    when 'held' then delete from lease d where d.id = p_id;
+    when 'ready' then delete from ready d where d.id = p_id;
+    when 'resting' then delete from resting d where d.id = p_id;
+    when 'parked' then delete from parked d where d.id = p_id;
+    when 'ended' then delete from ended d where d.id = p_id;
+  end case;
+end $$;

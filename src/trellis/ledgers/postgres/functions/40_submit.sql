@@ -1,0 +1,180 @@
+-- Submit. `submit_plain` takes jobs without keys of any kind, set-wise; `submit_keyed` one by one, with idempotency keys,
+-- given ids, concurrency keys and compensations; `submit_job` is for callers that speak SQL inside their own transaction.
+
+create or replace function submit_plain(
+  p_actor int, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
+  p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
+  p_correlations text[], p_traces text[], p_parents text[]) returns void
+language plpgsql security definer set search_path from current
+set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+declare
+  a record := _actor(p_actor);
+  l lifecycle;
+  at timestamptz := trellis.now();
+  no bigint;
+begin
+  select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
+  no := _open_batch();
+  with i as materialized (
+    select nextval('job_id_seq') as id, u.*,
+           case when u.run_at > at then u.run_at when u.delay > 0 then at + u.delay * interval '1 s'
+                else at + l.initial_timer_s * interval '1 s' end as due_at,
+           case when u.deadline is not null then at + u.deadline * interval '1 s' end as deadline_at
+      from unnest(p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines,
+                  p_correlations, p_traces, p_parents)
+           u(job_id, type, prio, payload, max_attempts, max_deaths, delay, run_at, deadline, correlation_id, trace, parent_id)
+     where not p_repeat or not exists (select from job o where o.job_id = u.job_id)
+  ), j as (
+    insert into job (id, created_at, deadline_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace,
+                     parent_id, payload)
+    select id, at, deadline_at, type, max_attempts, max_deaths, p_lifecycle, prio, job_id, correlation_id, trace, parent_id,
+           payload from i
+  ), r as (
+    insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
+    select id, type, 1, 0, 0, 0, max_attempts, 0, l.initial, p_lifecycle, prio, 0 from i
+     where l.initial_claimable and due_at is null
+  ), d as (
+    insert into resting (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags, due_at)
+    select id, type, 1, 0, 0, 0, max_attempts, 0, l.initial, p_lifecycle, prio, 0, due_at from i
+     where not l.initial_claimable or due_at is not null
+  ), t as (
+    insert into deadline (id, at) select id, deadline_at from i where deadline_at is not null
+  )
+  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+  select id, no, at, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, a.role from i;
+end $$;
+
+create or replace function _key_id(p_name text, p_cap int) returns bigint language plpgsql set search_path from current as $$
+declare found_id bigint;
+begin
+  select k.id into found_id from concurrency_key k where k.name = p_name for update;
+  if found_id is null then
+    insert into concurrency_key (name, cap) values (p_name, p_cap) on conflict (name) do nothing returning id into found_id;
+    if found_id is null then
+      select k.id into found_id from concurrency_key k where k.name = p_name for update;
+    end if;
+  end if;
+  return found_id;
+end $$;
+
+-- outcome: 'created', 'existing' or 'mismatch'; an existing job that carries our own id is our own earlier submit.
+create or replace function _submit_one(
+  p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint,
+  p_payload bytea, p_max_attempts smallint, p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8,
+  p_correlation text, p_trace text, p_parent text, p_compensates text, p_ckey text, p_cap int, p_scope text, p_key text,
+  p_fingerprint bytea, out outcome text, out job_id text)
+language plpgsql set search_path from current as $$
+declare
+  l lifecycle;
+  new_id bigint := nextval('job_id_seq');
+  old record;
+  key_id bigint;
+  original bigint;
+  due timestamptz;
+  t token;
+begin
+  if p_key is not null then
+    insert into idempotency (scope, key, at, id, fingerprint) values (p_scope, p_key, p_now, new_id, p_fingerprint)
+      on conflict do nothing;
+    if not found then
+      select j.job_id, k.fingerprint into old from idempotency k join job j on j.id = k.id where k.scope = p_scope and k.key = p_key;
+      job_id := old.job_id;
+      outcome := case when old.fingerprint <> p_fingerprint then 'mismatch' when old.job_id = p_job_id and p_scope <> 'job_id'
+                      then 'created' else 'existing' end;
+      return;
+    end if;
+  end if;
+  select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
+  due := case when p_run_at > p_now then p_run_at when p_delay > 0 then p_now + p_delay * interval '1 s'
+              else p_now + l.initial_timer_s * interval '1 s' end;
+  if p_compensates is not null then
+    select j.id into original from job j where j.job_id = p_compensates;
+    if original is null then
+      raise exception 'there is no job % to compensate', p_compensates using errcode = 'TR004';
+    end if;
+  end if;
+  if p_ckey is not null then key_id := _key_id(p_ckey, p_cap); end if;
+  insert into job (id, created_at, deadline_at, ckey, compensates, type, max_attempts, max_deaths, lifecycle, prio, job_id,
+                   correlation_id, trace, parent_id, payload)
+  values (new_id, p_now, p_now + p_deadline * interval '1 s', key_id, original, p_type, p_max_attempts, p_max_deaths, p_lifecycle,
+          p_prio, p_job_id, p_correlation, p_trace, p_parent, p_payload)
+  on conflict on constraint job_job_id_key do nothing;
+  if not found then
+    job_id := p_job_id;
+    outcome := case when p_key is null then 'created' else 'mismatch' end;
+    delete from idempotency k where k.id = new_id;
+    return;
+  end if;
+  if p_deadline is not null then insert into deadline (id, at) values (new_id, p_now + p_deadline * interval '1 s'); end if;
+  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+  values (new_id, p_batch, p_now, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, p_role);
+  t := (new_id, key_id, null, p_type, 1, 0, null, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio,
+        case when original is null then 0 else 1 end)::token;
+  perform _put_waiting(t, l.initial_claimable, due, p_now);
+  if key_id is not null then perform _promote(array[key_id]); end if;
+  job_id := p_job_id;
+  outcome := 'created';
+end $$;
+
+create or replace function submit_keyed(
+  p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
+  p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
+  p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
+  p_keys text[], p_fingerprints bytea[])
+returns table (outcome text, job_id text)
+language plpgsql security definer set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  at timestamptz := trellis.now();
+  no bigint := _open_batch();
+  i int;
+begin
+  for i in 1 .. array_length(p_job_ids, 1) loop
+    return query select s.outcome, s.job_id from _submit_one(
+      p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
+      p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
+      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i]) s;
+  end loop;
+end $$;
+
+-- For any driver, inside any transaction: the job exists if and only if that transaction commits. Returns the job id.
+create or replace function submit_job(
+  p_type text, p_payload jsonb default 'null', p_job_id text default null, p_priority text default 'batch',
+  p_delay_s float8 default 0, p_run_at timestamptz default null, p_deadline_s float8 default null,
+  p_max_attempts int default 5, p_concurrency_key text default null, p_concurrency_limit int default 1,
+  p_idempotency_key text default null, p_correlation_id text default null, p_trace text default null,
+  p_parent_id text default null)
+returns text language plpgsql security definer set search_path from current as $$
+declare
+  as_actor int;
+  as_role smallint := (select r.role from role r where r.name = 'submitter');
+  made record;
+  prio smallint := array_position(array['critical', 'interactive', 'batch'], p_priority) - 1;
+  body bytea := convert_to(p_payload::text, 'UTF8');
+  print bytea;
+begin
+  if p_type !~ '^[A-Za-z0-9][A-Za-z0-9._:>*-]{0,199}$' then
+    raise exception 'job type % is not a name: letters, digits and . _ : > * - only', p_type using errcode = 'TR004';
+  elsif prio is null then
+    raise exception 'priority % is none of critical, interactive, batch', p_priority using errcode = 'TR004';
+  elsif p_delay_s < 0 then
+    raise exception 'delay % is negative', p_delay_s using errcode = 'TR004';
+  elsif octet_length(body) > 1048576 then
+    raise exception 'the payload has % bytes and the limit is 1048576', octet_length(body) using errcode = 'TR004';
+  elsif p_max_attempts not between 1 and 1000 or p_concurrency_limit < 1 then
+    raise exception 'max_attempts must be 1 to 1000 and concurrency_limit at least 1' using errcode = 'TR004';
+  end if;
+  as_actor := register_actor('sql:' || session_user, as_role);
+  print := sha256(convert_to(p_type, 'UTF8') || body);
+  select s.* into made from _submit_one(
+    as_actor, as_role, trellis.now(), _open_batch(), (select l.lifecycle from lifecycle l where l.name = 'leased-job'),
+    coalesce(p_job_id, gen_random_uuid()::text), type_id(p_type), prio, body, p_max_attempts::smallint, 2::smallint, p_delay_s,
+    p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, p_concurrency_key, p_concurrency_limit,
+    case when p_idempotency_key is not null then 'sql' when p_job_id is not null then 'job_id' end,
+    coalesce(p_idempotency_key, p_job_id), print) s;
+  if made.outcome = 'mismatch' then
+    raise exception 'key % was used before for another request (job %)', coalesce(p_idempotency_key, p_job_id), made.job_id
+      using errcode = 'TR004';
+  end if;
+  return made.job_id;
+end $$;

@@ -1,0 +1,179 @@
+-- A holder's turn: settle what is done, start what was prefetched, make the rarer steps, claim more. One transaction.
+
+-- The rarer steps come as a JSON array, one object each; most of them carry an error, a delay or a dead letter.
+create or replace function _advance_others(p_others jsonb, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint)
+returns table (kind smallint, id bigint, version int) language plpgsql set search_path from current as $$
+#variable_conflict use_column
+declare
+  o record;
+  x transition;
+  s state;
+  t token;
+begin
+  for o in select * from jsonb_to_recordset(p_others) as r(
+      id bigint, epoch int, lifecycle smallint, source smallint, trigger text, delay float8, spare boolean, cause text, data text,
+      result text, ttl float8, reason text, stage text, error text) order by r.id loop
+    select r.* into x from transition r where r.lifecycle = o.lifecycle and r.source = o.source and r.trigger = o.trigger and r.fenced;
+    if not found then
+      raise exception 'lifecycle % declares no % from state % for a holder', o.lifecycle, o.trigger, o.source using errcode = 'TR001';
+    end if;
+    select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
+    if s.phase = 1 then
+      update lease l set state = x.target, version = l.version + 1
+       where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
+      returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
+                l.state, l.lifecycle, l.prio, l.flags into t;
+      if found then
+        insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role,
+                           cause, data)
+        values (t.id, p_batch, p_now, t.version, p_actor, t.epoch, x.event, t.lifecycle, x.source, x.target, t.generation,
+                t.attempt, p_role, o.cause, convert_to(o.data, 'UTF8'));
+      end if;
+    else
+      delete from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
+      returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
+                l.state, l.lifecycle, l.prio, l.flags into t;
+      if found then
+        t := _step(t, x, p_actor, p_role, p_now, p_batch,
+                   case when o.delay > 0 then p_now + o.delay * interval '1 s' when not s.claimable then p_now end,
+                   coalesce(o.spare, false), o.cause, null, convert_to(o.data, 'UTF8'), o.reason, o.stage, o.error);
+        if o.result is not null and s.success then
+          insert into result (id, at, expires_at, body)
+          values (t.id, p_now, p_now + o.ttl * interval '1 s', decode(o.result, 'base64'));
+        end if;
+      end if;
+    end if;
+    if t.id = o.id then
+      return query select 3::smallint, o.id, t.version;
+    else
+      return query select r.kind, r.id, r.version from _was_applied(array[o.id], array[o.epoch], array[x.target]) r;
+    end if;
+    t := null;
+  end loop;
+end $$;
+
+-- For steps whose lease was not found: kind 2 when this epoch's last event already led to the target, else 1 (lost).
+create or replace function _was_applied(p_ids bigint[], p_epochs int[], p_targets smallint[])
+returns table (kind smallint, id bigint, version int) language sql stable set search_path from current as $$
+  select case when e.to_state = u.target then 2 else 1 end::smallint, u.id, e.version
+    from unnest(p_ids, p_epochs, p_targets) u(id, epoch, target)
+    left join lateral (select o.to_state, o.version from event o where o.id = u.id and o.epoch = u.epoch
+                        order by o.version desc limit 1) e on true
+$$;
+
+create or replace function turn(
+  p_actor int, p_lifecycle smallint,
+  p_done bigint[], p_done_epochs int[], p_done_source smallint, p_results bytea[], p_ttls float8[],
+  p_starts bigint[], p_start_epochs int[],
+  p_others jsonb,
+  p_claim text, p_types int[], p_lease_ms int[], p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int)
+returns table (
+  kind smallint, id bigint, epoch int, version int, state smallint, type int, attempt smallint, generation smallint,
+  max_attempts smallint, deaths smallint, prio smallint, lease_ms int, beat_ms int, pos bigint, job_id text, payload bytea,
+  correlation_id text, trace text, parent_id text, compensates text, checkpoint bytea, deadline_s float8, created_at timestamptz,
+  ids bigint[], versions int[])
+language plpgsql security definer set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  a record := _actor(p_actor);
+  l lifecycle;
+  now_at timestamptz := trellis.now();
+  batch_no bigint;
+  got bigint[];
+  got_versions int[];
+  keyed bigint[];
+  keys bigint[];
+  compensations bigint[];
+  one bigint;
+  told record;
+begin
+  select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
+  if p_done is not null then
+    batch_no := _open_batch();
+    with i as (
+      select * from unnest(p_done, p_done_epochs, p_results, p_ttls) u(id, epoch, body, ttl)
+    ), x as (
+      delete from lease d using i
+       where d.id = i.id and d.epoch = i.epoch and d.state = p_done_source and d.lifecycle = p_lifecycle
+      returning d.id, d.ckey, d.version + 1 as version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.flags,
+                i.body, i.ttl
+    ), n as (
+      insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
+      select x.id, now_at, x.version, x.epoch, x.owner, x.generation, x.attempt, x.max_attempts, x.deaths, l.done_to[p_done_source],
+             p_lifecycle from x
+    ), r as (
+      insert into result (id, at, expires_at, body)
+      select x.id, now_at, now_at + x.ttl * interval '1 s', x.body from x where x.body is not null
+    ), e as (
+      insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+      select x.id, batch_no, now_at, x.version, p_actor, x.epoch, l.done_event[p_done_source], p_lifecycle, p_done_source,
+             l.done_to[p_done_source], x.generation, x.attempt, a.role from x
+    )
+    select array_agg(x.id), array_agg(x.version), array_agg(x.id) filter (where x.ckey is not null),
+           array_agg(x.ckey) filter (where x.ckey is not null), array_agg(x.id) filter (where x.flags & 1 = 1)
+      into got, got_versions, keyed, keys, compensations from x;
+    if keyed is not null then perform _free_slots(keyed, keys); end if;
+    if compensations is not null then
+      foreach one in array compensations loop perform _compensated(one, p_actor, a.role, now_at, batch_no); end loop;
+    end if;
+    if coalesce(cardinality(got), 0) < cardinality(p_done) then
+      for told in select w.* from (select u.id, u.epoch from unnest(p_done, p_done_epochs) u(id, epoch)
+          where got is null or u.id <> all(got)) m,
+        lateral _was_applied(array[m.id], array[m.epoch], array[l.done_to[p_done_source]]) w loop
+        kind := told.kind; id := told.id; version := told.version;
+        return next;
+      end loop;
+    end if;
+    if got is not null then
+      kind := 3; id := null; version := null; ids := got; versions := got_versions;
+      return next;
+      kind := null; ids := null; versions := null;
+    end if;
+  end if;
+
+  if p_starts is not null then
+    batch_no := coalesce(batch_no, _open_batch());
+    with i as (
+      select * from unnest(p_starts, p_start_epochs) u(id, epoch)
+    ), x as (
+      update lease d set state = l.start_to[d.state], version = d.version + 1,
+                         until = now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms'
+        from i where d.id = i.id and d.epoch = i.epoch and d.lifecycle = p_lifecycle and l.start_to[d.state] is not null
+                 and d.until > now_at
+      returning d.id, d.version, d.epoch, d.generation, d.attempt, d.state
+    ), e as (
+      insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+      select x.id, batch_no, now_at, x.version, p_actor, x.epoch, l.start_event[f.n], p_lifecycle, f.n, x.state, x.generation,
+             x.attempt, a.role from x, lateral (select array_position(l.start_to, x.state)::smallint as n) f
+    )
+    select array_agg(x.id), array_agg(x.version) into got, got_versions from x;
+    if coalesce(cardinality(got), 0) < cardinality(p_starts) then
+      for told in select w.* from (select u.id, u.epoch from unnest(p_starts, p_start_epochs) u(id, epoch)
+          where got is null or u.id <> all(got)) m,
+        lateral (select array_agg(n) from unnest(l.start_to) n where n is not null) c(targets),
+        lateral _was_applied(array[m.id], array[m.epoch], c.targets[1:1]) w loop
+        kind := told.kind; id := told.id; version := told.version;
+        return next;
+      end loop;
+    end if;
+    if got is not null then
+      kind := 3; id := null; version := null; ids := got; versions := got_versions;
+      return next;
+      ids := null; versions := null;
+    end if;
+  end if;
+
+  if p_others is not null then
+    batch_no := coalesce(batch_no, _open_batch());
+    for told in select o.* from _advance_others(p_others, p_actor, a.role, now_at, batch_no) o loop
+      kind := told.kind; id := told.id; version := told.version;
+      return next;
+    end loop;
+  end if;
+
+  if p_claim is not null then
+    return query select * from _claim(p_actor, a.role, now_at, batch_no, l, p_claim, p_types, p_lease_ms, p_beat_ms, p_prios, p_lows,
+                                      p_start, p_prefetch);
+  end if;
+end $$;

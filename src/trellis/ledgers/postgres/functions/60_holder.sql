@@ -1,0 +1,68 @@
+-- What a holder does between steps: renew, checkpoint, journal, signal. Fenced by epoch like every step.
+
+create or replace function renew(p_actor int, p_ids bigint[], p_epochs int[])
+returns table (id bigint, cancel boolean) language plpgsql security definer set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+#variable_conflict use_column
+declare
+  a record := _actor(p_actor);
+  now_at timestamptz := trellis.now();
+begin
+  return query
+  update lease d set until = now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms'
+    from unnest(p_ids, p_epochs) i(id, epoch) where d.id = i.id and d.epoch = i.epoch
+  returning d.id, d.cancel_at is not null;
+  insert into worker (actor, seen_at) values (p_actor, now_at) on conflict (actor) do update set seen_at = excluded.seen_at;
+end $$;
+
+create or replace function save_checkpoint(p_id bigint, p_epoch int, p_body bytea) returns int language plpgsql security definer
+set search_path from current as $$
+declare held int;
+begin
+  select d.version into held from lease d where d.id = p_id and d.epoch = p_epoch for update;
+  if not found then return null; end if;
+  insert into checkpoint as c (id, at, epoch, body) values (p_id, trellis.now(), p_epoch, p_body)
+    on conflict (id) do update set at = excluded.at, epoch = excluded.epoch, body = excluded.body;
+  return held;
+end $$;
+
+-- The first body under a name stays; null when the lease is lost.
+create or replace function journal_entry(p_id bigint, p_epoch int, p_entry text, p_body bytea) returns bytea language plpgsql
+security definer set search_path from current as $$
+declare kept bytea;
+begin
+  perform from lease d where d.id = p_id and d.epoch = p_epoch for update;
+  if not found then return null; end if;
+  select j.body into kept from journal j where j.id = p_id and j.entry = p_entry;
+  if kept is null then
+    insert into journal (id, entry, at, epoch, body) values (p_id, p_entry, trellis.now(), p_epoch, p_body);
+    kept := p_body;
+  end if;
+  return kept;
+end $$;
+
+create or replace function add_signals(p_id bigint, p_epoch int, p_types smallint[], p_data bytea[]) returns int language plpgsql
+security definer set search_path from current as $$
+declare
+  held int;
+  at timestamptz := trellis.now();
+begin
+  select d.version into held from lease d where d.id = p_id and d.epoch = p_epoch for update;
+  if not found then return null; end if;
+  -- Signals have no ids: the same ones right after themselves are the echo of a lost answer, and no news either way.
+  if exists (select from (select array_agg(r.type order by r.no) as types, array_agg(r.data order by r.no) as data
+                            from (select s.no, s.type, s.data from signal s where s.id = p_id order by s.no desc
+                                   limit cardinality(p_types)) r) last
+              where last.types = p_types and last.data is not distinct from p_data) then
+    return held;
+  end if;
+  insert into signal (id, at, type, data) select p_id, at, u.type, u.data from unnest(p_types, p_data) u(type, data);
+  return held;
+end $$;
+
+create or replace function beat(p_actor int, p_info bytea) returns void language plpgsql security definer set search_path from current as $$
+declare a record := _actor(p_actor);
+begin
+  insert into worker (actor, seen_at, info) values (p_actor, trellis.now(), p_info)
+    on conflict (actor) do update set seen_at = excluded.seen_at, info = excluded.info;
+end $$;

@@ -1,0 +1,159 @@
+-- Steps by roles that hold no lease: move, cancel, requeue. The request id is kept with the event, so that the same
+-- request again is answered with what it did the first time.
+
+-- A free slot for a job that goes from anywhere into a held state; false when its key is full.
+create or replace function _seat(p_id bigint, p_key bigint) returns boolean language plpgsql set search_path from current as $$
+declare cap_now int;
+begin
+  if exists (select from slot o where o.id = p_id) then return true; end if;
+  select k.cap into cap_now from concurrency_key k where k.id = p_key for update;
+  insert into slot (ckey, n, id)
+  select p_key, s.n, p_id from generate_series(1, cap_now) s(n)
+   where not exists (select from slot o where o.ckey = p_key and o.n = s.n) order by s.n limit 1;
+  return found;
+end $$;
+
+-- The declared transition that leads from a state to a target or by a trigger, the one this role may make first.
+create or replace function _declared_step(p_lifecycle smallint, p_source smallint, p_target smallint, p_trigger text, p_role smallint,
+                                          out x transition, out refusal text)
+language plpgsql stable set search_path from current as $$
+begin
+  select r.* into x from transition r
+   where r.lifecycle = p_lifecycle and r.source = p_source and (p_target is null or r.target = p_target)
+     and (p_trigger is null or r.trigger = p_trigger)
+   order by (r.roles & (1 << p_role::int) <> 0) desc, r.fenced limit 1;
+  if not found and p_source = p_target then refusal := 'same';
+  elsif not found then refusal := 'undeclared';
+  elsif x.roles & (1 << p_role::int) = 0 then refusal := 'actor';
+  elsif x.fenced then refusal := 'fenced';
+  end if;
+end $$;
+
+create or replace function _move_one(
+  p_id bigint, p_target smallint, p_trigger text, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_request text,
+  p_version int, p_delay float8, p_lease_ms int, p_beat_ms int, p_cause text, p_data bytea, p_reason text, p_stage text,
+  p_error text, out outcome text, out source smallint, out target smallint, out version int, out epoch int)
+language plpgsql set search_path from current as $$
+declare
+  k record;
+  d record;
+  s state;
+  e event;
+  t token;
+begin
+  k := _find(p_id);
+  t := k.t;
+  source := t.state; target := p_target; version := t.version; epoch := t.epoch;
+  select o.* into e from event o where o.id = p_id and o.request = p_request;
+  if found then
+    outcome := 'repeated'; source := e.from_state; target := e.to_state; version := e.version; epoch := e.epoch;
+    return;
+  end if;
+  if p_version <> t.version then outcome := 'version'; return; end if;
+  d := _declared_step(t.lifecycle, t.state, p_target, p_trigger, p_role);
+  if d.refusal is not null then outcome := d.refusal; return; end if;
+  select n.* into s from state n where n.lifecycle = t.lifecycle and n.state = (d.x).target;
+  if s.dead_letter and p_reason is null then outcome := 'reason'; return; end if;
+  if s.phase = 1 then
+    if t.ckey is not null and not _seat(t.id, t.ckey) then outcome := 'key'; return; end if;
+    t.owner := p_actor; t.until := null;
+  end if;
+  if k.place = 'held' or s.phase = 1 then t.epoch := t.epoch + 1; end if;
+  perform _remove(p_id, k.place);
+  t := _step(t, d.x, p_actor, p_role, p_now, p_batch, p_now + p_delay * interval '1 s', false, p_cause, p_request, p_data, p_reason,
+             p_stage, p_error, p_lease_ms, p_beat_ms);
+  outcome := 'moved'; target := (d.x).target; version := t.version; epoch := t.epoch;
+end $$;
+
+create or replace function move(
+  p_actor int, p_job_id text, p_target smallint, p_request text, p_version int, p_delay float8, p_lease_ms int, p_beat_ms int,
+  p_cause text, p_data bytea, p_reason text, p_stage text, p_error text)
+returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
+language plpgsql security definer set search_path from current as $$
+#variable_conflict use_column
+declare
+  a record := _actor(p_actor);
+  j job;
+begin
+  select b.* into j from job b where b.job_id = p_job_id;
+  if not found then return; end if;
+  return query select m.outcome, j.id, j.lifecycle, m.source, m.target, m.version, m.epoch
+    from _move_one(j.id, p_target, null, p_actor, a.role, trellis.now(), _open_batch(), p_request, p_version, p_delay, p_lease_ms, p_beat_ms,
+                   p_cause, p_data, p_reason, p_stage, p_error) m;
+end $$;
+
+-- Soft asks the holder while user code runs and leaves the rest to the sweep; everything else ends the job now.
+create or replace function cancel(
+  p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text)
+returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
+language plpgsql security definer set search_path from current as $$
+#variable_conflict use_column
+declare
+  a record := _actor(p_actor);
+  j job;
+  k record;
+  d record;
+  now_at timestamptz := trellis.now();
+begin
+  select b.* into j from job b where b.job_id = p_job_id;
+  if not found then return; end if;
+  k := _find(j.id);
+  if p_soft and k.place = 'held' and (select s.runs_code from state s where s.lifecycle = j.lifecycle and s.state = (k.t).state) then
+    d := _declared_step(j.lifecycle, (k.t).state, null, 'cancel', a.role);
+    if d.refusal is null then
+      update lease l set cancel_at = coalesce(l.cancel_at, now_at + p_grace_s * interval '1 s') where l.id = j.id;
+    end if;
+    return query select coalesce(d.refusal, 'requested'), j.id, j.lifecycle, (k.t).state, (d.x).target, (k.t).version, (k.t).epoch;
+    return;
+  end if;
+  return query select m.outcome, j.id, j.lifecycle, m.source, m.target, m.version, m.epoch
+    from _move_one(j.id, null, 'cancel', p_actor, a.role, now_at, _open_batch(), p_request, null, null, null, null, p_cause, null, null,
+                   null, null) m;
+end $$;
+
+create or replace function requeue(p_actor int, p_job_ids text[], p_request text, p_cause text)
+returns table (job_id text, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
+language plpgsql security definer set search_path from current as $$
+#variable_conflict use_column
+declare
+  a record := _actor(p_actor);
+  now_at timestamptz := trellis.now();
+  batch_no bigint := _open_batch();
+  j record;
+begin
+  for j in select b.id, b.job_id, b.lifecycle from unnest(p_job_ids) with ordinality u(job_id, n) join job b on b.job_id = u.job_id
+            order by b.id loop
+    return query select j.job_id, m.outcome, j.id, j.lifecycle, m.source, m.target, m.version, m.epoch
+      from _move_one(j.id, null, 'requeue', p_actor, a.role, now_at, batch_no, p_request, null, null, null, null, p_cause, null, null,
+                     null, null) m;
+  end loop;
+end $$;
+
+create or replace function set_paused(p_actor int, p_type text, p_paused boolean) returns void language plpgsql security definer
+set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  of_type int := type_id(p_type);
+begin
+  update job_type t set paused = p_paused where t.id = of_type and t.paused <> p_paused;
+end $$;
+
+create or replace function set_rate(p_actor int, p_type text, p_rate float8, p_burst int) returns void language plpgsql security definer
+set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  of_type int := type_id(p_type);
+begin
+  update job_type t set rate_per_s = p_rate, burst = p_burst, tokens = least(t.tokens, p_burst)
+   where t.id = of_type and (t.rate_per_s is distinct from p_rate or t.burst <> p_burst);
+end $$;
+
+create or replace function set_key_limit(p_actor int, p_key text, p_cap int) returns void language plpgsql security definer
+set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  key_id bigint := _key_id(p_key, p_cap);
+begin
+  update concurrency_key k set cap = p_cap where k.id = key_id;
+  perform _promote(array[key_id]);
+end $$;

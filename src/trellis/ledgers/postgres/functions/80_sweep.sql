@@ -1,0 +1,205 @@
+-- The sweep: what time does to jobs. One of many sweepers is elected by the row in `sweeper`.
+
+create or replace function _reap(l lease, p_actor int, p_now timestamptz, p_batch bigint) returns text language plpgsql
+set search_path from current as $$
+declare
+  t token := (l.id, l.ckey, l.until, l.type, l.version, l.epoch + 1, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths, l.state,
+              l.lifecycle, l.prio, l.flags)::token;
+  s state;
+  x transition;
+  by_role smallint;
+  deaths_max smallint;
+  poison boolean;
+begin
+  select n.* into s from state n where n.lifecycle = l.lifecycle and n.state = l.state;
+  select c.swept_by into by_role from lifecycle c where c.lifecycle = l.lifecycle;
+  select j.max_deaths into deaths_max from job j where j.id = l.id;
+  if s.runs_code then t.deaths := t.deaths + 1; end if;
+  delete from lease d where d.id = l.id;
+  if s.stays then
+    insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
+                       flags)
+    values (t.id, t.ckey, t.until, t.type, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state,
+            t.lifecycle, t.prio, t.flags);
+    return 'stayed';
+  end if;
+  poison := s.runs_code and deaths_max > 0 and t.deaths >= deaths_max;
+  if poison or t.attempt + 1 >= t.max_attempts then
+    select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'exhaust';
+  end if;
+  if x.trigger is not null then
+    perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, case when poison then 'worker died' else 'lease expired' end,
+                  null, null, case when poison then 'infrastructure_failure' else 'exhausted_retries' end, 'exec',
+                  case when poison then format('worker died %s times while running this job', t.deaths) else 'lease expired' end);
+    return 'exhausted';
+  end if;
+  select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'expire';
+  perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, 'lease expired');
+  return 'expired';
+end $$;
+
+-- A waiting job whose timer fell due. Returns false when the state has no timer transition of its own.
+create or replace function _ring(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint) returns boolean language plpgsql
+set search_path from current as $$
+declare
+  k record := _find(p_id);
+  t token := k.t;
+  x transition;
+  give_up transition;
+  by_role smallint;
+  may_retry boolean;
+begin
+  if k.place <> 'resting' then return true; end if;
+  select r.* into x from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'due';
+  if not found then return false; end if;
+  select r.* into give_up from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'exhaust';
+  if found then
+    select t.attempt + 1 < t.max_attempts and coalesce(j.deadline_at > p_now, true) into may_retry from job j where j.id = p_id;
+    if not may_retry then x := give_up; end if;
+  end if;
+  select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
+  perform _remove(p_id, 'resting');
+  perform _step(t, x, p_actor, by_role, p_now, p_batch, _own_timer(t.lifecycle, x.target, p_now));
+  return true;
+end $$;
+
+-- When a state's own timer falls due, if the lifecycle gives it one: the operator's window of a failed job.
+create or replace function _own_timer(p_lifecycle smallint, p_state smallint, p_now timestamptz) returns timestamptz language sql stable
+set search_path from current as $$
+  select p_now + s.timer_s * interval '1 s' from state s where s.lifecycle = p_lifecycle and s.state = p_state
+$$;
+
+create or replace function _sweep_due(p_actor int, p_now timestamptz, p_batch bigint, p_limit int) returns int language plpgsql
+set search_path from current as $$
+declare
+  d record;
+  keys bigint[];
+  done int := 0;
+  moved int;
+begin
+  for d in select r.id from resting r join transition x on x.lifecycle = r.lifecycle and x.source = r.state and x.trigger = 'due'
+            where r.due_at <= p_now order by r.due_at limit p_limit for update of r skip locked loop
+    perform _ring(d.id, p_actor, p_now, p_batch);
+    done := done + 1;
+  end loop;
+  with due as (
+    delete from resting r where r.id = any(array(
+      select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and s.claimable
+       where q.due_at <= p_now order by q.due_at limit p_limit for update of q skip locked)) returning r.*
+  ), to_ready as (
+    insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
+                       flags)
+    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
+      from due where ckey is null order by due_at
+  ), to_parked as (
+    insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
+                        flags)
+    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
+      from due where ckey is not null order by due_at
+  )
+  select count(*), array_agg(distinct due.ckey) filter (where due.ckey is not null) into moved, keys from due;
+  if keys is not null then perform _promote(keys); end if;
+  return done + moved;
+end $$;
+
+create or replace function _sweep_deadlines(p_actor int, p_now timestamptz, p_batch bigint, p_limit int) returns int language plpgsql
+set search_path from current as $$
+declare
+  d record;
+  k record;
+  x transition;
+  t token;
+  done int := 0;
+  by_role smallint;
+  declared boolean;
+begin
+  for d in select o.id from deadline o where o.at <= p_now order by o.at limit p_limit for update skip locked loop
+    k := _find(d.id);
+    t := k.t;
+    select r.* into x from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'deadline';
+    declared := found;
+    if declared then
+      select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
+      perform _remove(d.id, k.place);
+      if k.place = 'held' then t.epoch := t.epoch + 1; end if;
+      perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, 'deadline passed', null, null, 'timeout', 'exec',
+                    'deadline passed');
+      done := done + 1;
+    end if;
+    if declared or k.place is null or k.place = 'ended' then delete from deadline o where o.id = d.id;
+    else update deadline o set at = p_now + interval '1 s' where o.id = d.id;
+    end if;
+  end loop;
+  return done;
+end $$;
+
+create or replace function _sweep_cancels(p_actor int, p_now timestamptz, p_batch bigint, p_limit int) returns int language plpgsql
+set search_path from current as $$
+declare
+  d record;
+  by_role smallint;
+  done int := 0;
+begin
+  for d in select l.id, l.lifecycle from lease l where l.cancel_at <= p_now order by l.id limit p_limit for update skip locked loop
+    select c.swept_by into by_role from lifecycle c where c.lifecycle = d.lifecycle;
+    perform _move_one(d.id, null, 'cancel', p_actor, by_role, p_now, p_batch, null, null, null, null, null,
+                      'soft cancel not obeyed within its grace', null, null, null, null);
+    done := done + 1;
+  end loop;
+  return done;
+end $$;
+
+-- Keys with someone parked and a slot free: never so but after a crash of ours; looked at for at most 1,000 keys a sweep.
+create or replace function _heal_keys() returns int language sql set search_path from current as $$
+  with recursive keys(ckey, n) as (
+    (select p.ckey, 1 from parked p order by p.ckey limit 1)
+    union all
+    select (select p.ckey from parked p where p.ckey > k.ckey order by p.ckey limit 1), k.n + 1 from keys k
+     where k.ckey is not null and k.n < 1000
+  )
+  select coalesce(_promote(array_agg(k.ckey)), 0) from keys k join concurrency_key c on c.id = k.ckey
+   where (select count(*) from slot s where s.ckey = k.ckey) < c.cap
+$$;
+
+create or replace function sweep(p_actor int, p_elect boolean, p_interval_s float8, p_limit int)
+returns table (elected boolean, amnesty int, expired int, exhausted int, due int, deadlines int, cancelled int, promoted int,
+               next_due_s float8)
+language plpgsql security definer set search_path from current as $$
+#variable_conflict use_column
+declare
+  a record := _actor(p_actor);
+  now_at timestamptz := trellis.now();
+  last timestamptz;
+  batch_no bigint;
+  what text;
+  l lease;
+begin
+  elected := false; amnesty := 0; expired := 0; exhausted := 0; due := 0; deadlines := 0; cancelled := 0; promoted := 0;
+  select s.tick into last from sweeper s for update skip locked;
+  if not found or (p_elect and last > now_at - p_interval_s * interval '1 s') then
+    return next;
+    return;
+  end if;
+  elected := true;
+  update sweeper s set tick = now_at, actor = p_actor;
+  update lease d set until = now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms'
+   where now_at - last > greatest(least(d.lease_ms, 2 * d.beat_ms + 1000) / 2 * interval '1 ms', 2.5 * p_interval_s * interval '1 s')
+     and d.until < now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms';
+  get diagnostics amnesty = row_count;
+  batch_no := _open_batch();
+  for l in select d.* from lease d where d.until <= now_at order by d.id limit p_limit for update skip locked loop
+    what := _reap(l, p_actor, now_at, batch_no);
+    if what = 'exhausted' then exhausted := exhausted + 1; else expired := expired + 1; end if;
+  end loop;
+  cancelled := _sweep_cancels(p_actor, now_at, batch_no, p_limit);
+  due := _sweep_due(p_actor, now_at, batch_no, p_limit);
+  deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
+  promoted := _heal_keys();
+  perform ensure_partitions();
+  perform sequence_feed();
+  delete from claim c where c.no in (select o.no from claim o where o.at < now_at - interval '1 hour' order by o.no limit p_limit);
+  select extract(epoch from min(w.at) - now_at)::float8 into next_due_s from (
+    select min(d.until) as at from lease d union all select min(d.cancel_at) from lease d
+    union all select min(r.due_at) from resting r where r.due_at is not null union all select min(o.at) from deadline o) w;
+  return next;
+end $$;

@@ -1,0 +1,208 @@
+"""Lanes: one connection each, one call at a time, and what happens when an answer is lost.
+
+Every verb function of the database may be called again with the same ids: it returns what the first call did, or does
+it now. So a lost answer is resolved by asking the same thing again, for a bounded time, and never by asking anew.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from trellis.engine.errors import (
+    InputError,
+    LedgerFull,
+    LedgerNotMigrated,
+    LedgerReadOnly,
+    LedgerUnavailable,
+    NotAllowed,
+    OutcomeUnknown,
+    Refused,
+    TrellisError,
+)
+from trellis.ledgers.postgres.connection import CONFLICT, LOST, Connection, PostgresError, UniqueViolation, connect
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+AGAIN: tuple[type[Exception], ...] = (*CONFLICT, *LOST, LedgerUnavailable)
+BACKOFF_S_FIRST = 0.02
+BACKOFF_S_MAX = 1.0
+COLLISIONS_MAX = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneOptions:
+    """How long a lane waits."""
+
+    call_timeout_s: float = 30.0
+    """An answer that takes longer is taken for lost."""
+    outcome_window_s: float = 30.0
+    """How long a lost answer is asked for again before the caller is told that nobody knows."""
+    connect_timeout_s: float = 10.0
+
+
+class Lane:
+    """One connection, opened when first used and again when lost."""
+
+    def __init__(self, url: str, options: LaneOptions) -> None:
+        self._url = url
+        self._options = options
+        self._lock = asyncio.Lock()
+        self._connection: Connection | None = None
+
+    async def call(
+        self,
+        verb: str,
+        request: str,
+        ask: Callable[[Connection, bool], Awaitable[Answer]],
+        *,
+        window_s: float | None = None,
+    ) -> Answer:
+        """Ask, and after a lost answer ask again; `ask` is told whether an earlier try may have had its effect."""
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            end = loop.time() + (self._options.outcome_window_s if window_s is None else window_s)
+            sent, collisions, pause_s = False, 0, BACKOFF_S_FIRST
+            while True:
+                try:
+                    connection = await self._connected()
+                    sent_before, sent = sent, True
+                    async with asyncio.timeout(self._options.call_timeout_s):
+                        return await ask(connection, sent_before)
+                except AGAIN as error:
+                    lost: Exception = error
+                except UniqueViolation as error:
+                    # A repeat can meet its own first try: ours, still under way when we looked, or that of a caller who
+                    # asks again after an unknown outcome. Asked as a repeat it is answered with what is there.
+                    collisions += 1
+                    if collisions > COLLISIONS_MAX:
+                        raise translated(error) from error
+                    lost = error
+                except PostgresError as error:
+                    raise translated(error) from error
+                if isinstance(lost, LOST):
+                    self.drop()
+                if loop.time() + pause_s > end:
+                    raise self._given_up(verb, request, lost, sent=sent) from lost
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, BACKOFF_S_MAX)
+
+    def _given_up(self, verb: str, request: str, lost: Exception, *, sent: bool) -> TrellisError:
+        if sent:
+            return OutcomeUnknown(verb=verb, request=request)
+        return lost if isinstance(lost, LedgerUnavailable) else LedgerUnavailable(reason=str(lost))
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await connect(self._url, timeout_s=self._options.connect_timeout_s)
+        return self._connection
+
+    def drop(self) -> None:
+        """Forget the connection without waiting for it."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        """Finish the call under way and hang up."""
+        async with self._lock:
+            if self._connection is not None:
+                try:
+                    await self._connection.close(timeout=2)
+                except LOST:
+                    self.drop()
+                self._connection = None
+
+
+class Batcher(Generic[Item, Answer]):
+    """Calls that arrive while one batch is under way go together in the next; idle means at once."""
+
+    def __init__(
+        self, run: Callable[[Sequence[Item]], Awaitable[list[Answer]]], weigh: Callable[[Item], int], limit: int
+    ) -> None:
+        self._run = run
+        self._weigh = weigh
+        self._limit = limit
+        self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def put(self, item: Item) -> Answer:
+        """The answer to this item, after the transaction that carried it."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain())
+        return await future
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            batch = self._take()
+            await self._settle(batch)
+
+    def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        batch, weight = [self._waiting.popleft()], 0
+        weight = self._weigh(batch[0][0])
+        while self._waiting and weight + self._weigh(self._waiting[0][0]) <= self._limit:
+            weight += self._weigh(self._waiting[0][0])
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _settle(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._run([item for item, _ in batch])
+        except (InputError, Refused) as error:
+            # A refusal belongs to one caller: the others' calls are made again without it.
+            if len(batch) == 1:
+                _fail(batch, error)
+            else:
+                for one in batch:
+                    await self._settle([one])
+        except BaseException as error:
+            _fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+
+def _fail(batch: Sequence[tuple[Any, asyncio.Future[Any]]], error: BaseException) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(error if isinstance(error, Exception) else LedgerUnavailable(reason="closing"))
+
+
+def _not_allowed(message: str) -> TrellisError:
+    return NotAllowed(role="of this connection", action="do this", reason=message)
+
+
+def _not_migrated(_: str) -> TrellisError:
+    return LedgerNotMigrated(found="none or older", needed="current", url="<url>")
+
+
+BY_STATE: dict[str, Callable[[str], TrellisError]] = {
+    "TR002": _not_allowed,
+    "42501": _not_allowed,
+    "TR004": lambda message: InputError(detail=message),
+    "23514": lambda message: InputError(detail=message),
+    "22003": lambda message: InputError(detail=message),
+    "53100": lambda _: LedgerFull(),
+    "25006": lambda message: LedgerReadOnly(reason=message),
+    "42883": _not_migrated,
+    "42P01": _not_migrated,
+    "3F000": _not_migrated,
+}
+
+
+def translated(error: Exception) -> TrellisError:
+    """The database's no, as ours."""
+    state = str(getattr(error, "sqlstate", ""))
+    return BY_STATE.get(state, lambda message: Refused(detail=message))(str(error))

@@ -1,0 +1,402 @@
+"""The PostgreSQL ledger: the port, on the functions in `functions/`.
+
+Calls of one kind go through one lane; submits that meet on the way share a transaction. The functions check the actor
+against the database role of the connection, so a role is granted by the database and not by this program.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
+
+from trellis.engine.errors import JobNotFound, LedgerNotMigrated, NotAllowed, OptionInvalid
+from trellis.engine.jobs import (
+    SUBMIT_MAX,
+    Actor,
+    Applied,
+    CancelMode,
+    CancelRequested,
+    Epoch,
+    JobFilter,
+    JobId,
+    JobKey,
+    Lease,
+    LeaseLost,
+    Mismatch,
+    Move,
+    Moved,
+    NewJob,
+    NotMoved,
+    Renewed,
+    RequestId,
+    RetentionOptions,
+    RetentionReport,
+    Submitted,
+    SweepOptions,
+    SweepReport,
+    Turn,
+    TurnResult,
+)
+from trellis.ledgers.postgres import submit, turn
+from trellis.ledgers.postgres.connection import Connection, Row, check_url
+from trellis.ledgers.postgres.doorbell import Doorbell
+from trellis.ledgers.postgres.lanes import Batcher, Lane, LaneOptions
+from trellis.ledgers.postgres.migrate import schema_version, stored_version
+from trellis.ledgers.postgres.reads import Read, Reads, lifecycle_named, state_code
+from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Phase, Trigger
+
+REFUSALS = {
+    "undeclared": "not declared",
+    "actor": "this role may not",
+    "fenced": "only its holder may, with its epoch",
+    "version": "the job has another version",
+    "key": "its concurrency key is at its limit",
+    "reason": "a dead letter needs reason, stage and error",
+    "same": "it is there already",
+}
+
+
+class PostgresLedger(Reads):
+    """One ledger on a PostgreSQL database."""
+
+    def __init__(self, url: str, options: LaneOptions, *, hints: bool) -> None:
+        self.url = url
+        self._submit_lane = Lane(url, options)
+        self._turn_lane = Lane(url, options)
+        self._holder_lane = Lane(url, options)
+        self._admin_lane = Lane(url, options)
+        self._read_lane = Lane(url, options)
+        self._bell = Doorbell(url, options, on=hints)
+        self._actors: dict[tuple[str, str], int] = {}
+        self._types: dict[str, int] = {}
+        self._type_names: dict[int, str] = {}
+        self._marks = turn.Marks()
+        self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
+            self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX
+        )
+
+    @classmethod
+    async def open(cls, url: str, *, hints: bool = True, options: LaneOptions | None = None) -> Self:
+        """Open a migrated database, or say what is wrong with it."""
+        check_url(url)
+        ledger = cls(url, options or LaneOptions(), hints=hints)
+        try:
+            await ledger._admin_lane.call("open", url, lambda c, _: _check_version(c, url), window_s=0)
+        except BaseException:
+            await ledger.close()
+            raise
+        return ledger
+
+    async def close(self) -> None:
+        """Finish what is under way and hang up."""
+        await self._submits.close()
+        await self._bell.close()
+        lanes = (self._submit_lane, self._turn_lane, self._holder_lane, self._admin_lane, self._read_lane)
+        await asyncio.gather(*(lane.close() for lane in lanes))
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    async def _actor(self, actor: Actor) -> int:
+        known = self._actors.get((actor.role, actor.name))
+        if known is None:
+            known = await self._admin("register_actor", "select register_actor($1, $2)", actor.name, actor.role.code)
+            self._actors[actor.role, actor.name] = known
+        return known
+
+    async def _type(self, name: str) -> int:
+        known = self._types.get(name)
+        if known is None:
+            known = await self._admin("type_id", "select type_id($1)", name)
+            self._types[name] = known
+            self._type_names[known] = name
+        return known
+
+    async def _admin(self, verb: str, sql: str, *args: object) -> Any:
+        return await self._admin_lane.call(verb, "", lambda c, _: c.fetchval(sql, *args))
+
+    # --- write -----------------------------------------------------------------------------------------------------
+
+    async def submit(self, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
+        if len(jobs) > SUBMIT_MAX:
+            raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
+        for job in jobs:
+            made = lifecycle_named(job.lifecycle).pull(None, Trigger.SUBMIT)
+            if made is None or actor.role not in made.actors:
+                raise NotAllowed(
+                    role=actor.role, action=f"submit a {job.lifecycle}", reason="the lifecycle does not say so"
+                )
+            await self._type(job.type)
+        answers = await self._submits.put((await self._actor(actor), tuple(jobs)))
+        self._bell.ring()
+        return answers
+
+    async def _submit_batch(self, calls: Sequence[tuple[int, tuple[NewJob, ...]]]) -> list[list[Submitted | Mismatch]]:
+        return await self._submit_lane.call(
+            "submit", f"{len(calls)} calls", lambda c, repeat: self._submit_calls(c, calls, repeat=repeat)
+        )
+
+    async def _submit_calls(
+        self, connection: Connection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
+    ) -> list[list[Submitted | Mismatch]]:
+        """One transaction for calls of many callers: the plain jobs of each actor set-wise, the keyed ones one by one."""
+        plain: dict[int, list[NewJob]] = {}
+        keyed: dict[int, list[NewJob]] = {}
+        for actor, jobs in calls:
+            for job in jobs:
+                (plain if submit.is_plain(job) else keyed).setdefault(actor, []).append(job)
+        told: dict[int, Submitted | Mismatch] = {}
+        if len(plain) + len(keyed) == 1:
+            await self._submit_groups(connection, plain, keyed, told, repeat=repeat)
+        else:
+            async with connection.transaction():
+                await self._submit_groups(connection, plain, keyed, told, repeat=repeat)
+        return [[told.get(id(job)) or Submitted(job_id=job.job_id, created=True) for job in jobs] for _, jobs in calls]
+
+    async def _submit_groups(
+        self,
+        connection: Connection,
+        plain: dict[int, list[NewJob]],
+        keyed: dict[int, list[NewJob]],
+        told: dict[int, Submitted | Mismatch],
+        *,
+        repeat: bool,
+    ) -> None:
+        for actor, jobs in plain.items():
+            await submit.submit_plain(connection, actor, jobs, self._types, repeat=repeat)
+        for actor, jobs in keyed.items():
+            answers = await submit.submit_keyed(connection, actor, jobs, self._types)
+            told.update((id(job), answer) for job, answer in zip(jobs, answers, strict=True))
+
+    async def turn(self, turn_: Turn) -> TurnResult:
+        steps = turn.sort_steps(turn_.advances, turn_.claim, turn_.actor.role)
+        actor = await self._actor(turn_.actor)
+        claim = turn_.claim
+        types = [await self._type(t.type) for t in claim.types] if claim else []
+        if claim is not None:
+            lifecycle_named(claim.lifecycle)
+            self._bell.hush()
+        wanted = claim.start + claim.prefetch if claim else 0
+        order = self._marks.order() if claim else ()
+        lows, marked = self._marks.lows(types, order, asyncio.get_running_loop().time())
+        request = claim.claim_id if claim else f"{len(turn_.advances)} steps"
+        rows = await self._turn_lane.call(
+            "turn",
+            request,
+            lambda c, _: c.fetch(turn.TURN, *turn.arguments(actor, steps, claim, types, lows, order)),
+        )
+        found = [row for row in rows if row[0] == turn.CLAIMED]
+        if claim is not None and marked and not found:
+            empty = turn.Steps(lifecycle=steps.lifecycle)
+            found = await self._turn_lane.call(
+                "turn",
+                request,
+                lambda c, _: c.fetch(turn.TURN, *turn.arguments(actor, empty, claim, types, [0] * len(lows), order)),
+            )
+            rows = [*rows, *found]
+        if claim is not None:
+            self._marks.note(found, wanted)
+        return turn.answers(turn_.advances, rows, self._type_names, steps.lifecycle)
+
+    async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
+        ordered = sorted(leases, key=lambda lease: lease.key)
+        rows = await self._holder_call(
+            "renew",
+            "select * from renew($1, $2, $3)",
+            await self._actor(actor),
+            [lease.key for lease in ordered],
+            [lease.epoch for lease in ordered],
+        )
+        cancels = {row["id"]: row["cancel"] for row in rows}
+        return [Renewed(cancel=cancels[lease.key]) if lease.key in cancels else LeaseLost(lease) for lease in leases]
+
+    async def _holder_call(self, verb: str, sql: str, *args: object) -> list[Any]:
+        return await self._holder_lane.call(verb, "", lambda c, _: c.fetch(sql, *args))
+
+    async def save_checkpoint(self, lease: Lease, body: bytes) -> Applied | LeaseLost:
+        rows = await self._holder_call(
+            "save_checkpoint", "select save_checkpoint($1, $2, $3)", lease.key, lease.epoch, body
+        )
+        return LeaseLost(lease) if rows[0][0] is None else Applied(rows[0][0])
+
+    async def journal(self, lease: Lease, entry: str, body: bytes) -> bytes | LeaseLost:
+        rows = await self._holder_call(
+            "journal", "select journal_entry($1, $2, $3, $4)", lease.key, lease.epoch, entry, body
+        )
+        return LeaseLost(lease) if rows[0][0] is None else rows[0][0]
+
+    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
+        rows = await self._holder_call(
+            "signal",
+            "select add_signals($1, $2, $3, $4)",
+            lease.key,
+            lease.epoch,
+            [SIGNAL_TYPES.index(type_) + 1 for type_, _ in signals],
+            [data for _, data in signals],
+        )
+        return LeaseLost(lease) if rows[0][0] is None else Applied(rows[0][0])
+
+    async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
+        job = await self.job(move.job_id)
+        if job is None:
+            raise JobNotFound(job_id=move.job_id)
+        lifecycle = lifecycle_named(job.lifecycle)
+        if move.target not in lifecycle.by_name:
+            raise OptionInvalid(
+                option="target", value=move.target, expected=f"{lifecycle.name} has {', '.join(lifecycle.by_name)}"
+            )
+        death, number = move.death, await self._actor(actor)
+        rows = await self._admin_lane.call(
+            "move",
+            move.request_id,
+            lambda c, _: c.fetch(
+                "select * from move($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+                number,
+                move.job_id,
+                lifecycle.code_of(move.target),
+                move.request_id,
+                move.version,
+                move.delay_s,
+                round(move.lease_s * 1000),
+                round(move.heartbeat_s * 1000),
+                move.cause,
+                move.data,
+                death.reason_code if death else None,
+                death.stage if death else None,
+                death.last_error if death else None,
+            ),
+        )
+        self._bell.ring()
+        return _moved(move.job_id, rows[0], move.target)
+
+    async def cancel(
+        self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
+    ) -> Moved | NotMoved | CancelRequested:
+        number = await self._actor(actor)
+        rows = await self._admin_lane.call(
+            "cancel",
+            request_id,
+            lambda c, _: c.fetch(
+                "select * from cancel($1, $2, $3, $4, $5, $6)",
+                number,
+                job_id,
+                mode is CancelMode.SOFT,
+                request_id,
+                grace_s,
+                cause,
+            ),
+        )
+        if not rows:
+            raise JobNotFound(job_id=job_id)
+        row = rows[0]
+        if row["outcome"] == "requested":
+            return CancelRequested(job_id=job_id, state=_state(row["lifecycle"], row["source"]))
+        return _moved(job_id, row, "cancelled")
+
+    async def requeue(
+        self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+    ) -> list[Moved | NotMoved]:
+        number = await self._actor(actor)
+        chosen = list(jobs) if not isinstance(jobs, JobFilter) else await self._requeueable(jobs, limit)
+        rows = await self._admin_lane.call(
+            "requeue",
+            request_id,
+            lambda c, _: c.fetch("select * from requeue($1, $2, $3, $4)", number, chosen, request_id, cause),
+        )
+        told = {row["job_id"]: _moved(row["job_id"], row, "requeue") for row in rows}
+        missing = [job_id for job_id in chosen if job_id not in told]
+        if missing:
+            raise JobNotFound(job_id=missing[0])
+        self._bell.ring()
+        return [told[job_id] for job_id in chosen]
+
+    async def _requeueable(self, where: JobFilter, limit: int) -> list[JobId]:
+        state = state_code(where)
+        lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
+        rows = await self.fetch(
+            Read.requeueable,
+            limit,
+            state[0].code if state else lifecycle,
+            state[1] if state else None,
+            where.type,
+            where.correlation_id,
+            where.concurrency_key,
+            where.reason_code,
+        )
+        return [JobId(row["job_id"]) for row in rows]
+
+    async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
+        number = await self._actor(actor)
+        rows = await self._admin_lane.call(
+            "sweep",
+            "",
+            lambda c, _: c.fetch(
+                "select * from sweep($1, $2, $3, $4)", number, options.elect, options.interval_s, options.batch
+            ),
+        )
+        report = SweepReport(**dict(rows[0]))
+        if report.due or report.expired or report.promoted:
+            self._bell.ring()
+        return report
+
+    async def retain(self, options: RetentionOptions) -> RetentionReport:
+        rows = await self._admin_lane.call(
+            "retain",
+            "",
+            lambda c, _: c.fetch("select * from retain($1, $2, $3)", options.ended_s, options.signals_s, options.batch),
+        )
+        return RetentionReport(**dict(rows[0]))
+
+    async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
+        await self._admin("pause", "select set_paused($1, $2, $3)", await self._actor(actor), type_, paused)
+        self._bell.ring()
+
+    async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
+        if per_second is not None and per_second <= 0:
+            raise OptionInvalid(option="per_second", value=per_second, expected="above 0, or None for no limit")
+        await self._admin(
+            "limit_rate", "select set_rate($1, $2, $3, $4)", await self._actor(actor), type_, per_second, burst
+        )
+
+    async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
+        if limit < 1:
+            raise OptionInvalid(option="limit", value=limit, expected="at least 1; pause the type to stop it")
+        await self._admin("limit_key", "select set_key_limit($1, $2, $3)", await self._actor(actor), key, limit)
+        self._bell.ring()
+
+    async def beat(self, actor: Actor, info: bytes | None) -> None:
+        await self._admin("beat", "select beat($1, $2)", await self._actor(actor), info)
+
+    async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:  # noqa: ARG002 one bell for all types
+        await self._bell.wait(timeout_s)
+
+
+async def _check_version(connection: Connection, url: str) -> None:
+    found = await stored_version(connection)
+    if found != schema_version():
+        raise LedgerNotMigrated(found=found, needed=schema_version(), url=url)
+
+
+def _state(lifecycle: int, code: int) -> str:
+    return BY_CODE[lifecycle].state_of(code).name
+
+
+def _moved(job_id: str, row: Row, wanted: str) -> Moved | NotMoved:
+    """The answer of a function that moves one job."""
+    lifecycle, outcome = BY_CODE[row["lifecycle"]], row["outcome"]
+    source = lifecycle.state_of(row["source"]).name
+    if outcome == "same":
+        return Moved(job_id=JobId(job_id), source=source, target=source, version=row["version"], repeated=True)
+    if outcome not in {"moved", "repeated"}:
+        target = lifecycle.state_of(row["target"]).name if row["target"] else wanted
+        return NotMoved(job_id=JobId(job_id), state=source, target=target, reason=REFUSALS[outcome])
+    target = lifecycle.state_of(row["target"])
+    lease = None
+    if target.phase is Phase.HELD:
+        lease = Lease(JobKey(row["id"]), Epoch(row["epoch"]), JobId(job_id), lifecycle.name)
+    return Moved(
+        job_id=JobId(job_id),
+        source=source,
+        target=target.name,
+        version=row["version"],
+        lease=lease,
+        repeated=outcome == "repeated",
+    )

@@ -1,0 +1,141 @@
+"""Brings a PostgreSQL database to this program's schema, and says who may use it.
+
+Tables come from numbered migrations, each applied once. Functions, views and the lifecycles are written anew at every
+run, because they replace themselves. Everything belongs to `trellis_owner`, which cannot log in; the application's role
+gets SELECT and EXECUTE, so that the database can refuse what the functions do not allow.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Literal, LiteralString, cast
+
+from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
+from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, connect
+from trellis.lifecycles import EVENT_TYPES, Role, event_code
+from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
+from trellis.lifecycles.lifecycle import ROLES
+
+OWNER_ROLE = "trellis_owner"
+APP_ROLE = "trellis_app"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Migrated:
+    """What a migration did."""
+
+    version_before: int
+    version: int
+    applied: tuple[str, ...]
+
+
+def sql_files(folder: Literal["migrations", "functions"]) -> Iterable[tuple[str, LiteralString]]:
+    """The SQL files of a folder in their order; they ship with the program, so their text counts as literal."""
+    for entry in sorted(files("trellis.ledgers.postgres").joinpath(folder).iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".sql"):
+            yield entry.name, cast("LiteralString", entry.read_text(encoding="utf-8"))
+
+
+def schema_version() -> int:
+    """The schema version this program needs."""
+    return len(list(sql_files("migrations")))
+
+
+async def migrate(
+    url: str, *, clock: Literal["system", "test"] = "system", grants: Sequence[tuple[str, Role]] = ()
+) -> Migrated:
+    """Create or upgrade the schema. `grants` lets further database roles act in single roles of ours."""
+    connection = await connect(url)
+    try:
+        async with connection.transaction():
+            return await _migrate(connection, clock, grants)
+    except InsufficientPrivilege as error:
+        raise LedgerReadOnly(reason=f"{error}; migrate as a superuser or as a role that may create roles") from error
+    finally:
+        await connection.close()
+
+
+async def _migrate(
+    connection: Connection, clock: Literal["system", "test"], grants: Sequence[tuple[str, Role]]
+) -> Migrated:
+    await connection.execute("select pg_advisory_xact_lock(hashtext('trellis.migrate'))")
+    await connection.execute(_script("roles"))
+    await connection.execute("set local search_path = trellis")
+    before = await stored_version(connection)
+    if before > schema_version():
+        raise LedgerNotMigrated(found=before, needed=schema_version(), url="<a newer program's ledger>")
+    applied: list[str] = []
+    for name, text in list(sql_files("migrations"))[before:]:
+        await connection.execute(text)
+        applied.append(name)
+    await _load_contract(connection)
+    for _, text in sql_files("functions"):
+        await connection.execute(text)
+    if clock == "test":
+        await connection.execute(_script("test_clock"))
+    await connection.execute("select _fold_contract(); select ensure_partitions()")
+    await connection.execute(
+        "insert into meta (name, value) values ('schema_version', $1) on conflict (name) do update set value = excluded.value",
+        str(schema_version()),
+    )
+    await connection.execute(_script("grants"))
+    everyone = [(APP_ROLE, role) for role in ROLES]
+    await connection.executemany(
+        "insert into authority (db_role, role) values ($1, $2) on conflict do nothing",
+        [(db_role, role.code) for db_role, role in [*everyone, *grants]],
+    )
+    return Migrated(version_before=before, version=schema_version(), applied=tuple(applied))
+
+
+async def stored_version(connection: Connection) -> int:
+    """The schema version a database has; 0 for none."""
+    if await connection.fetchval("select to_regclass('trellis.meta')") is None:
+        return 0
+    return int(await connection.fetchval("select value from trellis.meta where name = 'schema_version'") or 0)
+
+
+async def _load_contract(connection: Connection) -> None:
+    """The lifecycles as rows, and as the two constant functions the event guard reads."""
+    await connection.execute(
+        _script("contract").replace("{bits}", transition_bits().hex()).replace("{ranks}", rank_bytes().hex())
+    )
+    await connection.executemany(
+        "insert into lifecycle (lifecycle, name, version, swept_by) values ($1, $2, $3, $4)"
+        " on conflict (lifecycle) do update set version = excluded.version, swept_by = excluded.swept_by",
+        [(r.lifecycle, r.name, r.version, r.swept_by) for r in lifecycle_rows()],
+    )
+    await connection.execute("delete from state; delete from transition")
+    await connection.executemany(
+        "insert into state values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+        [
+            (
+                r.lifecycle,
+                r.state,
+                r.name,
+                r.phase,
+                r.rank,
+                r.claimable,
+                r.stays,
+                r.runs_code,
+                r.dead_letter,
+                r.success,
+                r.timer_s,
+            )
+            for r in state_rows()
+        ],
+    )
+    await connection.executemany(
+        "insert into transition values ($1, $2, $3, $4, $5, $6, $7, $8)",
+        [(r.lifecycle, r.source, r.target, r.trigger, r.roles, r.event, r.opens, r.fenced) for r in transition_rows()],
+    )
+    await connection.executemany(
+        "insert into event_type values ($1, $2) on conflict do nothing", [(event_code(n), n) for n in EVENT_TYPES]
+    )
+    await connection.executemany(
+        "insert into role values ($1, $2) on conflict do nothing", [(role.code, role.value) for role in ROLES]
+    )
+
+
+def _script(name: str) -> LiteralString:
+    text = files("trellis.ledgers.postgres").joinpath("scripts", f"{name}.sql").read_text(encoding="utf-8")
+    return cast("LiteralString", text)

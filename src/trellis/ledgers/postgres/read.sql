@@ -1,0 +1,166 @@
+-- What readers ask. Everything here runs with SELECT alone.
+
+-- name: job
+select s.*, j.payload, t.name as type_name, k.name as key_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at,
+       (select g.data from signal g where g.id = s.id and g.type = 1 order by g.no desc limit 1) as progress
+  from job j join job_status s on s.id = j.id join job_type t on t.id = j.type
+  left join concurrency_key k on k.id = j.ckey left join actor a on a.id = s.owner
+ where j.job_id = $1
+
+-- name: jobs_any
+-- driven by the job table, newest first
+select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from (select j.id, j.type, j.ckey from job j
+         where j.id < $1 and ($3::smallint is null or j.lifecycle = $3) and ($4::int is null or j.type = $4)
+           and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
+           and ($6::text is null or j.ckey = (select c.id from concurrency_key c where c.name = $6))
+         order by j.id desc limit $2) j
+  join job_status s on s.id = j.id join job_type t on t.id = j.type
+  left join concurrency_key k on k.id = j.ckey left join actor a on a.id = s.owner
+ order by s.id desc
+
+-- name: jobs_ended
+-- driven by the index on (lifecycle, state, id)
+select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from (select n.id from ended n join job j on j.id = n.id
+         where n.id < $1 and n.lifecycle = $3 and n.state = $7 and ($4::int is null or j.type = $4)
+           and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
+           and ($6::text is null or j.ckey = (select c.id from concurrency_key c where c.name = $6))
+           and ($8::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $8))
+         order by n.id desc limit $2) n
+  join job_status s on s.id = n.id join job_type t on t.id = s.type
+  left join concurrency_key k on k.id = s.ckey left join actor a on a.id = s.owner
+ order by s.id desc
+
+-- name: jobs_open
+-- driven by the places of jobs that have not ended
+select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from (select o.id from (select id, lifecycle, state, type, ckey from ready union all
+                          select id, lifecycle, state, type, ckey from resting union all
+                          select id, lifecycle, state, type, ckey from parked union all
+                          select id, lifecycle, state, type, ckey from lease) o
+         where o.id < $1 and o.lifecycle = $3 and o.state = $7 and ($4::int is null or o.type = $4)
+           and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
+           and ($6::text is null or o.ckey = (select c.id from concurrency_key c where c.name = $6))
+         order by o.id desc limit $2) n
+  join job_status s on s.id = n.id join job_type t on t.id = s.type
+  left join concurrency_key k on k.id = s.ckey left join actor a on a.id = s.owner
+ order by s.id desc
+
+-- name: events
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+  from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = $1 order by e.version
+
+-- name: events_of
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+  from event e join job j on j.id = e.id join actor a on a.id = e.actor where e.id = any($1::bigint[]) order by e.id, e.version
+
+-- name: events_by_type
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+  from event e join job j on j.id = e.id join actor a on a.id = e.actor
+ where e.type = $1 and ($2::timestamptz is null or e.at >= $2) order by e.at, e.id, e.version limit $3
+
+-- name: events_by_correlation
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+  from job j join event e on e.id = j.id join actor a on a.id = e.actor
+ where j.id in (select o.id from job o where o.correlation_id = $1 union select o.id from job o where o.job_id = $1)
+   and ($2::timestamptz is null or e.at >= $2) and ($4::smallint is null or e.type = $4)
+ order by e.at, e.id, e.version limit $3
+
+-- name: feed_batches
+select f.pos, f.batch from feed f where f.pos >= $1 order by f.pos limit $2
+
+-- name: feed_events
+select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+  from event e join feed f on f.batch = e.batch join job j on j.id = e.id join actor a on a.id = e.actor
+ where e.batch between $1 and $2 and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7)
+   and ($8::smallint is null or e.lifecycle = $8)
+ order by f.pos, e.id, e.version limit $9
+
+-- name: feed_end
+select coalesce(max(pos), 0) from feed
+
+-- name: signals
+select * from (select j.job_id, g.no, g.type, g.at, g.data from job j join signal g on g.id = j.id where j.job_id = $1
+                order by g.no desc limit $2) s order by s.no
+
+-- name: result
+select r.body from job j join result r on r.id = j.id where j.job_id = $1 and (r.expires_at is null or r.expires_at > trellis.now())
+
+-- name: journal
+select o.entry, o.body from job j join journal o on o.id = j.id where j.job_id = $1
+
+-- name: dead_letters
+select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
+  from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
+  left join actor a on a.id = d.last_owner
+ where d.requeued_at is null and d.id < $1 and ($3::text is null or t.name = $3) and ($4::text is null or d.reason_code = $4)
+   and ($5::text is null or d.correlation_id = $5)
+ order by d.id desc limit $2
+
+-- name: dead_letters_of
+select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, null::smallint as state
+  from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type left join actor a on a.id = d.last_owner
+ where d.id = any($1::bigint[]) order by d.id, d.version
+
+-- name: requeueable
+-- oldest first: ended jobs of states a requeue leaves
+select j.job_id from ended n join job j on j.id = n.id join job_type t on t.id = j.type
+ where exists (select from transition x where x.lifecycle = n.lifecycle and x.source = n.state and x.trigger = 'requeue')
+   and ($2::smallint is null or n.lifecycle = $2) and ($3::smallint is null or n.state = $3) and ($4::text is null or t.name = $4)
+   and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
+   and ($6::text is null or j.ckey = (select c.id from concurrency_key c where c.name = $6))
+   and ($7::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $7))
+ order by n.id limit $1
+
+-- name: queues
+select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked, c.held,
+       (select extract(epoch from trellis.now() - max(e.at))::float8
+          from (select r.id from ready r where r.type = t.id order by r.prio, r.pos limit 1) r join event e on e.id = r.id) as oldest_s
+  from job_type t left join (
+    select o.type, o.lifecycle, count(*) filter (where place = 0) as ready, count(*) filter (where place = 1) as resting,
+           count(*) filter (where place = 2) as parked, count(*) filter (where place = 3) as held
+      from (select type, lifecycle, 0 as place from ready union all select type, lifecycle, 1 from resting union all
+            select type, lifecycle, 2 from parked union all select type, lifecycle, 3 from lease) o group by o.type, o.lifecycle) c
+    on c.type = t.id
+ order by t.name
+
+-- name: workers
+select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = a.id) as held
+  from worker w join actor a on a.id = w.actor where w.seen_at > trellis.now() - interval '1 day' order by w.seen_at desc limit 1000
+
+-- name: histories
+select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from (select j.id, j.ckey, j.type from job j where j.id > $1 order by j.id limit $2) j
+  join job_status s on s.id = j.id join job_type t on t.id = j.type
+  left join concurrency_key k on k.id = j.ckey left join actor a on a.id = s.owner
+ order by s.id
+
+-- name: type_by_name
+select id from job_type where name = $1
+
+-- name: inspect
+select (select setting from pg_settings where name = 'fsync') as fsync,
+       (select setting from pg_settings where name = 'full_page_writes') as full_page_writes,
+       (select setting from pg_settings where name = 'synchronous_commit') as synchronous_commit,
+       (select setting from pg_settings where name = 'autovacuum') as autovacuum,
+       (select value from meta where name = 'schema_version') as schema_version,
+       (select rolsuper from pg_roles where rolname = session_user) as is_superuser,
+       pg_has_role(session_user, 'trellis_owner', 'member') as is_owner,
+       session_user as db_role,
+       (select extract(epoch from trellis.now() - tick)::float8 from sweeper) as sweep_age_s,
+       (select count(*) from batch) as unsequenced,
+       (select count(*) from lease) as held,
+       (select extract(epoch from max(clock_timestamp() - xact_start))::float8 from pg_stat_activity
+         where backend_xid is not null or backend_xmin is not null) as oldest_transaction_s,
+       current_setting('server_version') as version

@@ -1,0 +1,260 @@
+"""What readers ask of PostgreSQL."""
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, LiteralString
+
+from trellis.engine.errors import OptionInvalid, UnknownLifecycle
+from trellis.engine.jobs import (
+    DeadLetter,
+    Event,
+    FeedPage,
+    Finding,
+    History,
+    Job,
+    JobFilter,
+    JobId,
+    JobPage,
+    QueueDepth,
+    Severity,
+    Signal,
+    WorkerSeen,
+)
+from trellis.ledgers.postgres import rows
+from trellis.ledgers.postgres.inspection import findings
+from trellis.ledgers.postgres.lanes import Lane
+from trellis.ledgers.queries import NamedQueries
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, event_code
+
+ID_MAX = 2**63 - 1
+FEED_BATCHES = 32
+BEGINNING = (0, 0, 0)
+
+
+class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
+    """The queries of read.sql."""
+
+    job: LiteralString
+    jobs_any: LiteralString
+    jobs_ended: LiteralString
+    jobs_open: LiteralString
+    events: LiteralString
+    events_of: LiteralString
+    events_by_type: LiteralString
+    events_by_correlation: LiteralString
+    feed_batches: LiteralString
+    feed_events: LiteralString
+    feed_end: LiteralString
+    signals: LiteralString
+    result: LiteralString
+    journal: LiteralString
+    dead_letters: LiteralString
+    dead_letters_of: LiteralString
+    requeueable: LiteralString
+    queues: LiteralString
+    workers: LiteralString
+    histories: LiteralString
+    type_by_name: LiteralString
+    inspect: LiteralString
+
+
+def lifecycle_named(name: str) -> Lifecycle:
+    """The lifecycle, or UnknownLifecycle with the names there are."""
+    try:
+        return LIFECYCLES[name]
+    except KeyError:
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES)) from None
+
+
+def state_code(where: JobFilter) -> tuple[Lifecycle, int] | None:
+    """The lifecycle and number of a filter's state; leased-job is meant where no lifecycle is named."""
+    if where.state is None:
+        return None
+    lifecycle = lifecycle_named(where.lifecycle or "leased-job")
+    if where.state not in lifecycle.by_name:
+        known = ", ".join(lifecycle.by_name)
+        raise OptionInvalid(option="state", value=where.state, expected=f"{lifecycle.name} has {known}")
+    return lifecycle, lifecycle.code_of(where.state)
+
+
+class Reads:
+    """The reading half of the ledger; the writing half extends it."""
+
+    _read_lane: Lane
+
+    async def fetch(self, sql: LiteralString, *args: object) -> list[Any]:
+        """Rows of a read, asked again when the connection is lost."""
+        return await self._read_lane.call("read", "", lambda connection, _: connection.fetch(sql, *args))
+
+    async def job(self, job_id: JobId) -> Job | None:
+        found = await self.fetch(Read.job, job_id)
+        return rows.job(found[0]) if found else None
+
+    async def jobs(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> JobPage:
+        before = _cursor(cursor)
+        lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
+        type_id = await self._type_of(where)
+        if type_id == 0:
+            return JobPage()
+        state = state_code(where)
+        if state is None and where.reason_code is not None:
+            state = state_code(JobFilter(lifecycle="leased-job", state="dead_lettered"))
+        if state is None:
+            found = await self.fetch(
+                Read.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
+            )
+        else:
+            found = await self._jobs_in(state, before, limit, type_id, where)
+        return JobPage(
+            jobs=tuple(rows.job(row) for row in found), cursor=str(found[-1]["id"]) if len(found) == limit else None
+        )
+
+    async def _jobs_in(
+        self, state: tuple[Lifecycle, int], before: int, limit: int, type_id: int | None, where: JobFilter
+    ) -> list[Any]:
+        lifecycle, code = state
+        args = [before, limit, lifecycle.code, type_id, where.correlation_id, where.concurrency_key, code]
+        if lifecycle.state_of(code).phase is Phase.ENDED:
+            return await self.fetch(Read.jobs_ended, *args, where.reason_code)
+        return await self.fetch(Read.jobs_open, *args)
+
+    async def _type_of(self, where: JobFilter) -> int | None:
+        """The number of the filter's type, None for any, 0 for a type nobody ever submitted."""
+        if where.type is None:
+            return None
+        found = await self.fetch(Read.type_by_name, where.type)
+        return found[0]["id"] if found else 0
+
+    async def events(self, job_id: JobId) -> list[Event]:
+        return [rows.event(row) for row in await self.fetch(Read.events, job_id)]
+
+    async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
+        return [rows.signal(row) for row in await self.fetch(Read.signals, job_id, limit)]
+
+    async def find_events(
+        self, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
+    ) -> list[Event]:
+        code = event_code(type_) if type_ else None
+        if correlation_id is not None:
+            found = await self.fetch(Read.events_by_correlation, correlation_id, since, limit, code)
+        elif code is not None:
+            found = await self.fetch(Read.events_by_type, code, since, limit)
+        else:
+            raise OptionInvalid(option="type_", value=None, expected="a type or a correlation id")
+        return [rows.event(row) for row in found]
+
+    async def feed(self, position: str | None, *, limit: int, lifecycle: str | None = None) -> FeedPage:
+        await self.fetch("select sequence_feed()")
+        after = _position(position)
+        code = lifecycle_named(lifecycle).code if lifecycle else None
+        events: list[Event] = []
+        while len(events) < limit:
+            batches = await self.fetch(Read.feed_batches, after[0], FEED_BATCHES)
+            if not batches:
+                break
+            numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
+            found = await self.fetch(
+                Read.feed_events,
+                min(numbers),
+                max(numbers),
+                batches[0]["pos"],
+                last,
+                *after,
+                code,
+                limit - len(events),
+            )
+            events.extend(rows.event(row) for row in found)
+            if len(events) >= limit:
+                after = (found[-1]["pos"], found[-1]["id"], found[-1]["version"])
+            elif len(batches) < FEED_BATCHES:
+                after = (last, ID_MAX, 0)
+                break
+            else:
+                after = (last + 1, 0, 0)
+        return FeedPage(events=tuple(events), position=_position_text(after))
+
+    async def feed_end(self) -> str:
+        await self.fetch("select sequence_feed()")
+        return _position_text(((await self.fetch(Read.feed_end))[0][0], ID_MAX, 0))
+
+    async def result(self, job_id: JobId) -> bytes | None:
+        found = await self.fetch(Read.result, job_id)
+        return found[0]["body"] if found else None
+
+    async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
+        return {row["entry"]: row["body"] for row in await self.fetch(Read.journal, job_id)}
+
+    async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
+        before = ID_MAX
+        if cursor is not None:
+            found = await self.fetch("select id from job where job_id = $1", cursor)
+            before = found[0]["id"] if found else ID_MAX
+        found = await self.fetch(Read.dead_letters, before, limit, where.type, where.reason_code, where.correlation_id)
+        return [rows.dead_letter(row) for row in found]
+
+    async def queues(self) -> list[QueueDepth]:
+        return [rows.queue_depth(row) for row in await self.fetch(Read.queues)]
+
+    async def workers(self) -> list[WorkerSeen]:
+        return [
+            WorkerSeen(name=row["name"], seen_at=row["seen_at"], held=row["held"], info=row["info"])
+            for row in await self.fetch(Read.workers)
+        ]
+
+    async def now(self) -> datetime:
+        return (await self.fetch("select trellis.now()"))[0][0]
+
+    async def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+        after = 0
+        while found := await self.fetch(Read.histories, after, batch):
+            keys = [row["id"] for row in found]
+            after = keys[-1]
+            events: dict[str, list[Event]] = {}
+            for row in await self.fetch(Read.events_of, keys):
+                events.setdefault(row["job_id"], []).append(rows.event(row))
+            letters: dict[str, list[DeadLetter]] = {}
+            for row in await self.fetch(Read.dead_letters_of, keys):
+                state = state_at(events[row["job_id"]], row["version"])
+                letters.setdefault(row["job_id"], []).append(rows.dead_letter(row, state))
+            for row in found:
+                job = rows.job(row)
+                yield History(
+                    job=job,
+                    events=tuple(events.get(job.job_id, ())),
+                    dead_letters=tuple(letters.get(job.job_id, ())),
+                )
+
+    async def inspect(self) -> list[Finding]:
+        found = await self.fetch(Read.inspect)
+        return (
+            findings(found[0])
+            if found
+            else [Finding(check="ledger", severity=Severity.ERROR, detail="the ledger does not answer")]
+        )
+
+
+def state_at(events: list[Event], version: int) -> str:
+    """The state an event of this version led to."""
+    return next(event.target for event in events if event.version == version)
+
+
+def _cursor(cursor: str | None) -> int:
+    if cursor is None:
+        return ID_MAX
+    if not cursor.isdigit():
+        raise OptionInvalid(option="cursor", value=cursor, expected="the cursor of an earlier page")
+    return int(cursor)
+
+
+def _position(text: str | None) -> tuple[int, int, int]:
+    if text is None:
+        return BEGINNING
+    try:
+        pos, key, version = (int(part) for part in text.split("."))
+    except ValueError:
+        raise OptionInvalid(option="position", value=text, expected="a position the feed gave") from None
+    return pos, key, version
+
+
+def _position_text(position: tuple[int, int, int]) -> str:
+    return f"{position[0]:020d}.{position[1]:020d}.{position[2]:010d}"

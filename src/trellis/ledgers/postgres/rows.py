@@ -1,0 +1,114 @@
+"""Rows of the database as the engine's values."""
+
+from trellis.engine.jobs import (
+    DeadLetter,
+    Epoch,
+    Event,
+    Job,
+    JobId,
+    Place,
+    Priority,
+    QueueDepth,
+    ReasonCode,
+    Signal,
+    Stage,
+)
+from trellis.ledgers.postgres.connection import Row
+from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
+from trellis.lifecycles.lifecycle import ROLES
+
+
+def job(row: Row) -> Job:
+    """A row of `job_status` with its names."""
+    lifecycle = BY_CODE[row["lifecycle"]]
+    return Job(
+        job_id=JobId(row["job_id"]),
+        lifecycle=lifecycle.name,
+        type=row["type_name"],
+        state=lifecycle.state_of(row["state"]).name,
+        place=Place(row["place"]),
+        priority=Priority(row["prio"]),
+        generation=row["generation"],
+        attempt=row["attempt"],
+        max_attempts=row["max_attempts"],
+        version=row["version"],
+        epoch=Epoch(row["epoch"]),
+        deaths=row["deaths"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        due_at=row["due_at"],
+        deadline_at=row["deadline_at"],
+        owner=row["owner_name"] if row["place"] == Place.HELD else None,
+        lease_expires_at=row["until"],
+        cancel_requested=row["cancel_at"] is not None,
+        concurrency_key=row["key_name"],
+        correlation_id=row["correlation_id"] or row["job_id"],
+        trace=row["trace"],
+        parent_id=row["parent_id"],
+        compensates=row["compensates_id"],
+        payload=row.get("payload"),
+        progress=row.get("progress"),
+    )
+
+
+def event(row: Row) -> Event:
+    """A row of `event` with its names."""
+    lifecycle = BY_CODE[row["lifecycle"]]
+    source = row["from_state"]
+    return Event(
+        id=f"{row['job_id']}-{row['version']}",
+        job_id=JobId(row["job_id"]),
+        lifecycle=lifecycle.name,
+        type=event_name(row["type"]),
+        ts=row["at"],
+        role=ROLES[int(row["role"])],
+        actor=row["actor_name"],
+        correlation_id=row["correlation_id"],
+        cause=row["cause"],
+        source=lifecycle.state_of(source).name if source else None,
+        target=lifecycle.state_of(row["to_state"]).name,
+        generation=row["generation"],
+        attempt=row["attempt"],
+        epoch=Epoch(row["epoch"]),
+        version=row["version"],
+        data=row["data"],
+    )
+
+
+def dead_letter(row: Row, state: str | None = None) -> DeadLetter:
+    """A row of `dead_letter` with its names."""
+    lifecycle = BY_CODE[row["lifecycle"]]
+    return DeadLetter(
+        job_id=JobId(row["job_id"]),
+        type=row["type_name"],
+        state=state or lifecycle.state_of(row["state"]).name,
+        reason_code=ReasonCode(row["reason_code"]),
+        stage=Stage(row["stage"]),
+        last_error=row["last_error"],
+        attempts=row["attempts"],
+        last_owner=row["owner_name"],
+        last_lease_expires_at=row["last_lease_expires_at"],
+        correlation_id=row["correlation_id"],
+        at=row["at"],
+        version=row["version"],
+    )
+
+
+def queue_depth(row: Row) -> QueueDepth:
+    """One type and how much of it is where."""
+    return QueueDepth(
+        type=row["name"],
+        lifecycle=BY_CODE[row["lifecycle"]].name if row["lifecycle"] is not None else "leased-job",
+        ready=row["ready"] or 0,
+        resting=row["resting"] or 0,
+        parked=row["parked"] or 0,
+        held=row["held"] or 0,
+        paused=row["paused"],
+        oldest_ready_s=row["oldest_s"],
+        rate_limit=row["rate_per_s"],
+    )
+
+
+def signal(row: Row) -> Signal:
+    """A row of `signal`."""
+    return Signal(job_id=JobId(row["job_id"]), type=SIGNAL_TYPES[int(row["type"]) - 1], ts=row["at"], data=row["data"])

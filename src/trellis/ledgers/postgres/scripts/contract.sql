@@ -1,0 +1,8 @@
+-- The declared transitions as one bit each, and the rank of each state as one byte, so that the event guard reads constants.
+create or replace function trellis._declared(p_lifecycle smallint, p_role smallint, p_source smallint, p_target smallint)
+returns boolean language sql immutable as $f$
+  select get_bit('\x{bits}'::bytea, ((p_lifecycle::bigint * 16 + p_role) * 16 + p_source) * 16 + p_target) = 1
+$f$;
+create or replace function trellis._rank(p_lifecycle smallint, p_state smallint) returns int language sql immutable as $f$
+  select get_byte('\x{ranks}'::bytea, p_lifecycle::int * 16 + p_state)
+$f$;

@@ -1,0 +1,91 @@
+"""Submit on PostgreSQL: which function takes which jobs, and the arrays it takes them in."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from trellis.engine.jobs import JobId, Mismatch, NewJob, Submitted
+from trellis.ledgers.postgres.connection import Connection
+from trellis.lifecycles import LIFECYCLES
+
+SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
+SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
+GIVEN_ID_SCOPE = "job_id"
+
+
+def is_plain(job: NewJob) -> bool:
+    """No key of any kind: such jobs go in set-wise."""
+    return not (job.idempotency_key or job.concurrency_key or job.compensates or job.id_is_given)
+
+
+def _some(values: list[Any]) -> list[Any] | None:
+    return values if any(value is not None for value in values) else None
+
+
+async def submit_plain(
+    connection: Connection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
+) -> None:
+    """Jobs without keys, one statement for each lifecycle."""
+    for lifecycle, group in groupby(sorted(jobs, key=lambda j: j.lifecycle), key=lambda j: j.lifecycle):
+        same = list(group)
+        await connection.execute(
+            SUBMIT_PLAIN,
+            actor,
+            LIFECYCLES[lifecycle].code,
+            repeat,
+            [job.job_id for job in same],
+            [types[job.type] for job in same],
+            [int(job.priority) for job in same],
+            [job.payload for job in same],
+            [job.max_attempts for job in same],
+            [job.max_deaths for job in same],
+            _some([job.delay_s or None for job in same]),
+            _some([job.run_at for job in same]),
+            _some([job.deadline_s for job in same]),
+            _some([job.correlation_id for job in same]),
+            _some([job.trace for job in same]),
+            _some([job.parent_id for job in same]),
+        )
+
+
+async def submit_keyed(
+    connection: Connection, actor: int, jobs: Sequence[NewJob], types: dict[str, int]
+) -> list[Submitted | Mismatch]:
+    """Jobs with keys, one by one inside one statement."""
+    keys = [_key(job) for job in jobs]
+    rows = await connection.fetch(
+        SUBMIT_KEYED,
+        actor,
+        [LIFECYCLES[job.lifecycle].code for job in jobs],
+        [job.job_id for job in jobs],
+        [types[job.type] for job in jobs],
+        [int(job.priority) for job in jobs],
+        [job.payload for job in jobs],
+        [job.max_attempts for job in jobs],
+        [job.max_deaths for job in jobs],
+        [job.delay_s for job in jobs],
+        [job.run_at for job in jobs],
+        [job.deadline_s for job in jobs],
+        [job.correlation_id for job in jobs],
+        [job.trace for job in jobs],
+        [job.parent_id for job in jobs],
+        [job.compensates for job in jobs],
+        [job.concurrency_key for job in jobs],
+        [job.concurrency_limit for job in jobs],
+        [scope for scope, _ in keys],
+        [key for _, key in keys],
+        [job.fingerprint for job in jobs],
+    )
+    return [_answer(job, row["outcome"], row["job_id"]) for job, row in zip(jobs, rows, strict=True)]
+
+
+def _key(job: NewJob) -> tuple[str | None, str | None]:
+    if job.idempotency_key is not None:
+        return f"key:{job.idempotency_scope}", job.idempotency_key
+    return (GIVEN_ID_SCOPE, job.job_id) if job.id_is_given else (None, None)
+
+
+def _answer(job: NewJob, outcome: str, job_id: str) -> Submitted | Mismatch:
+    if outcome == "mismatch":
+        return Mismatch(key=job.idempotency_key or job.job_id, job_id=JobId(job_id))
+    return Submitted(job_id=JobId(job_id), created=outcome == "created")
