@@ -2,13 +2,14 @@
 
 Ids: `JobId` is the external text id that people and documents see; `JobKey` is the ledger's own number. `Epoch` is the
 fencing token: it rises at every claim and every revocation and is never reset. `version` counts a job's transitions.
-Attempts and generations count from 0 here; people see attempt + 1.
+Attempts and generations count from 0 here; people see attempt + 1. What is made for every single job on the hot path is a
+named tuple, an eighth of the price of a frozen dataclass.
 """
 
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from trellis.lifecycles import Role
 
@@ -135,8 +136,7 @@ class Mismatch:
     job_id: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to move one job, while `epoch` is the job's epoch."""
 
     key: JobKey
@@ -145,8 +145,7 @@ class Lease:
     lifecycle: str
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A job just claimed, with what its holder needs to run it."""
 
     lease: Lease
@@ -179,8 +178,7 @@ class DeathCertificate:
     last_error: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Advance:
+class Advance(NamedTuple):
     """One step of a held job by its holder: pull `trigger` in `source` with the lease's epoch."""
 
     lease: Lease
@@ -196,18 +194,18 @@ class Advance:
     result: bytes | None = None
     result_ttl_s: float | None = None
     death: DeathCertificate | None = None
+    version: int | None = None
+    """The job's version this step follows; what makes one of several equal steps (a self-transition) itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """The step is in the ledger; `repeated` when an earlier call with the same epoch had made it."""
 
     version: int
     repeated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
+class LeaseLost(NamedTuple):
     """The step was refused: the job has another epoch, another state, or has ended."""
 
     lease: Lease

@@ -20,7 +20,7 @@ SERVER_SETTINGS = {
     "search_path": "trellis",
     "timezone": "UTC",
     "jit": "off",
-    "idle_in_transaction_session_timeout": "60000",
+    "idle_in_transaction_session_timeout": "5000",
 }
 
 Row: TypeAlias = Any

@@ -15,6 +15,7 @@ from trellis.engine.jobs import (
     Applied,
     CancelMode,
     CancelRequested,
+    Claim,
     Epoch,
     JobFilter,
     JobId,
@@ -41,7 +42,7 @@ from trellis.ledgers.postgres.connection import Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
 from trellis.ledgers.postgres.lanes import Batcher, Lane, LaneOptions
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
-from trellis.ledgers.postgres.reads import Read, Reads, lifecycle_named, state_code
+from trellis.ledgers.postgres.reads import Read, Reads, lifecycle_named, state_pairs
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Phase, Trigger
 
 REFUSALS = {
@@ -163,7 +164,7 @@ class PostgresLedger(Reads):
         for actor, jobs in plain.items():
             await submit.submit_plain(connection, actor, jobs, self._types, repeat=repeat)
         for actor, jobs in keyed.items():
-            answers = await submit.submit_keyed(connection, actor, jobs, self._types)
+            answers = await submit.submit_keyed(connection, actor, jobs, self._types, repeat=repeat)
             told.update((id(job), answer) for job, answer in zip(jobs, answers, strict=True))
 
     async def turn(self, turn_: Turn) -> TurnResult:
@@ -172,7 +173,7 @@ class PostgresLedger(Reads):
         claim = turn_.claim
         types = [await self._type(t.type) for t in claim.types] if claim else []
         if claim is not None:
-            lifecycle_named(claim.lifecycle)
+            _check_claimer(turn_.actor, claim)
             self._bell.hush()
         wanted = claim.start + claim.prefetch if claim else 0
         order = self._marks.order() if claim else ()
@@ -194,7 +195,7 @@ class PostgresLedger(Reads):
             rows = [*rows, *found]
         if claim is not None:
             self._marks.note(found, wanted)
-        return turn.answers(turn_.advances, rows, self._type_names, steps.lifecycle)
+        return turn.answers(turn_.advances, steps, rows, self._type_names, claim)
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
         ordered = sorted(leases, key=lambda lease: lease.key)
@@ -240,9 +241,8 @@ class PostgresLedger(Reads):
             raise JobNotFound(job_id=move.job_id)
         lifecycle = lifecycle_named(job.lifecycle)
         if move.target not in lifecycle.by_name:
-            raise OptionInvalid(
-                option="target", value=move.target, expected=f"{lifecycle.name} has {', '.join(lifecycle.by_name)}"
-            )
+            reason = f"{lifecycle.name} has no such state"
+            return NotMoved(job_id=move.job_id, state=job.state, target=move.target, reason=reason)
         death, number = move.death, await self._actor(actor)
         rows = await self._admin_lane.call(
             "move",
@@ -295,7 +295,7 @@ class PostgresLedger(Reads):
         self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
     ) -> list[Moved | NotMoved]:
         number = await self._actor(actor)
-        chosen = list(jobs) if not isinstance(jobs, JobFilter) else await self._requeueable(jobs, limit)
+        chosen = list(jobs) if not isinstance(jobs, JobFilter) else await self._requeueable(jobs, limit, request_id)
         rows = await self._admin_lane.call(
             "requeue",
             request_id,
@@ -308,18 +308,22 @@ class PostgresLedger(Reads):
         self._bell.ring()
         return [told[job_id] for job_id in chosen]
 
-    async def _requeueable(self, where: JobFilter, limit: int) -> list[JobId]:
-        state = state_code(where)
-        lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
+    async def _requeueable(self, where: JobFilter, limit: int, request_id: RequestId) -> list[JobId]:
+        """The jobs a filter means: those this request took before, if it did, so that asking again takes no more."""
+        before = await self.fetch(Read.requested, request_id)
+        if before:
+            return [JobId(row["job_id"]) for row in before]
+        pairs = state_pairs(where)
         rows = await self.fetch(
             Read.requeueable,
             limit,
-            state[0].code if state else lifecycle,
-            state[1] if state else None,
+            lifecycle_named(where.lifecycle).code if where.lifecycle else None,
+            [state for _, state in pairs] if pairs is not None else None,
             where.type,
             where.correlation_id,
             where.concurrency_key,
             where.reason_code,
+            [lifecycle.code for lifecycle, _ in pairs or []],
         )
         return [JobId(row["job_id"]) for row in rows]
 
@@ -367,6 +371,12 @@ class PostgresLedger(Reads):
 
     async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:  # noqa: ARG002 one bell for all types
         await self._bell.wait(timeout_s)
+
+
+def _check_claimer(actor: Actor, claim: Claim) -> None:
+    claims = [t for t in lifecycle_named(claim.lifecycle).transitions if t.trigger == Trigger.CLAIM]
+    if not any(actor.role in transition.actors for transition in claims):
+        raise NotAllowed(role=actor.role, action=f"claim a {claim.lifecycle}", reason="the lifecycle does not say so")
 
 
 async def _check_version(connection: Connection, url: str) -> None:

@@ -60,7 +60,7 @@ async def _migrate(
 ) -> Migrated:
     await connection.execute("select pg_advisory_xact_lock(hashtext('trellis.migrate'))")
     await connection.execute(_script("roles"))
-    await connection.execute("set local search_path = trellis")
+    await connection.execute("set local search_path = trellis, pg_temp")
     before = await stored_version(connection)
     if before > schema_version():
         raise LedgerNotMigrated(found=before, needed=schema_version(), url="<a newer program's ledger>")

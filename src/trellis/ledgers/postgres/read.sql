@@ -29,7 +29,7 @@ select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select n.id from ended n join job j on j.id = n.id
-         where n.id < $1 and n.lifecycle = $3 and n.state = $7 and ($4::int is null or j.type = $4)
+         where n.id < $1 and (n.lifecycle, n.state) in (select * from unnest($3::smallint[], $7::smallint[])) and ($4::int is null or j.type = $4)
            and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
            and ($6::text is null or j.ckey = (select c.id from concurrency_key c where c.name = $6))
            and ($8::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $8))
@@ -47,7 +47,7 @@ select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
                           select id, lifecycle, state, type, ckey from resting union all
                           select id, lifecycle, state, type, ckey from parked union all
                           select id, lifecycle, state, type, ckey from lease) o
-         where o.id < $1 and o.lifecycle = $3 and o.state = $7 and ($4::int is null or o.type = $4)
+         where o.id < $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[])) and ($4::int is null or o.type = $4)
            and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
            and ($6::text is null or o.ckey = (select c.id from concurrency_key c where c.name = $6))
          order by o.id desc limit $2) n
@@ -103,7 +103,7 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.
   from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
   left join actor a on a.id = d.last_owner
  where d.requeued_at is null and d.id < $1 and ($3::text is null or t.name = $3) and ($4::text is null or d.reason_code = $4)
-   and ($5::text is null or d.correlation_id = $5)
+   and ($5::text is null or d.correlation_id = $5) and ($6::smallint is null or j.lifecycle = $6)
  order by d.id desc limit $2
 
 -- name: dead_letters_of
@@ -115,11 +115,15 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, nu
 -- oldest first: ended jobs of states a requeue leaves
 select j.job_id from ended n join job j on j.id = n.id join job_type t on t.id = j.type
  where exists (select from transition x where x.lifecycle = n.lifecycle and x.source = n.state and x.trigger = 'requeue')
-   and ($2::smallint is null or n.lifecycle = $2) and ($3::smallint is null or n.state = $3) and ($4::text is null or t.name = $4)
+   and ($2::smallint is null or n.lifecycle = $2)
+   and ($3::smallint[] is null or (n.lifecycle, n.state) in (select * from unnest($8::smallint[], $3::smallint[]))) and ($4::text is null or t.name = $4)
    and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
    and ($6::text is null or j.ckey = (select c.id from concurrency_key c where c.name = $6))
    and ($7::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $7))
  order by n.id limit $1
+
+-- name: requested
+select j.job_id from event e join job j on j.id = e.id where e.request = $1 order by j.id
 
 -- name: queues
 select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked, c.held,

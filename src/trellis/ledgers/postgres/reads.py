@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any, LiteralString
+from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import (
@@ -21,6 +21,7 @@ from trellis.engine.jobs import (
     WorkerSeen,
 )
 from trellis.ledgers.postgres import rows
+from trellis.ledgers.postgres.connection import Row
 from trellis.ledgers.postgres.inspection import findings
 from trellis.ledgers.postgres.lanes import Lane
 from trellis.ledgers.queries import NamedQueries
@@ -51,6 +52,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     dead_letters: LiteralString
     dead_letters_of: LiteralString
     requeueable: LiteralString
+    requested: LiteralString
     queues: LiteralString
     workers: LiteralString
     histories: LiteralString
@@ -66,15 +68,16 @@ def lifecycle_named(name: str) -> Lifecycle:
         raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES)) from None
 
 
-def state_code(where: JobFilter) -> tuple[Lifecycle, int] | None:
-    """The lifecycle and number of a filter's state; leased-job is meant where no lifecycle is named."""
+def state_pairs(where: JobFilter) -> list[tuple[Lifecycle, int]] | None:
+    """The states a filter's word means, one for each lifecycle that has it; None for any state."""
     if where.state is None:
         return None
-    lifecycle = lifecycle_named(where.lifecycle or "leased-job")
-    if where.state not in lifecycle.by_name:
-        known = ", ".join(lifecycle.by_name)
-        raise OptionInvalid(option="state", value=where.state, expected=f"{lifecycle.name} has {known}")
-    return lifecycle, lifecycle.code_of(where.state)
+    among = [lifecycle_named(where.lifecycle)] if where.lifecycle else list(LIFECYCLES.values())
+    pairs = [(lifecycle, lifecycle.code_of(where.state)) for lifecycle in among if where.state in lifecycle.by_name]
+    if not pairs:
+        known = sorted({name for lifecycle in among for name in lifecycle.by_name})
+        raise OptionInvalid(option="state", value=where.state, expected=f"one of {', '.join(known)}")
+    return pairs
 
 
 class Reads:
@@ -82,7 +85,7 @@ class Reads:
 
     _read_lane: Lane
 
-    async def fetch(self, sql: LiteralString, *args: object) -> list[Any]:
+    async def fetch(self, sql: LiteralString, *args: object) -> list[Row]:
         """Rows of a read, asked again when the connection is lost."""
         return await self._read_lane.call("read", "", lambda connection, _: connection.fetch(sql, *args))
 
@@ -96,27 +99,46 @@ class Reads:
         type_id = await self._type_of(where)
         if type_id == 0:
             return JobPage()
-        state = state_code(where)
-        if state is None and where.reason_code is not None:
-            state = state_code(JobFilter(lifecycle="leased-job", state="dead_lettered"))
-        if state is None:
+        pairs = state_pairs(where)
+        if pairs is None and where.reason_code is not None:
+            pairs = [
+                (lc, lc.code_of(state.name))
+                for lc in LIFECYCLES.values()
+                for state in lc.states
+                if state.phase is Phase.ENDED
+            ]
+        if pairs is None:
             found = await self.fetch(
                 Read.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
             )
         else:
-            found = await self._jobs_in(state, before, limit, type_id, where)
+            found = await self._jobs_in(pairs, before, limit, type_id, where)
         return JobPage(
             jobs=tuple(rows.job(row) for row in found), cursor=str(found[-1]["id"]) if len(found) == limit else None
         )
 
     async def _jobs_in(
-        self, state: tuple[Lifecycle, int], before: int, limit: int, type_id: int | None, where: JobFilter
-    ) -> list[Any]:
-        lifecycle, code = state
-        args = [before, limit, lifecycle.code, type_id, where.correlation_id, where.concurrency_key, code]
-        if lifecycle.state_of(code).phase is Phase.ENDED:
-            return await self.fetch(Read.jobs_ended, *args, where.reason_code)
-        return await self.fetch(Read.jobs_open, *args)
+        self, pairs: list[tuple[Lifecycle, int]], before: int, limit: int, type_id: int | None, where: JobFilter
+    ) -> list[Row]:
+        """Jobs in certain states: ended ones and the others are in different places."""
+        found: list[Row] = []
+        for ended in (True, False):
+            of = [(lc, code) for lc, code in pairs if (lc.state_of(code).phase is Phase.ENDED) is ended]
+            if not of or (not ended and where.reason_code is not None):
+                continue
+            args = [
+                before,
+                limit,
+                [lc.code for lc, _ in of],
+                type_id,
+                where.correlation_id,
+                where.concurrency_key,
+                [c for _, c in of],
+            ]
+            found += await (
+                self.fetch(Read.jobs_ended, *args, where.reason_code) if ended else self.fetch(Read.jobs_open, *args)
+            )
+        return sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
 
     async def _type_of(self, where: JobFilter) -> int | None:
         """The number of the filter's type, None for any, 0 for a type nobody ever submitted."""
@@ -186,10 +208,13 @@ class Reads:
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
         before = ID_MAX
+        lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
         if cursor is not None:
             found = await self.fetch("select id from job where job_id = $1", cursor)
             before = found[0]["id"] if found else ID_MAX
-        found = await self.fetch(Read.dead_letters, before, limit, where.type, where.reason_code, where.correlation_id)
+        found = await self.fetch(
+            Read.dead_letters, before, limit, where.type, where.reason_code, where.correlation_id, lifecycle
+        )
         return [rows.dead_letter(row) for row in found]
 
     async def queues(self) -> list[QueueDepth]:

@@ -13,9 +13,6 @@ from trellis.engine.jobs import (
     Applied,
     Claim,
     Claimed,
-    Epoch,
-    JobId,
-    JobKey,
     Lease,
     LeaseLost,
     Priority,
@@ -68,7 +65,11 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
     for advance in ordered:
         transition = declared(advance, role)
         plain = (
-            advance.lease.lifecycle == name and advance.cause is None and advance.data is None and advance.death is None
+            advance.lease.lifecycle == name
+            and advance.cause is None
+            and advance.data is None
+            and advance.death is None
+            and advance.version is None
         )
         if plain and transition.trigger == Trigger.COMPLETE and steps.done_source in {None, advance.source}:
             steps.done_source = advance.source
@@ -98,6 +99,7 @@ def _other(advance: Advance) -> dict[str, Any]:
         "reason": death.reason_code.value if death else None,
         "stage": death.stage.value if death else None,
         "error": death.last_error if death else None,
+        "version": advance.version,
     }
 
 
@@ -173,49 +175,81 @@ def arguments(
     ]
 
 
+STARTED, DONE, OTHER = range(3)
+"""Which part of a call an answer belongs to: one job may be started and completed in one call."""
+
+
 def answers(
-    advances: Sequence[Advance], rows: Sequence[Row], names: dict[int, str], lifecycle: Lifecycle
+    advances: Sequence[Advance], steps: Steps, rows: Sequence[Row], names: dict[int, str], claim: Claim | None
 ) -> TurnResult:
     """What the rows of `turn` say about each step, and the jobs they hand out."""
-    told: dict[int, tuple[int, int]] = {}
+    told: dict[tuple[int, int], tuple[int, int]] = {}
     claimed: list[Claimed] = []
+    terms = {t.type: (min(t.lease_s, 2 * t.heartbeat_s + 1), t.heartbeat_s) for t in claim.types} if claim else {}
     for row in rows:
-        kind = row[0]
-        if kind == CLAIMED:
-            claimed.append(_claimed(row, names, lifecycle))
+        if row[0] == CLAIMED:
+            claimed.append(_claimed(row, names[row[4]], steps.lifecycle, terms))
         elif row["ids"] is not None:
-            told.update((key, (APPLIED, version)) for key, version in zip(row["ids"], row["versions"], strict=True))
+            part = row["pos"]
+            told.update(((part, key), (APPLIED, v)) for key, v in zip(row["ids"], row["versions"], strict=True))
         else:
-            told[row["id"]] = (kind, row["version"])
-    return TurnResult([_outcome(advance, told) for advance in advances], claimed)
+            told[row["pos"], row["id"]] = (row[0], row["epoch"])
+    if not advances:
+        return TurnResult([], claimed)
+    parts = {id(a): STARTED for a in steps.starts} | {id(a): DONE for a in steps.done}
+    return TurnResult([_outcome(advance, parts.get(id(advance), OTHER), told) for advance in advances], claimed)
 
 
-def _outcome(advance: Advance, told: dict[int, tuple[int, int]]) -> Applied | LeaseLost:
-    kind, version = told.get(advance.lease.key, (LOST, 0))
+def _outcome(advance: Advance, part: int, told: dict[tuple[int, int], tuple[int, int]]) -> Applied | LeaseLost:
+    kind, version = told.get((part, advance.lease.key), (LOST, 0))
     if kind == APPLIED:
         return Applied(version)
     return Applied(version, repeated=True) if kind == REPEATED else LeaseLost(advance.lease)
 
 
-def _claimed(row: Row, names: dict[int, str], lifecycle: Lifecycle) -> Claimed:
-    job_id = JobId(row[14])
-    lease_s, beat_s = row[11] / 1000, row[12] / 1000
+def _claimed(row: Row, type_: str, lifecycle: Lifecycle, terms: dict[str, tuple[float, float]]) -> Claimed:
+    (
+        _,
+        key,
+        epoch,
+        state,
+        _,
+        attempt,
+        generation,
+        max_attempts,
+        deaths,
+        _,
+        _,
+        job_id,
+        payload,
+        correlation,
+        created,
+        extra,
+        _,
+        _,
+    ) = row
+    lease_s, heartbeat_s = terms[type_]
+    more: dict[str, Any] = json.loads(extra) if extra else NOTHING_MORE
+    checkpoint = more.get("checkpoint")
     return Claimed(
-        Lease(JobKey(row[1]), Epoch(row[2]), job_id, lifecycle.name),
-        names[row[5]],
-        lifecycle.state_of(row[4]).name,
-        row[15],
-        row[6],
-        row[7],
-        row[8],
-        row[9],
-        min(lease_s, 2 * beat_s + 1),
-        beat_s,
-        row[16] or job_id,
-        row[17],
-        row[18],
-        row[19],
-        row[20],
-        row[21],
-        row[22],
+        Lease(key, epoch, job_id, lifecycle.name),
+        type_,
+        lifecycle.state_of(state).name,
+        payload,
+        attempt,
+        generation,
+        max_attempts,
+        deaths,
+        lease_s,
+        heartbeat_s,
+        correlation or job_id,
+        more.get("trace"),
+        more.get("parent_id"),
+        more.get("compensates"),
+        base64.b64decode(checkpoint) if checkpoint is not None else None,
+        more.get("deadline_s"),
+        created,
     )
+
+
+NOTHING_MORE: dict[str, Any] = {}

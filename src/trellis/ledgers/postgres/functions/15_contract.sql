@@ -9,6 +9,8 @@ create or replace function _fold_contract() returns void language sql set search
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
     start_event = (select array_agg(x.event order by g) from generate_series(1, 15) g
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
+    start_roles = (select array_agg(x.roles order by g) from generate_series(1, 15) g
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
     done_to = (select array_agg(x.target order by g) from generate_series(1, 15) g
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'complete'),
     done_event = (select array_agg(x.event order by g) from generate_series(1, 15) g

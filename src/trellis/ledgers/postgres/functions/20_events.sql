@@ -46,6 +46,7 @@ begin
       execute format('create table %I partition of event for values from (%s) to (%s)', part, n * size, (n + 1) * size);
       execute format('create index on %I using brin (batch) with (pages_per_range = 16, autosummarize = on)', part);
       execute format('create index on %I using brin (at) with (pages_per_range = 16, autosummarize = on)', part);
+      execute format('create index on %I (request) where request is not null', part);
     end if;
   end loop;
   for n in 0 .. next - 1 loop

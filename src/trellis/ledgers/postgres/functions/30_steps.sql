@@ -55,8 +55,10 @@ declare
   promoted int := 0;
 begin
   for k in select c.id, c.cap from concurrency_key c where c.id = any(p_keys) order by c.id for update loop
+    -- After a limit was lowered slots beyond it may still be owned: what counts is how many there are.
     for seat in select s.n from generate_series(1, k.cap) s(n)
-                 where not exists (select from slot o where o.ckey = k.id and o.n = s.n) loop
+                 where not exists (select from slot o where o.ckey = k.id and o.n = s.n)
+                 order by s.n limit greatest(0, k.cap - (select count(*) from slot o where o.ckey = k.id)) loop
       delete from parked p where p.id = (select q.id from parked q where q.ckey = k.id order by q.prio, q.pos limit 1
                                           for update skip locked) returning p.* into head;
       exit when not found;

@@ -62,7 +62,7 @@ create or replace function _submit_one(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint,
   p_payload bytea, p_max_attempts smallint, p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8,
   p_correlation text, p_trace text, p_parent text, p_compensates text, p_ckey text, p_cap int, p_scope text, p_key text,
-  p_fingerprint bytea, out outcome text, out job_id text)
+  p_fingerprint bytea, p_asked_before boolean, out outcome text, out job_id text)
 language plpgsql set search_path from current as $$
 declare
   l lifecycle;
@@ -79,7 +79,7 @@ begin
     if not found then
       select j.job_id, k.fingerprint into old from idempotency k join job j on j.id = k.id where k.scope = p_scope and k.key = p_key;
       job_id := old.job_id;
-      outcome := case when old.fingerprint <> p_fingerprint then 'mismatch' when old.job_id = p_job_id and p_scope <> 'job_id'
+      outcome := case when old.fingerprint <> p_fingerprint then 'mismatch' when old.job_id = p_job_id and p_asked_before
                       then 'created' else 'existing' end;
       return;
     end if;
@@ -120,7 +120,7 @@ create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
   p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
-  p_keys text[], p_fingerprints bytea[])
+  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[])
 returns table (outcome text, job_id text)
 language plpgsql security definer set search_path from current as $$
 declare
@@ -133,7 +133,7 @@ begin
     return query select s.outcome, s.job_id from _submit_one(
       p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
       p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
-      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i]) s;
+      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat or not p_given[i]) s;
   end loop;
 end $$;
 
@@ -171,7 +171,7 @@ begin
     coalesce(p_job_id, gen_random_uuid()::text), type_id(p_type), prio, body, p_max_attempts::smallint, 2::smallint, p_delay_s,
     p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, p_concurrency_key, p_concurrency_limit,
     case when p_idempotency_key is not null then 'sql' when p_job_id is not null then 'job_id' end,
-    coalesce(p_idempotency_key, p_job_id), print) s;
+    coalesce(p_idempotency_key, p_job_id), print, false) s;
   if made.outcome = 'mismatch' then
     raise exception 'key % was used before for another request (job %)', coalesce(p_idempotency_key, p_job_id), made.job_id
       using errcode = 'TR004';

@@ -49,17 +49,22 @@ begin
   return whole;
 end $$;
 
+-- What few jobs have, as JSON, so that most rows stay narrow.
+create or replace function _extra(j job, p_now timestamptz) returns text language sql stable set search_path from current as $$
+  select json_build_object(
+    'trace', j.trace, 'parent_id', j.parent_id, 'compensates', (select o.job_id from job o where o.id = j.compensates),
+    'deadline_s', extract(epoch from j.deadline_at - p_now),
+    'checkpoint', (select encode(c.body, 'base64') from checkpoint c where c.id = j.id))::text
+$$;
+
 create or replace function _claimed(p_ids bigint[], p_now timestamptz)
 returns table (
-  kind smallint, id bigint, epoch int, version int, state smallint, type int, attempt smallint, generation smallint,
-  max_attempts smallint, deaths smallint, prio smallint, lease_ms int, beat_ms int, pos bigint, job_id text, payload bytea,
-  correlation_id text, trace text, parent_id text, compensates text, checkpoint bytea, deadline_s float8, created_at timestamptz,
+  kind smallint, id bigint, epoch int, state smallint, type int, attempt smallint, generation smallint, max_attempts smallint,
+  deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
   ids bigint[], versions int[])
 language sql stable set search_path from current as $$
-  select 0::smallint, d.id, d.epoch, d.version, d.state, d.type, d.attempt, d.generation, d.max_attempts, d.deaths, d.prio,
-         d.lease_ms, d.beat_ms, null::bigint, j.job_id, j.payload, j.correlation_id, j.trace, j.parent_id,
-         (select o.job_id from job o where o.id = j.compensates), (select c.body from checkpoint c where c.id = d.id),
-         extract(epoch from j.deadline_at - p_now)::float8, j.created_at, null::bigint[], null::int[]
+  select 0::smallint, d.id, d.epoch, d.state, d.type, d.attempt, d.generation, d.max_attempts, d.deaths, d.prio, null::bigint, j.job_id,
+         j.payload, j.correlation_id, j.created_at, _extra(j, p_now), null::bigint[], null::int[]
     from lease d join job j on j.id = d.id where d.id = any(p_ids) order by d.id
 $$;
 
@@ -67,9 +72,8 @@ create or replace function _claim(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, l lifecycle, p_claim text, p_types int[], p_lease_ms int[],
   p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int)
 returns table (
-  kind smallint, id bigint, epoch int, version int, state smallint, type int, attempt smallint, generation smallint,
-  max_attempts smallint, deaths smallint, prio smallint, lease_ms int, beat_ms int, pos bigint, job_id text, payload bytea,
-  correlation_id text, trace text, parent_id text, compensates text, checkpoint bytea, deadline_s float8, created_at timestamptz,
+  kind smallint, id bigint, epoch int, state smallint, type int, attempt smallint, generation smallint, max_attempts smallint,
+  deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
   ids bigint[], versions int[])
 language plpgsql set search_path from current as $$
 #variable_conflict use_column
@@ -101,11 +105,12 @@ begin
   ), ranked as (
     select t.*, coalesce(l.claim_to[t.state], t.state) as claimed_state, l.claim_to[t.state] is not null as moves,
            array_position(p_types, t.type) as k,
+           l.claim_to[t.state] is not null and coalesce(l.start_roles[l.claim_to[t.state]] & (1 << p_role::int) <> 0, false) as may_start,
            (p_prefetch = 0 or row_number() over (order by t.prio, t.pos) <= p_start) as starts
       from taken t
   ), rows as (
-    select r.*, r.starts and r.moves and l.start_to[r.claimed_state] is not null as goes,
-           r.version + (r.moves)::int + (r.starts and r.moves and l.start_to[r.claimed_state] is not null)::int as new_version
+    select r.*, r.starts and r.may_start as goes,
+           r.version + (r.moves)::int + (r.starts and r.may_start)::int as new_version
       from ranked r
   ), d as (
     insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
@@ -123,11 +128,9 @@ begin
     select r.id, p_batch, p_now, r.version + 2, p_actor, r.epoch, l.start_event[r.claimed_state], l.lifecycle, r.claimed_state,
            l.start_to[r.claimed_state], r.generation, r.attempt, p_role from rows r where r.goes
   )
-  select 0::smallint, r.id, r.epoch, r.new_version, case when r.goes then l.start_to[r.claimed_state] else r.claimed_state end,
-         r.type, r.attempt, r.generation, r.max_attempts, r.deaths, r.prio, p_lease_ms[r.k], p_beat_ms[r.k], r.pos, j.job_id, j.payload,
-         j.correlation_id, j.trace, j.parent_id,
-         case when r.flags & 1 = 1 then (select o.job_id from job o where o.id = j.compensates) end,
-         case when r.epoch > 1 then (select c.body from checkpoint c where c.id = r.id) end,
-         extract(epoch from j.deadline_at - p_now)::float8, j.created_at, null::bigint[], null::int[]
+  select 0::smallint, r.id, r.epoch, case when r.goes then l.start_to[r.claimed_state] else r.claimed_state end, r.type, r.attempt,
+         r.generation, r.max_attempts, r.deaths, r.prio, r.pos, j.job_id, j.payload, j.correlation_id, j.created_at,
+         case when r.epoch > 1 or r.flags <> 0 or j.trace is not null or j.parent_id is not null or j.deadline_at is not null
+              then _extra(j, p_now) end, null::bigint[], null::int[]
     from rows r join job j on j.id = r.id order by r.prio, r.pos;
 end $$;

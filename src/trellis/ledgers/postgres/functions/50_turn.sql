@@ -12,7 +12,7 @@ declare
 begin
   for o in select * from jsonb_to_recordset(p_others) as r(
       id bigint, epoch int, lifecycle smallint, source smallint, trigger text, delay float8, spare boolean, cause text, data text,
-      result text, ttl float8, reason text, stage text, error text) order by r.id loop
+      result text, ttl float8, reason text, stage text, error text, version int) order by r.id loop
     select r.* into x from transition r where r.lifecycle = o.lifecycle and r.source = o.source and r.trigger = o.trigger and r.fenced;
     if not found then
       raise exception 'lifecycle % declares no % from state % for a holder', o.lifecycle, o.trigger, o.source using errcode = 'TR001';
@@ -21,6 +21,7 @@ begin
     if s.phase = 1 then
       update lease l set state = x.target, version = l.version + 1
        where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
+         and (o.version is null or l.version = o.version)
       returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
                 l.state, l.lifecycle, l.prio, l.flags into t;
       if found then
@@ -30,7 +31,12 @@ begin
                 t.attempt, p_role, o.cause, convert_to(o.data, 'UTF8'));
       end if;
     else
+      if s.phase = 0 and exists (select from lease l where l.id = o.id and l.epoch = o.epoch and l.cancel_at is not null) then
+        return query select 3::smallint, o.id, _cancel_now(o.id, p_actor, p_now, p_batch);
+        continue;
+      end if;
       delete from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
+         and (o.version is null or l.version = o.version)
       returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
                 l.state, l.lifecycle, l.prio, l.flags into t;
       if found then
@@ -46,19 +52,23 @@ begin
     if t.id = o.id then
       return query select 3::smallint, o.id, t.version;
     else
-      return query select r.kind, r.id, r.version from _was_applied(array[o.id], array[o.epoch], array[x.target]) r;
+      return query select r.kind, r.id, r.version from _was_applied(o.id, o.epoch, x.target, x.event, o.version) r;
     end if;
     t := null;
   end loop;
 end $$;
 
--- For steps whose lease was not found: kind 2 when this epoch's last event already led to the target, else 1 (lost).
-create or replace function _was_applied(p_ids bigint[], p_epochs int[], p_targets smallint[])
+-- For a step that found no lease to move: kind 2 when the last event of its epoch is this very step (and, where it led to a
+-- held state, the job still has that epoch), else 1 (lost).
+create or replace function _was_applied(p_id bigint, p_epoch int, p_target smallint, p_type smallint, p_version int)
 returns table (kind smallint, id bigint, version int) language sql stable set search_path from current as $$
-  select case when e.to_state = u.target then 2 else 1 end::smallint, u.id, e.version
-    from unnest(p_ids, p_epochs, p_targets) u(id, epoch, target)
-    left join lateral (select o.to_state, o.version from event o where o.id = u.id and o.epoch = u.epoch
-                        order by o.version desc limit 1) e on true
+  select case when e.to_state = p_target and e.type = p_type and (p_version is null or e.version = p_version + 1)
+                   and (not exists (select from state s where s.lifecycle = e.lifecycle and s.state = p_target and s.phase = 1)
+                        or exists (select from lease d where d.id = p_id and d.epoch = p_epoch)) then 2 else 1 end::smallint,
+         p_id, e.version
+    from (select) one left join lateral (
+      select o.to_state, o.version, o.type, o.lifecycle from event o where o.id = p_id and o.epoch = p_epoch
+       order by o.version desc limit 1) e on true
 $$;
 
 create or replace function turn(
@@ -68,9 +78,8 @@ create or replace function turn(
   p_others jsonb,
   p_claim text, p_types int[], p_lease_ms int[], p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int)
 returns table (
-  kind smallint, id bigint, epoch int, version int, state smallint, type int, attempt smallint, generation smallint,
-  max_attempts smallint, deaths smallint, prio smallint, lease_ms int, beat_ms int, pos bigint, job_id text, payload bytea,
-  correlation_id text, trace text, parent_id text, compensates text, checkpoint bytea, deadline_s float8, created_at timestamptz,
+  kind smallint, id bigint, epoch int, state smallint, type int, attempt smallint, generation smallint, max_attempts smallint,
+  deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
   ids bigint[], versions int[])
 language plpgsql security definer set search_path from current
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
@@ -89,8 +98,42 @@ declare
   told record;
 begin
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
+  if p_starts is not null then
+    batch_no := coalesce(batch_no, _open_batch());
+    with i as (
+      select * from unnest(p_starts, p_start_epochs) u(id, epoch)
+    ), x as (
+      update lease d set state = l.start_to[d.state], version = d.version + 1,
+                         until = now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms'
+        from i where d.id = i.id and d.epoch = i.epoch and d.lifecycle = p_lifecycle and l.start_to[d.state] is not null
+                 and d.until > now_at and d.cancel_at is null
+      returning d.id, d.version, d.epoch, d.generation, d.attempt, d.state
+    ), e as (
+      insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+      select x.id, batch_no, now_at, x.version, p_actor, x.epoch, l.start_event[f.n], p_lifecycle, f.n, x.state, x.generation,
+             x.attempt, a.role from x, lateral (select array_position(l.start_to, x.state)::smallint as n) f
+    )
+    select array_agg(x.id), array_agg(x.version) into got, got_versions from x;
+    if coalesce(cardinality(got), 0) < cardinality(p_starts) then
+      for told in select w.*, c.cancel_at from (select u.id, u.epoch from unnest(p_starts, p_start_epochs) u(id, epoch)
+          where got is null or u.id <> all(got)) m
+        left join lease c on c.id = m.id and c.epoch = m.epoch,
+        lateral _was_applied(m.id, m.epoch, c.state, l.start_event[array_position(l.start_to, c.state)], null) w loop
+        -- Somebody asked for a stop before user code began: nothing has to be waited for.
+        if told.cancel_at is not null and told.kind = 1 then perform _cancel_now(told.id, p_actor, now_at, batch_no); end if;
+        kind := told.kind; id := told.id; epoch := told.version; pos := 0;
+        return next;
+      end loop;
+    end if;
+    if got is not null then
+      kind := 3; id := null; pos := 0; ids := got; versions := got_versions;
+      return next;
+      ids := null; versions := null;
+    end if;
+  end if;
+
   if p_done is not null then
-    batch_no := _open_batch();
+    batch_no := coalesce(batch_no, _open_batch());
     with i as (
       select * from unnest(p_done, p_done_epochs, p_results, p_ttls) u(id, epoch, body, ttl)
     ), x as (
@@ -120,54 +163,22 @@ begin
     if coalesce(cardinality(got), 0) < cardinality(p_done) then
       for told in select w.* from (select u.id, u.epoch from unnest(p_done, p_done_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m,
-        lateral _was_applied(array[m.id], array[m.epoch], array[l.done_to[p_done_source]]) w loop
-        kind := told.kind; id := told.id; version := told.version;
+        lateral _was_applied(m.id, m.epoch, l.done_to[p_done_source], l.done_event[p_done_source], null) w loop
+        kind := told.kind; id := told.id; epoch := told.version; pos := 1;
         return next;
       end loop;
     end if;
     if got is not null then
-      kind := 3; id := null; version := null; ids := got; versions := got_versions;
+      kind := 3; id := null; pos := 1; ids := got; versions := got_versions;
       return next;
       kind := null; ids := null; versions := null;
-    end if;
-  end if;
-
-  if p_starts is not null then
-    batch_no := coalesce(batch_no, _open_batch());
-    with i as (
-      select * from unnest(p_starts, p_start_epochs) u(id, epoch)
-    ), x as (
-      update lease d set state = l.start_to[d.state], version = d.version + 1,
-                         until = now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms'
-        from i where d.id = i.id and d.epoch = i.epoch and d.lifecycle = p_lifecycle and l.start_to[d.state] is not null
-                 and d.until > now_at
-      returning d.id, d.version, d.epoch, d.generation, d.attempt, d.state
-    ), e as (
-      insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
-      select x.id, batch_no, now_at, x.version, p_actor, x.epoch, l.start_event[f.n], p_lifecycle, f.n, x.state, x.generation,
-             x.attempt, a.role from x, lateral (select array_position(l.start_to, x.state)::smallint as n) f
-    )
-    select array_agg(x.id), array_agg(x.version) into got, got_versions from x;
-    if coalesce(cardinality(got), 0) < cardinality(p_starts) then
-      for told in select w.* from (select u.id, u.epoch from unnest(p_starts, p_start_epochs) u(id, epoch)
-          where got is null or u.id <> all(got)) m,
-        lateral (select array_agg(n) from unnest(l.start_to) n where n is not null) c(targets),
-        lateral _was_applied(array[m.id], array[m.epoch], c.targets[1:1]) w loop
-        kind := told.kind; id := told.id; version := told.version;
-        return next;
-      end loop;
-    end if;
-    if got is not null then
-      kind := 3; id := null; version := null; ids := got; versions := got_versions;
-      return next;
-      ids := null; versions := null;
     end if;
   end if;
 
   if p_others is not null then
     batch_no := coalesce(batch_no, _open_batch());
     for told in select o.* from _advance_others(p_others, p_actor, a.role, now_at, batch_no) o loop
-      kind := told.kind; id := told.id; version := told.version;
+      kind := told.kind; id := told.id; epoch := told.version; pos := 2;
       return next;
     end loop;
   end if;

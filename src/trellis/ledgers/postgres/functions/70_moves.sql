@@ -9,7 +9,7 @@ begin
   select k.cap into cap_now from concurrency_key k where k.id = p_key for update;
   insert into slot (ckey, n, id)
   select p_key, s.n, p_id from generate_series(1, cap_now) s(n)
-   where not exists (select from slot o where o.ckey = p_key and o.n = s.n) order by s.n limit 1;
+   where (select count(*) from slot o where o.ckey = p_key) < cap_now and not exists (select from slot o where o.ckey = p_key and o.n = s.n) order by s.n limit 1;
   return found;
 end $$;
 
@@ -65,6 +65,14 @@ begin
   outcome := 'moved'; target := (d.x).target; version := t.version; epoch := t.epoch;
 end $$;
 
+-- Carry out a wish to cancel, in the name of the lifecycle's sweep.
+create or replace function _cancel_now(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint) returns int language sql
+set search_path from current as $$
+  select m.version from _move_one(
+    p_id, null, 'cancel', p_actor, (select c.swept_by from lifecycle c join job j on j.lifecycle = c.lifecycle where j.id = p_id), p_now,
+    p_batch, null, null, null, null, null, 'cancel was requested', null, null, null, null) m
+$$;
+
 create or replace function move(
   p_actor int, p_job_id text, p_target smallint, p_request text, p_version int, p_delay float8, p_lease_ms int, p_beat_ms int,
   p_cause text, p_data bytea, p_reason text, p_stage text, p_error text)
@@ -82,7 +90,8 @@ begin
                    p_cause, p_data, p_reason, p_stage, p_error) m;
 end $$;
 
--- Soft asks the holder while user code runs and leaves the rest to the sweep; everything else ends the job now.
+-- Soft leaves a wish with the lease: the holder learns it when it renews, and it is carried out as soon as no user code runs
+-- (a start, the end of the attempt, a lost lease) or when its grace is over. Hard, and any cancel of a waiting job, is now.
 create or replace function cancel(
   p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text)
 returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
@@ -98,7 +107,7 @@ begin
   select b.* into j from job b where b.job_id = p_job_id;
   if not found then return; end if;
   k := _find(j.id);
-  if p_soft and k.place = 'held' and (select s.runs_code from state s where s.lifecycle = j.lifecycle and s.state = (k.t).state) then
+  if p_soft and k.place = 'held' then
     d := _declared_step(j.lifecycle, (k.t).state, null, 'cancel', a.role);
     if d.refusal is null then
       update lease l set cancel_at = coalesce(l.cancel_at, now_at + p_grace_s * interval '1 s') where l.id = j.id;
@@ -155,5 +164,16 @@ declare
   key_id bigint := _key_id(p_key, p_cap);
 begin
   update concurrency_key k set cap = p_cap where k.id = key_id;
+  with surplus as (
+    delete from ready r where r.id = any(array(
+      select q.id from ready q where q.ckey = key_id order by q.prio desc, q.pos desc
+       limit greatest(0, (select count(*) from slot s where s.ckey = key_id) - p_cap) for update skip locked)) returning r.*
+  ), freed as (
+    delete from slot s using surplus u where s.id = u.id
+  )
+  insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
+                      flags, pos)
+  select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags, pos
+    from surplus;
   perform _promote(array[key_id]);
 end $$;

@@ -14,6 +14,7 @@ begin
   select n.* into s from state n where n.lifecycle = l.lifecycle and n.state = l.state;
   select c.swept_by into by_role from lifecycle c where c.lifecycle = l.lifecycle;
   select j.max_deaths into deaths_max from job j where j.id = l.id;
+  if l.cancel_at is not null and _cancel_now(l.id, p_actor, p_now, p_batch) is not null then return 'cancelled'; end if;
   if s.runs_code then t.deaths := t.deaths + 1; end if;
   delete from lease d where d.id = l.id;
   if s.stays then
@@ -102,6 +103,7 @@ begin
   return done + moved;
 end $$;
 
+-- A deadline that the present state does not know is left for a later one.
 create or replace function _sweep_deadlines(p_actor int, p_now timestamptz, p_batch bigint, p_limit int) returns int language plpgsql
 set search_path from current as $$
 declare
@@ -111,14 +113,15 @@ declare
   t token;
   done int := 0;
   by_role smallint;
-  declared boolean;
 begin
-  for d in select o.id from deadline o where o.at <= p_now order by o.at limit p_limit for update skip locked loop
+  for d in select o.id from deadline o join job_status s on s.id = o.id
+             left join transition r on r.lifecycle = s.lifecycle and r.source = s.state and r.trigger = 'deadline'
+            where o.at <= p_now and (r.trigger is not null or s.place = 'ended') order by o.at limit p_limit
+              for update of o skip locked loop
     k := _find(d.id);
     t := k.t;
     select r.* into x from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'deadline';
-    declared := found;
-    if declared then
+    if found then
       select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
       perform _remove(d.id, k.place);
       if k.place = 'held' then t.epoch := t.epoch + 1; end if;
@@ -126,9 +129,7 @@ begin
                     'deadline passed');
       done := done + 1;
     end if;
-    if declared or k.place is null or k.place = 'ended' then delete from deadline o where o.id = d.id;
-    else update deadline o set at = p_now + interval '1 s' where o.id = d.id;
-    end if;
+    delete from deadline o where o.id = d.id;
   end loop;
   return done;
 end $$;
@@ -137,13 +138,10 @@ create or replace function _sweep_cancels(p_actor int, p_now timestamptz, p_batc
 set search_path from current as $$
 declare
   d record;
-  by_role smallint;
   done int := 0;
 begin
-  for d in select l.id, l.lifecycle from lease l where l.cancel_at <= p_now order by l.id limit p_limit for update skip locked loop
-    select c.swept_by into by_role from lifecycle c where c.lifecycle = d.lifecycle;
-    perform _move_one(d.id, null, 'cancel', p_actor, by_role, p_now, p_batch, null, null, null, null, null,
-                      'soft cancel not obeyed within its grace', null, null, null, null);
+  for d in select l.id from lease l where l.cancel_at <= p_now order by l.id limit p_limit for update skip locked loop
+    perform _cancel_now(d.id, p_actor, p_now, p_batch);
     done := done + 1;
   end loop;
   return done;
@@ -189,9 +187,11 @@ begin
   batch_no := _open_batch();
   for l in select d.* from lease d where d.until <= now_at order by d.id limit p_limit for update skip locked loop
     what := _reap(l, p_actor, now_at, batch_no);
-    if what = 'exhausted' then exhausted := exhausted + 1; else expired := expired + 1; end if;
+    if what = 'exhausted' then exhausted := exhausted + 1;
+    elsif what = 'cancelled' then cancelled := cancelled + 1;
+    else expired := expired + 1; end if;
   end loop;
-  cancelled := _sweep_cancels(p_actor, now_at, batch_no, p_limit);
+  cancelled := cancelled + _sweep_cancels(p_actor, now_at, batch_no, p_limit);
   due := _sweep_due(p_actor, now_at, batch_no, p_limit);
   deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
   promoted := _heal_keys();
@@ -200,6 +200,6 @@ begin
   delete from claim c where c.no in (select o.no from claim o where o.at < now_at - interval '1 hour' order by o.no limit p_limit);
   select extract(epoch from min(w.at) - now_at)::float8 into next_due_s from (
     select min(d.until) as at from lease d union all select min(d.cancel_at) from lease d
-    union all select min(r.due_at) from resting r where r.due_at is not null union all select min(o.at) from deadline o) w;
+    union all select min(r.due_at) from resting r where r.due_at is not null union all select min(o.at) from deadline o where o.at > now_at) w;
   return next;
 end $$;

@@ -27,8 +27,9 @@ begin
   get diagnostics results = row_count;
   delete from signal s where s.no = any(array(select o.no from signal o where o.at < now_at - p_signals_s * interval '1 s' limit p_limit));
   get diagnostics signals = row_count;
-  gone := array(select n.id from ended n where n.at < now_at - p_ended_s * interval '1 s' order by n.at limit p_limit
-                 for update skip locked);
+  gone := array(select n.id from ended n where n.at < now_at - p_ended_s * interval '1 s'
+                   and not exists (select from idempotency k where k.id = n.id and k.at > now_at - interval '1 day')
+                 order by n.at limit p_limit for update skip locked);
   delete from idempotency k where k.id = any(gone);
   get diagnostics keys = row_count;
   delete from result r where r.id = any(gone);

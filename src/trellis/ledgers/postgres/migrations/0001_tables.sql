@@ -17,7 +17,7 @@ create table meta (name text primary key, value text not null);
 create table lifecycle (
   lifecycle smallint primary key, name text not null unique, version int not null, swept_by smallint not null,
   -- by source state: where claim, start and complete lead and which event they write; null where not declared
-  claim_to smallint[], claim_event smallint[], start_to smallint[], start_event smallint[], done_to smallint[], done_event smallint[],
+  claim_to smallint[], claim_event smallint[], start_to smallint[], start_event smallint[], start_roles int[], done_to smallint[], done_event smallint[],
   initial smallint, initial_event smallint, initial_claimable boolean, initial_timer_s float8
 );
 create table state (

@@ -1,0 +1,110 @@
+"""The second belt: what the tables refuse even to a role that may write them, so that a wrong function cannot lie."""
+
+import asyncpg
+import pytest
+
+from tests.ledgers.conformance.rig import Rig
+
+pytestmark = [pytest.mark.only("postgres"), pytest.mark.requirement("D55")]
+
+EVENT = """
+INSERT INTO trellis.event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+SELECT e.id, e.batch, e.at, {version}, e.actor, {epoch}, 2, e.lifecycle, {source}, {target}, {generation}, {attempt}, 9
+  FROM trellis.event e ORDER BY e.version DESC LIMIT 1
+"""
+NEXT = {"version": "e.version + 1", "epoch": "e.epoch", "source": "e.to_state", "generation": 0, "attempt": 0}
+
+
+async def _refused(rig: Rig, statement: str) -> asyncpg.PostgresError:
+    assert rig.admin_sql is not None
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await rig.admin_sql(statement)
+    return refused.value
+
+
+async def test_the_declared_next_event_would_be_taken(rig: Rig):
+    """The control: the same statement with nothing wrong passes the guard, so that the refusals below mean something."""
+    await rig.submit_one()
+    await rig.claim_one(start=False)
+    assert rig.admin_sql is not None
+    await rig.admin_sql("BEGIN")
+    await rig.admin_sql(EVENT.format(**NEXT, target=3))
+    await rig.admin_sql("ROLLBACK")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target": 4},  # assigned → succeeded is not declared
+        {"target": 3, "version": "e.version + 2"},
+        {"target": 3, "source": 1},
+        {"target": 3, "epoch": "e.epoch - 1"},
+        {"target": 3, "attempt": -1},
+        {"target": 3, "generation": -1},
+    ],
+    ids=[
+        "illegal transition",
+        "version gap",
+        "wrong predecessor",
+        "falling epoch",
+        "falling attempt",
+        "falling generation",
+    ],
+)
+async def test_an_event_that_does_not_follow_is_refused(rig: Rig, wrong: dict[str, object]):
+    await rig.submit_one()
+    await rig.claim_one(start=False)
+    error = await _refused(rig, EVENT.format(**(NEXT | wrong)))
+    assert error.sqlstate == "TR001"
+
+
+async def test_a_second_event_for_a_version_is_refused(rig: Rig):
+    await rig.submit_one()
+    await rig.claim_one(start=False)
+    error = await _refused(rig, EVENT.format(**(NEXT | {"version": "e.version", "target": 3})))
+    assert isinstance(error, asyncpg.UniqueViolationError)
+
+
+@pytest.mark.parametrize("statement", ["UPDATE trellis.event SET cause = 'x'", "TRUNCATE trellis.event"])
+async def test_history_is_never_rewritten(rig: Rig, statement: str):
+    await rig.submit_one()
+    assert (await _refused(rig, statement)).sqlstate == "TR001"
+
+
+async def test_two_jobs_cannot_own_one_slot(rig: Rig):
+    await rig.submit(2, concurrency_key="k")
+    error = await _refused(rig, "INSERT INTO trellis.slot SELECT ckey, 1, id FROM trellis.parked")
+    assert isinstance(error, asyncpg.UniqueViolationError)
+
+
+@pytest.mark.parametrize(
+    "column, value",
+    [
+        ("reason_code", "NULL"),
+        ("reason_code", "'because'"),
+        ("stage", "'later'"),
+        ("last_error", "''"),
+        ("attempts", "NULL"),
+        ("correlation_id", "''"),
+        ("last_lease_expires_at", "NULL"),
+    ],
+)
+@pytest.mark.requirement("DJ-12")
+async def test_a_dead_letter_is_complete_or_refused(rig: Rig, column: str, value: str):
+    await rig.submit_one()
+    fields = {
+        "reason_code": "'timeout'",
+        "stage": "'exec'",
+        "last_error": "'late'",
+        "attempts": "1",
+        "last_owner": "1",
+        "last_lease_expires_at": "now()",
+        "correlation_id": "'c'",
+    }
+    names = ", ".join(fields)
+    insert = "INSERT INTO trellis.dead_letter (id, version, at, {names}) SELECT id, 9, now(), {values} FROM trellis.job"
+    assert rig.admin_sql is not None
+    await rig.admin_sql("BEGIN")
+    await rig.admin_sql(insert.format(names=names, values=", ".join(fields.values())))
+    await rig.admin_sql("ROLLBACK")
+    await _refused(rig, insert.format(names=names, values=", ".join((fields | {column: value}).values())))

@@ -1,0 +1,64 @@
+"""Look-ups and claims stay on their indexes, also when the statistics say that a table is empty."""
+
+import json
+
+import pytest
+
+from tests.ledgers.conformance.rig import Rig
+from trellis.ledgers.postgres.reads import Read
+
+pytestmark = pytest.mark.only("postgres")
+
+PARTITION_JOBS = 4_194_304
+
+
+async def _plan(rig: Rig, statement: str, *arguments: object) -> str:
+    assert rig.admin_sql is not None
+    await rig.admin_sql("SET search_path = trellis")
+    await rig.admin_sql("SET enable_seqscan = off")
+    rows = await rig.admin_sql("EXPLAIN (FORMAT JSON) " + statement, *arguments)
+    return json.dumps(json.loads(rows[0][0]) if isinstance(rows[0][0], str) else rows[0][0])
+
+
+@pytest.mark.requirement("DJ-13", "D52")
+async def test_events_of_a_sealed_partition_are_found_by_type_and_time_through_their_index(rig: Rig):
+    """A partition is sealed when the next jobs go elsewhere; only then does it get the dear index."""
+    assert rig.admin_sql is not None
+    await rig.admin_sql("SELECT setval('trellis.job_id_seq', $1::bigint)", PARTITION_JOBS - 3)
+    jobs = await rig.submit(6)
+    await rig.claim(6)
+    assert "event_0_type_at" not in await _plan(rig, Read.events_by_type, 2, None, 10)
+    await rig.sweep()
+    assert "event_0_type_at" in await _plan(rig, Read.events_by_type, 2, None, 10)
+    found = await rig.ledger.find_events(type_="job_claimed", correlation_id=None, since=None, limit=10)
+    assert [event.job_id for event in found] == jobs
+    assert len({row[0] for row in await rig.admin_sql("SELECT tableoid FROM trellis.event")}) == 2
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_events_are_found_by_correlation_through_an_index(rig: Rig):
+    await rig.submit(3, correlation_id="c")
+    assert "job_correlation" in await _plan(rig, Read.events_by_correlation, "c", None, 10, None)
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_events_of_a_job_are_found_through_the_key(rig: Rig):
+    await rig.submit(3)
+    plan = await _plan(rig, Read.events, "job-1")
+    assert "job_job_id_key" in plan
+    assert "event_0_pkey" in plan
+
+
+async def test_the_claim_walks_its_index_in_order_without_sorting(rig: Rig):
+    await rig.submit(3)
+    plan = await _plan(
+        rig,
+        "SELECT ctid FROM ready WHERE type = 1 AND prio = 2::smallint AND pos >= 0 AND lifecycle = 4::smallint ORDER BY pos LIMIT 10",
+    )
+    assert "ready_claim" in plan
+    assert '"Sort"' not in plan
+
+
+async def test_jobs_of_an_ended_state_are_listed_through_their_index(rig: Rig):
+    plan = await _plan(rig, Read.jobs_ended, 100, 10, [4], None, None, None, [4], None)
+    assert "ended_state" in plan
