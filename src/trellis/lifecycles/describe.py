@@ -69,6 +69,7 @@ def _state_line(lifecycle: Lifecycle, state: State) -> StateLine:
     said = (
         (state is lifecycle.initial, "first"),
         (state.claimable and state.phase is Phase.WAITING, "claimable"),
+        (state.timer_s is not None, f"due after {(state.timer_s or 0) / 3600:g} h"),
         (state.lease_loss is LeaseLoss.STAY, "a lost lease leaves it here, to be claimed again"),
         (state.lease_loss is LeaseLoss.EXPIRE, "a lost lease pulls expire"),
         (state.on_error is not None, f"an error pulls {state.on_error}"),
@@ -76,7 +77,7 @@ def _state_line(lifecycle: Lifecycle, state: State) -> StateLine:
         (state.success, "success"),
         (state.dead_letter, "needs a dead letter"),
     )
-    notes = ", ".join(words for holds, words in said if holds)
+    notes = "; ".join(words for holds, words in said if holds)
     return StateLine(state=state.name, phase=state.phase, rank=str(state.rank), notes=notes)
 
 

@@ -233,18 +233,10 @@ class _Plan:
         return [self.row[source] for source in self._forward_sources(name)] or [self.row[name]]
 
     def _fits(self, name: str, column: int, taken: dict[str, int]) -> bool:
-        """Nothing stands in the cell or where the trunk above it runs, and no other trunk runs through the cell."""
-        first = min(
-            (self.row[s] for s in self._forward_sources(name) if taken.get(s) != column), default=self.row[name]
-        )
-        for other, c in taken.items():
-            if c != column:
-                continue
-            if first <= self.row[other] <= self.row[name]:
-                return False
-            if min(self._source_rows(other)) <= self.row[name] < self.row[other]:
-                return False
-        return True
+        """Nothing stands in the cell or where the trunk above it runs; cells are filled from the top row down."""
+        joining = [self.row[source] for source in self._forward_sources(name) if taken.get(source) != column]
+        first = min(joining, default=self.row[name])
+        return not any(c == column and first <= self.row[other] <= self.row[name] for other, c in taken.items())
 
     def _lanes(self) -> dict[tuple[str, Opens], int]:
         """One lane for each state that is gone back to; what opens a generation runs outside."""
