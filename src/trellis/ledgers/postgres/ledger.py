@@ -37,6 +37,7 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
 )
+from trellis.engine.text import storable
 from trellis.ledgers.postgres import submit, turn
 from trellis.ledgers.postgres.connection import Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
@@ -257,11 +258,11 @@ class PostgresLedger(Reads):
                 move.delay_s,
                 round(move.lease_s * 1000),
                 round(move.heartbeat_s * 1000),
-                move.cause,
+                storable(move.cause),
                 move.data,
                 death.reason_code if death else None,
                 death.stage if death else None,
-                death.last_error if death else None,
+                storable(death.last_error) if death else None,
             ),
         )
         self._bell.ring()
@@ -281,7 +282,7 @@ class PostgresLedger(Reads):
                 mode is CancelMode.SOFT,
                 request_id,
                 grace_s,
-                cause,
+                storable(cause),
             ),
         )
         if not rows:
@@ -299,7 +300,7 @@ class PostgresLedger(Reads):
         rows = await self._admin_lane.call(
             "requeue",
             request_id,
-            lambda c, _: c.fetch("select * from requeue($1, $2, $3, $4)", number, chosen, request_id, cause),
+            lambda c, _: c.fetch("select * from requeue($1, $2, $3, $4)", number, chosen, request_id, storable(cause)),
         )
         told = {row["job_id"]: _moved(row["job_id"], row, "requeue") for row in rows}
         missing = [job_id for job_id in chosen if job_id not in told]

@@ -78,12 +78,12 @@ async def _migrate(
         "insert into meta (name, value) values ('schema_version', $1) on conflict (name) do update set value = excluded.value",
         str(schema_version()),
     )
-    await connection.execute(_script("grants"))
     everyone = [(APP_ROLE, role) for role in ROLES]
     await connection.executemany(
         "insert into authority (db_role, role) values ($1, $2) on conflict do nothing",
         [(db_role, role.code) for db_role, role in [*everyone, *grants]],
     )
+    await connection.execute(_script("grants"))
     return Migrated(version_before=before, version=schema_version(), applied=tuple(applied))
 
 

@@ -18,6 +18,7 @@ from trellis.engine.jobs import (
     Priority,
     TurnResult,
 )
+from trellis.engine.text import storable
 from trellis.ledgers.postgres.connection import Row
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Transition, Trigger
 
@@ -92,13 +93,13 @@ def _other(advance: Advance) -> dict[str, Any]:
         "trigger": advance.trigger,
         "delay": advance.delay_s,
         "spare": advance.spare_attempt,
-        "cause": advance.cause,
+        "cause": storable(advance.cause),
         "data": advance.data.decode() if advance.data is not None else None,
         "result": base64.b64encode(advance.result).decode() if advance.result is not None else None,
         "ttl": advance.result_ttl_s,
         "reason": death.reason_code.value if death else None,
         "stage": death.stage.value if death else None,
-        "error": death.last_error if death else None,
+        "error": storable(death.last_error) if death else None,
         "version": advance.version,
     }
 

@@ -22,6 +22,10 @@ declare
   now_at timestamptz := trellis.now();
   gone bigint[];
 begin
+  if not exists (select from authority g join role r on r.role = g.role and r.name in ('sweeper', 'control-plane')
+                  where pg_has_role(session_user, g.db_role, 'member')) then
+    raise exception 'database role % may not remove finished work', session_user using errcode = 'TR002';
+  end if;
   delete from result r where r.id = any(array(
     select o.id from result o where o.expires_at <= now_at limit p_limit for update skip locked));
   get diagnostics results = row_count;
