@@ -21,7 +21,7 @@ from trellis.engine.jobs import (
     WorkerSeen,
 )
 from trellis.ledgers.postgres import rows
-from trellis.ledgers.postgres.connection import Row
+from trellis.ledgers.postgres.connection import Connection, Row
 from trellis.ledgers.postgres.inspection import findings
 from trellis.ledgers.postgres.lanes import Lane
 from trellis.ledgers.queries import NamedQueries
@@ -231,14 +231,18 @@ class Reads:
 
     async def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
         after = 0
-        while found := await self.fetch(Read.histories, after, batch):
-            keys = [row["id"] for row in found]
-            after = keys[-1]
+        while True:
+            found, past, dead = await self._read_lane.call(
+                "histories", "", lambda connection, _, after=after: _snapshot(connection, after, batch)
+            )
+            if not found:
+                return
+            after = found[-1]["id"]
             events: dict[str, list[Event]] = {}
-            for row in await self.fetch(Read.events_of, keys):
+            for row in past:
                 events.setdefault(row["job_id"], []).append(rows.event(row))
             letters: dict[str, list[DeadLetter]] = {}
-            for row in await self.fetch(Read.dead_letters_of, keys):
+            for row in dead:
                 state = state_at(events[row["job_id"]], row["version"])
                 letters.setdefault(row["job_id"], []).append(rows.dead_letter(row, state))
             for row in found:
@@ -256,6 +260,14 @@ class Reads:
             if found
             else [Finding(check="ledger", severity=Severity.ERROR, detail="the ledger does not answer")]
         )
+
+
+async def _snapshot(connection: Connection, after: int, limit: int) -> tuple[list[Row], list[Row], list[Row]]:
+    """Jobs, their events and their dead letters as of one moment, so that `verify` is fair on a ledger at work."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        found = await connection.fetch(Read.histories, after, limit)
+        keys = [row["id"] for row in found]
+        return found, await connection.fetch(Read.events_of, keys), await connection.fetch(Read.dead_letters_of, keys)
 
 
 def state_at(events: list[Event], version: int) -> str:

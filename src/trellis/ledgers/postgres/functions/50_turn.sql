@@ -52,7 +52,13 @@ begin
     if t.id = o.id then
       return query select 3::smallint, o.id, t.version;
     else
-      return query select r.kind, r.id, r.version from _was_applied(o.id, o.epoch, x.target, x.event, o.version) r;
+      -- A step that let go of a job to be cancelled left the cancel in its place, one epoch on, in the holder's name.
+      return query select coalesce(c.kind, r.kind), r.id, coalesce(c.version, r.version)
+        from _was_applied(o.id, o.epoch, x.target, x.event, o.version) r
+        left join lateral (select 2::smallint as kind, e.version from event e
+                            where s.phase = 0 and e.id = o.id and e.epoch = o.epoch + 1 and e.actor = p_actor
+                              and e.from_state = o.source and e.cause = 'cancel was requested'
+                            order by e.version limit 1) c on true;
     end if;
     t := null;
   end loop;

@@ -1,0 +1,161 @@
+"""What an error means for a job: a pure decision from the error's class, the attempts left and the type's policy.
+
+| The handler raised | Decision |
+|---|---|
+| `ValidationError` | dead letter `validation_failed`, no retry |
+| `PermanentError` | failed; with a dead letter too when the policy says `dlq_on_fail` |
+| `TransientError`, any other exception | retry while attempts are left, then what `on_exhausted` says |
+
+The wait before attempt n + 1 is `base_s * factor ** n`, at most `max_s`, and of that a random share: full jitter (0 to
+100 %) spreads a crowd of failed jobs evenly; a smaller `jitter` keeps the wait nearer to its nominal length.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trellis.engine.errors import JobError, OptionInvalid, PermanentError, TransientError, ValidationError
+from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, DeathCertificate, ReasonCode, Stage
+
+RETRY_BASE_S_DEFAULT = 0.5
+RETRY_FACTOR_DEFAULT = 2.0
+RETRY_MAX_S_DEFAULT = 60.0
+
+
+def _check(option: str, value: float, *, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise OptionInvalid(option=option, value=value, expected=f"a number from {low:g} to {high:g}")
+
+
+class OnExhausted(StrEnum):
+    """Where a job goes whose last attempt failed."""
+
+    DEAD_LETTER = "dead_letter"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """Exponential backoff with jitter. `jitter` is the share of the wait that is drawn at random: 1.0 is full jitter."""
+
+    base_s: float = RETRY_BASE_S_DEFAULT
+    factor: float = RETRY_FACTOR_DEFAULT
+    max_s: float = RETRY_MAX_S_DEFAULT
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("retry base_s", self.base_s, low=0.0, high=DELAY_S_MAX)
+        _check("retry factor", self.factor, low=1.0, high=1_000.0)
+        _check("retry max_s", self.max_s, low=0.0, high=DELAY_S_MAX)
+        _check("retry jitter", self.jitter, low=0.0, high=1.0)
+
+    def nominal_s(self, attempt: int) -> float:
+        """The wait after attempt `attempt` (from 0) before jitter."""
+        # Past 2 ** 64 the power only overflows; the cap has long been reached.
+        return min(self.max_s, self.base_s * self.factor ** min(attempt, 64))
+
+    def delay_s(self, attempt: int, draw: float) -> float:
+        """The wait after attempt `attempt`; `draw` is uniform in [0, 1)."""
+        nominal = self.nominal_s(attempt)
+        return nominal * (1.0 - self.jitter) + nominal * self.jitter * draw
+
+
+RETRY_DEFAULT = RetryPolicy()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorPolicy:
+    """Everything a job type says about errors."""
+
+    retry: RetryPolicy = RETRY_DEFAULT
+    on_exhausted: OnExhausted = OnExhausted.DEAD_LETTER
+    dlq_on_fail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Another attempt after `delay_s`."""
+
+    delay_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The job has failed; `death` when a dead letter is kept as well."""
+
+    error: str
+    death: DeathCertificate | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterIt:
+    """The job is dead-lettered."""
+
+    error: str
+    death: DeathCertificate
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFacts:
+    """Which attempt failed (from 0) and how many the job has."""
+
+    attempt: int
+    max_attempts: int
+
+    @property
+    def attempts_left(self) -> bool:
+        """Whether another attempt may follow this one."""
+        return self.attempt + 1 < self.max_attempts
+
+
+def on_error(
+    job: AttemptFacts, error: BaseException, policy: ErrorPolicy, draw: Callable[[], float]
+) -> Retry | Fail | DeadLetterIt:
+    """Decide what an error of a handler means. `draw` gives a number in [0, 1) when a wait needs jitter."""
+    text = error_text(error)
+    if isinstance(error, ValidationError):
+        return DeadLetterIt(text, _death(ReasonCode.VALIDATION_FAILED, text))
+    if isinstance(error, PermanentError):
+        return _fail(text, _reason(error), policy)
+    if job.attempts_left:
+        return Retry(_wait_s(job, error, policy.retry, draw), text)
+    if policy.on_exhausted is OnExhausted.FAIL:
+        return _fail(text, ReasonCode.EXHAUSTED_RETRIES, policy)
+    return DeadLetterIt(text, _death(ReasonCode.EXHAUSTED_RETRIES, text))
+
+
+def error_text(error: BaseException) -> str:
+    """A text that names the error; never empty, never longer than the ledger keeps, storable everywhere."""
+    name = type(error).__name__
+    message = storable(str(error)).strip()
+    return (f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX]
+
+
+def storable(text: str) -> str:
+    """The text without what a database refuses to store: zero bytes and halves of surrogate pairs."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def _wait_s(job: AttemptFacts, error: BaseException, retry: RetryPolicy, draw: Callable[[], float]) -> float:
+    """The policy's wait, or the longer one that the failed dependency asked for (Retry-After)."""
+    wait = retry.delay_s(job.attempt, draw())
+    asked = error.data.get("retry_after_s") if isinstance(error, TransientError) else None
+    if isinstance(asked, int | float) and math.isfinite(asked):
+        return min(max(wait, float(asked)), DELAY_S_MAX)
+    return wait
+
+
+def _fail(text: str, reason: ReasonCode, policy: ErrorPolicy) -> Fail:
+    return Fail(text, _death(reason, text) if policy.dlq_on_fail else None)
+
+
+def _reason(error: JobError) -> ReasonCode:
+    """A handler may name one of the eight reasons: `PermanentError("…", reason_code="policy_violation")`."""
+    named = error.data.get("reason_code")
+    return ReasonCode(named) if named in set(ReasonCode) else ReasonCode.EXHAUSTED_RETRIES
+
+
+def _death(reason: ReasonCode, text: str) -> DeathCertificate:
+    return DeathCertificate(reason_code=reason, stage=Stage.EXEC, last_error=text)

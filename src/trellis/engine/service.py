@@ -1,0 +1,135 @@
+"""The one shape of every background service, and the loop, written once.
+
+A service is frozen options and `run_once() -> report`; `pause_s(report)` says when it wants to run again. `serve` is
+the loop: it waits, backs off while the ledger does not answer, outlives one bad pass, and stops between passes only.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.errors import LedgerError
+from trellis.engine.jobs import Actor, RetentionOptions, RetentionReport, SweepOptions, SweepReport
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+
+BACKOFF_S_FIRST = 0.1
+BACKOFF_S_MAX = 5.0
+SWEEP_DEFAULT = SweepOptions()
+SWEEP_PAUSE_S_MIN = 0.02
+RETENTION_DEFAULT = RetentionOptions()
+RETENTION_INTERVAL_S_DEFAULT = 60.0
+RETENTION_PAUSE_S_MIN = 0.05
+PRESENCE_INTERVAL_S_DEFAULT = 10.0
+
+ReportT = TypeVar("ReportT")
+
+
+class Service(Protocol[ReportT]):
+    """One background duty."""
+
+    @property
+    def name(self) -> str:
+        """What people see in logs."""
+        ...
+
+    async def run_once(self) -> ReportT:
+        """One pass; the report says what it did."""
+        ...
+
+    def pause_s(self, report: ReportT) -> float:
+        """How long to rest after a pass with this report."""
+        ...
+
+
+def backoff_s(failures: int, draw: float) -> float:
+    """How long to wait after the nth failure in a row (from 1), half of it drawn at random."""
+    nominal = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2.0 ** min(failures - 1, 16))
+    return nominal * (0.5 + 0.5 * draw)
+
+
+async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: asyncio.Event) -> None:
+    """Run a service until `stop` is set. A pass under way is finished first."""
+    log = log_of("trellis.service").bind(service=service.name)
+    failures = 0
+    while not stop.is_set():
+        pause = 0.0
+        try:
+            pause = service.pause_s(await service.run_once())
+        except LedgerError as error:
+            failures += 1
+            log.warning("ledger_unavailable", error=str(error), failures=failures)
+        except Exception:  # A service outlives one bad pass: it is logged and tried again, ever more slowly.
+            failures += 1
+            log.exception("pass_failed", failures=failures)
+        else:
+            failures = 0
+        await sleep_or_stop(clock, stop, backoff_s(failures, rng.random()) if failures else pause)
+
+
+@dataclass(kw_only=True)
+class Sweeper:
+    """Ends leases, backoffs, deadlines and windows as they fall due.
+
+    One sweeper is elected per interval. The elected one comes back when the next thing falls due, without standing
+    for election again: otherwise whatever expires within the interval would wait for its end.
+    """
+
+    ledger: Ledger
+    actor: Actor
+    options: SweepOptions = SWEEP_DEFAULT
+    name: str = "sweeper"
+    _elected: bool = False
+
+    async def run_once(self) -> SweepReport:
+        """One sweep."""
+        options = replace(self.options, elect=self.options.elect and not self._elected)
+        self._elected = False
+        return await self.ledger.sweep(self.actor, options)
+
+    def pause_s(self, report: SweepReport) -> float:
+        """Until the next thing is due, or the next election."""
+        interval = self.options.interval_s
+        if not report.elected or report.next_due_s is None or report.next_due_s >= interval:
+            return interval
+        self._elected = True
+        return max(report.next_due_s, SWEEP_PAUSE_S_MIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Removes ended work whose time is over, in small batches."""
+
+    ledger: Ledger
+    options: RetentionOptions = RETENTION_DEFAULT
+    interval_s: float = RETENTION_INTERVAL_S_DEFAULT
+    name: str = "retention"
+
+    async def run_once(self) -> RetentionReport:
+        """One batch."""
+        return await self.ledger.retain(self.options)
+
+    def pause_s(self, report: RetentionReport) -> float:
+        """Short while there is more to remove."""
+        return RETENTION_PAUSE_S_MIN if report.more else self.interval_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presence:
+    """Says that this process is alive, for people who look."""
+
+    ledger: Ledger
+    actor: Actor
+    info: bytes | None = None
+    interval_s: float = PRESENCE_INTERVAL_S_DEFAULT
+    name: str = "presence"
+
+    async def run_once(self) -> None:
+        """One sign of life."""
+        await self.ledger.beat(self.actor, self.info)
+
+    def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
+        """Always the same."""
+        return self.interval_s

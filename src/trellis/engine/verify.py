@@ -1,0 +1,279 @@
+"""`verify`: every job's history replayed through its lifecycle and compared with its current row.
+
+What it proves of a ledger, without trusting the code that wrote it:
+
+- each history replays: versions 1, 2, 3 … without a gap, each step declared for its role, with its event type, progress
+  (generation, attempt, rank) never decreasing, nothing after an end but what the lifecycle declares;
+- the row says what the history says: state, version, generation, attempt, correlation, and a place that fits the state;
+- the epoch never falls from event to event, and a held job has a holder, a lease and an epoch;
+- every dead letter is complete and belongs to an event, and a state that needs one has exactly one;
+- no concurrency key is held beyond the limit the caller names.
+
+Memory is bounded: one history at a time, the first VIOLATIONS_MAX findings, and a count for each key that is held now.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from trellis.engine.jobs import DeadLetter, Event, History, Job, JobId, Place
+from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
+from trellis.lifecycles.registry import LIFECYCLES
+from trellis.lifecycles.replay import RecordedStep, Replayed, replay
+
+VIOLATIONS_MAX = 1_000
+BATCH_DEFAULT = 500
+PROGRESS_EVERY = 1_000
+
+WAITING_PLACES = frozenset({Place.READY, Place.RESTING, Place.PARKED})
+
+
+class Rule(StrEnum):
+    """What a violation breaks."""
+
+    HISTORY = "history"
+    """The events do not replay through the lifecycle."""
+    ROW = "row"
+    """The row disagrees with its events."""
+    PLACE = "place"
+    """The row is where a job in its state cannot be, or twice."""
+    LEASE = "lease"
+    """Held without holder, lease or epoch, or a lease on a job that nobody holds."""
+    EPOCH = "epoch"
+    """The fencing token fell."""
+    DEAD_LETTER = "dead_letter"
+    """A dead letter is missing, doubled, incomplete or belongs to no event."""
+    KEY_LIMIT = "key_limit"
+    """More jobs of a concurrency key are held than its limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Violation:
+    """One thing that must not be; `version` is the event it shows at, where one is to blame."""
+
+    rule: Rule
+    job_id: JobId | None
+    detail: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyReport:
+    """What `verify` read and what it found. `found` counts also what did not fit into `violations`."""
+
+    jobs: int
+    events: int
+    found: int
+    violations: tuple[Violation, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is wrong."""
+        return self.found == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyProgress:
+    """How far a running `verify` is."""
+
+    jobs: int
+    events: int
+    found: int
+
+
+class Histories(Protocol):
+    """The part of a ledger that `verify` reads."""
+
+    def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+        """Every job with all its events."""
+        ...
+
+
+async def verify(
+    ledger: Histories,
+    *,
+    key_limits: Mapping[str, int] | None = None,
+    on_progress: Callable[[VerifyProgress], None] | None = None,
+    batch: int = BATCH_DEFAULT,
+) -> VerifyReport:
+    """Read every history and report what breaks a rule.
+
+    `key_limits` is only fair on a ledger at rest: jobs are read one after the other, not at one instant.
+    """
+    limits = key_limits or {}
+    held: Counter[str] = Counter()
+    kept: list[Violation] = []
+    jobs = events = found = 0
+    previous: JobId | None = None
+    async for history in ledger.histories(batch=batch):
+        violations = list(_violations(history))
+        if history.job.job_id == previous:
+            violations.append(_broken(Rule.PLACE, history.job, "the job was listed twice: it is in two places"))
+        previous = history.job.job_id
+        jobs += 1
+        events += len(history.events)
+        found += len(violations)
+        kept += violations[: VIOLATIONS_MAX - len(kept)]
+        if history.job.concurrency_key in limits and history.job.place is Place.HELD:
+            held[str(history.job.concurrency_key)] += 1
+        if on_progress is not None and jobs % PROGRESS_EVERY == 0:
+            on_progress(VerifyProgress(jobs=jobs, events=events, found=found))
+    over = list(_keys_over(held, limits))
+    return VerifyReport(jobs=jobs, events=events, found=found + len(over), violations=(*kept, *over))
+
+
+def check_history(history: History) -> list[Violation]:
+    """What is wrong with one job, judged by its own rows alone."""
+    return list(_violations(history))
+
+
+def _violations(history: History) -> Iterator[Violation]:
+    job = history.job
+    lifecycle = LIFECYCLES.get(job.lifecycle)
+    if lifecycle is None:
+        yield _broken(Rule.ROW, job, f"there is no lifecycle {job.lifecycle}")
+        return
+    yield from _history(lifecycle, job, history.events)
+    yield from _event_fields(job, history.events)
+    yield from _epochs(job, history.events)
+    state = lifecycle.by_name.get(job.state)
+    if state is None:
+        yield _broken(Rule.ROW, job, f"{job.lifecycle} has no state {job.state}")
+        return
+    yield from _place(job, state)
+    yield from _lease(job)
+    yield from _dead_letters(lifecycle, history, state)
+
+
+def _history(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
+    outcome = replay(lifecycle, [_step(event) for event in events])
+    if not isinstance(outcome, Replayed):
+        yield _broken(Rule.HISTORY, job, f"{outcome.rule}: {outcome.detail}", version=outcome.version)
+        return
+    if job.version != len(events):
+        yield _broken(Rule.ROW, job, f"the row has version {job.version} and there are {len(events)} events")
+    told = (outcome.state, outcome.generation, outcome.attempt)
+    written = (job.state, job.generation, job.attempt)
+    if told != written:
+        yield _broken(Rule.ROW, job, f"the events end at {told} and the row says {written}")
+
+
+def _step(event: Event) -> RecordedStep:
+    return RecordedStep(
+        version=event.version,
+        source=event.source,
+        target=event.target,
+        role=event.role,
+        event=event.type,
+        generation=event.generation,
+        attempt=event.attempt,
+    )
+
+
+def _event_fields(job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
+    for event in events:
+        expected = (f"{job.job_id}-{event.version}", job.job_id, job.lifecycle, job.correlation_id)
+        found = (event.id, event.job_id, event.lifecycle, event.correlation_id)
+        if found != expected:
+            yield _broken(Rule.ROW, job, f"the event names {found} instead of {expected}", version=event.version)
+
+
+def _epochs(job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
+    highest = 0
+    for event in events:
+        if event.epoch < highest:
+            yield _broken(Rule.EPOCH, job, f"the epoch fell from {highest} to {event.epoch}", version=event.version)
+        highest = max(highest, event.epoch)
+    if job.epoch < highest:
+        yield _broken(Rule.EPOCH, job, f"the row has epoch {job.epoch} and an event had {highest}")
+
+
+def _place(job: Job, state: State) -> Iterator[Violation]:
+    if job.place not in _places(state):
+        yield _broken(Rule.PLACE, job, f"a job in {job.state} cannot be {job.place}")
+    if job.place is Place.PARKED and job.concurrency_key is None:
+        yield _broken(Rule.PLACE, job, "the job is parked and has no concurrency key")
+    if job.place is Place.RESTING and state.claimable and job.due_at is None:
+        yield _broken(Rule.PLACE, job, "the job may be claimed and rests without a time to end it")
+
+
+def _places(state: State) -> frozenset[Place]:
+    if state.phase is Phase.ENDED:
+        return frozenset({Place.ENDED})
+    if state.phase is Phase.HELD:
+        taken_over = {Place.READY, Place.PARKED} if state.claimable else set[Place]()
+        return frozenset({Place.HELD, *taken_over})
+    return WAITING_PLACES if state.claimable else frozenset({Place.RESTING})
+
+
+def _lease(job: Job) -> Iterator[Violation]:
+    if job.place is not Place.HELD:
+        if job.lease_expires_at is not None:
+            yield _broken(Rule.LEASE, job, f"nobody holds the job and its lease runs until {job.lease_expires_at}")
+        return
+    missing = [
+        name
+        for name, there in (
+            ("holder", job.owner),
+            ("lease", job.lease_expires_at),
+            ("epoch", job.epoch),
+        )
+        if not there
+    ]
+    if missing:
+        yield _broken(Rule.LEASE, job, f"the job is held without {', '.join(missing)}")
+
+
+def _dead_letters(lifecycle: Lifecycle, history: History, state: State) -> Iterator[Violation]:
+    job = history.job
+    by_version = {event.version: event for event in history.events}
+    seen = Counter(letter.version for letter in history.dead_letters)
+    for letter in history.dead_letters:
+        event = by_version.get(letter.version)
+        if event is None or event.target != letter.state:
+            yield _broken(
+                Rule.DEAD_LETTER, job, f"no event entered {letter.state} at this version", version=letter.version
+            )
+            continue
+        for lack in _lacks(lifecycle, history, letter, event):
+            yield _broken(Rule.DEAD_LETTER, job, f"the dead letter {lack}", version=letter.version)
+    for version, count in seen.items():
+        if count > 1:
+            yield _broken(Rule.DEAD_LETTER, job, f"{count} dead letters for one event", version=version)
+    if state.dead_letter and job.version not in seen:
+        yield _broken(Rule.DEAD_LETTER, job, f"the job is {job.state} without a dead letter", version=job.version)
+
+
+def _lacks(lifecycle: Lifecycle, history: History, letter: DeadLetter, event: Event) -> Iterator[str]:
+    """What the entry should say and does not; the generation's own events tell whether there was a lease."""
+    if not letter.last_error.strip():
+        yield "has no last_error"
+    if letter.attempts != event.attempt + 1:
+        yield f"counts {letter.attempts} attempts and the event says {event.attempt + 1}"
+    if letter.correlation_id != history.job.correlation_id:
+        yield f"has correlation {letter.correlation_id!r}"
+    if (letter.last_owner is None) != (letter.last_lease_expires_at is None):
+        yield "has one of last_owner and last_lease_expires_at without the other"
+    held_states = {state.name for state in lifecycle.states if state.phase is Phase.HELD}
+    was_held = any(
+        past.generation == event.generation and past.version < event.version and past.target in held_states
+        for past in history.events
+    )
+    if was_held != (letter.last_owner is not None):
+        yield "names no last owner" if was_held else "names a last owner and nobody ever held the job"
+
+
+def _keys_over(held: Counter[str], limits: Mapping[str, int]) -> Iterator[Violation]:
+    for key, count in held.items():
+        if count > limits[key]:
+            yield Violation(
+                rule=Rule.KEY_LIMIT,
+                job_id=None,
+                detail=f"{count} jobs of key {key!r} are held and its limit is {limits[key]}",
+            )
+
+
+def _broken(rule: Rule, job: Job, detail: str, *, version: int | None = None) -> Violation:
+    return Violation(rule=rule, job_id=job.job_id, detail=detail, version=version)

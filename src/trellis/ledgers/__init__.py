@@ -1,0 +1,42 @@
+"""Ledgers: the implementations of the engine's port, one folder each, opened by address."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trellis.engine.errors import LedgerUrlInvalid
+from trellis.engine.ledger import Ledger
+
+_POSTGRES = ("postgresql://", "postgres://")
+
+
+async def open_ledger(url: str, *, clock: Callable[[], float] = time.time, **options: Any) -> Ledger:
+    """Open the ledger at `url`. `clock` is an SQLite ledger's time; PostgreSQL has its own and takes `options`."""
+    if url.startswith("sqlite:") or url == ":memory:":
+        from trellis.ledgers.sqlite.ledger import SqliteLedger
+
+        return await SqliteLedger.open(url, clock=clock)
+    if url.startswith(_POSTGRES):
+        from trellis.ledgers.postgres.ledger import PostgresLedger
+
+        return await PostgresLedger.open(url, **options)
+    raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
+
+
+async def migrate(url: str, **options: Any) -> None:
+    """Make or upgrade the schema of the ledger at `url`; an SQLite file is also migrated whenever it is opened."""
+    if url.startswith("sqlite:"):
+        from trellis.ledgers.sqlite.connection import parse_url
+        from trellis.ledgers.sqlite.migrate import migrate as migrate_sqlite
+
+        await asyncio.get_running_loop().run_in_executor(None, migrate_sqlite, parse_url(url))
+    elif url.startswith(_POSTGRES):
+        from trellis.ledgers.postgres.migrate import migrate as migrate_postgres
+
+        await migrate_postgres(url, **options)
+    else:
+        raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
+
+
+__all__ = ["migrate", "open_ledger"]

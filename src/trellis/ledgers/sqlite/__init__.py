@@ -1,0 +1,1 @@
+"""The ledger on one SQLite file: the embedded default."""

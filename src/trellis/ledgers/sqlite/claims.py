@@ -1,0 +1,236 @@
+"""Claiming: which ready jobs, in which order, under which limits, and the leases that come of it."""
+
+import heapq
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import LiteralString, NamedTuple
+
+from trellis.engine.errors import NotAllowed, UnknownLifecycle
+from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, TypeClaim
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, US, Act, Who, lease_length_us
+from trellis.ledgers.sqlite.rows import moment
+from trellis.ledgers.sqlite.steps import array, write_act
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
+
+LEAST_URGENT_EVERY = 16
+"""One claim in so many begins with the least urgent class, for one sixteenth of what it takes: none starves."""
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
+    ready_of_type: LiteralString
+    least_urgent_of_type: LiteralString
+    to_claim: LiteralString
+    take_over: LiteralString
+    claim_before: LiteralString
+    record_claim: LiteralString
+    controls: LiteralString
+    spend_tokens: LiteralString
+
+
+class _Row(NamedTuple):
+    """A ready job, in the order of the query `to_claim`."""
+
+    id: JobKey
+    type: int
+    state: int
+    version: int
+    epoch: int
+    generation: int
+    attempt: int
+    max_attempts: int
+    deaths: int
+    deadline_at: int | None
+    job_id: JobId
+    created_at: int
+    correlation: str | None
+    trace: str | None
+    parent: JobId | None
+    payload: bytes
+    compensates: JobId | None
+    checkpoint: bytes | None
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One type of a claim: its number, its lease, and how many may be taken now."""
+
+    id: int
+    claim: TypeClaim
+    length: int
+    room: int
+    tokens: float | None
+
+
+def claim(tx: Transaction, actor: Actor, who: Who, request: Claim, *, least_urgent_first: bool) -> list[Claimed]:
+    """Leases on up to `start + prefetch` ready jobs; the first `start` of them are started."""
+    lifecycle = _claimable_by(actor, who, request.lifecycle)
+    before = _claimed_before(tx, lifecycle, request)
+    if before:
+        return before
+    count = min(request.start + request.prefetch, CLAIM_MAX)
+    wanted = _wanted(tx, lifecycle, request, count)
+    ids = _pick(tx, wanted, count, least_urgent_first=least_urgent_first)
+    if not ids:
+        return []
+    by_type = {one.id: one for one in wanted}
+    rows = _load(tx, ids)
+    claimed = _grant(tx, lifecycle, who, rows, by_type, request.start)
+    _spend(tx, by_type, rows)
+    leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
+    tx.db.execute(_Sql.record_claim, (request.claim_id, tx.now, leases))
+    return claimed
+
+
+def _claimable_by(actor: Actor, who: Who, name: str) -> Lifecycle:
+    lifecycle = LIFECYCLES.get(name)
+    if lifecycle is None:
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
+    for state in lifecycle.states:
+        if state.claimable and state.phase is Phase.WAITING:
+            step = STEPS[lifecycle.code, lifecycle.code_of(state.name), Trigger.CLAIM]
+            if not step.allows(who.role):
+                raise NotAllowed(role=actor.role.value, action=f"claim a {name}", reason="the lifecycle names others")
+    return lifecycle
+
+
+# --- which -----------------------------------------------------------------------------------------------------------
+
+
+def _wanted(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -> list[_Wanted]:
+    """The types of a claim that exist, are not paused and have tokens left."""
+    controls = {row[0]: row[1:] for row in tx.db.execute(_Sql.controls)}
+    wanted: dict[int, _Wanted] = {}
+    for one in request.types:
+        number = tx.names.known_type(lifecycle.code, one.type)
+        if number is None:
+            continue
+        paused, rate, burst, tokens, filled_at = controls.get(one.type, (0, None, 1, 0.0, 0))
+        room, left = count, None
+        if rate is not None:
+            left = min(burst, tokens + rate * (tx.now - filled_at) / US)
+            room = min(count, int(left))
+        if not paused and room > 0:
+            wanted[number] = _Wanted(number, one, lease_length_us(one.lease_s, one.heartbeat_s), room, left)
+    return list(wanted.values())
+
+
+def _pick(tx: Transaction, wanted: list[_Wanted], count: int, *, least_urgent_first: bool) -> list[int]:
+    """Keys of ready jobs by priority and readiness; now and then the least urgent class goes first for a small part."""
+    picked: dict[int, None] = {}
+    if least_urgent_first and count > 0:
+        share = max(1, count // LEAST_URGENT_EVERY)
+        heads = [tx.db.execute(_Sql.least_urgent_of_type, (w.id, w.id, min(share, w.room))).fetchall() for w in wanted]
+        last = sorted((row for head in heads for row in head), key=lambda row: (-row[0], row[1], row[2]))
+        picked.update((row[2], None) for row in last[:share])
+    heads = [tx.db.execute(_Sql.ready_of_type, (w.id, w.room)).fetchall() for w in wanted]
+    merged: Iterable[tuple[int, int, int]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
+    for _, _, key in merged:
+        if len(picked) >= count:
+            break
+        picked[key] = None
+    return list(picked)
+
+
+def _load(tx: Transaction, ids: list[int]) -> list[_Row]:
+    return [_Row._make(row) for row in tx.db.execute(_Sql.to_claim, (array(ids),))]
+
+
+def _spend(tx: Transaction, by_type: dict[int, _Wanted], rows: list[_Row]) -> None:
+    for one in by_type.values():
+        if one.tokens is not None:
+            taken = sum(row.type == one.id for row in rows)
+            tx.db.execute(_Sql.spend_tokens, (one.tokens - taken, tx.now, one.claim.type))
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Course:
+    """What jobs of one type in one state do when they are claimed, and which jobs those are."""
+
+    claim: Act | None
+    start: Act | None
+    state: int
+    jobs: list[int] = field(default_factory=list[int])
+
+
+def _course(lifecycle: Lifecycle, who: Who, state: int, length: int, *, start: bool) -> _Course:
+    step = STEPS.get((lifecycle.code, state, Trigger.CLAIM))
+    if step is None:
+        return _Course(None, None, state)
+    claiming = Act(step, who, HELD, length, revokes=True)
+    begin = STEPS.get((lifecycle.code, step.target, Trigger.START)) if start else None
+    if begin is None or not begin.allows(who.role):
+        return _Course(claiming, None, step.target)
+    return _Course(claiming, Act(begin, who, HELD, length), begin.target)
+
+
+def _grant(
+    tx: Transaction, lifecycle: Lifecycle, who: Who, rows: list[_Row], by_type: dict[int, _Wanted], start: int
+) -> list[Claimed]:
+    """The claims' events, then the starts' events; jobs that kept a held state get a lease without an event."""
+    courses: dict[tuple[int, int, bool], _Course] = {}
+    claimed: list[Claimed] = []
+    for number, row in enumerate(rows):
+        want = by_type[row.type]
+        kind = (row.type, row.state, number < start)
+        course = courses.get(kind)
+        if course is None:
+            course = courses[kind] = _course(lifecycle, who, row.state, want.length, start=kind[2])
+        course.jobs.append(row.id)
+        claimed.append(_claimed(row, lifecycle, course.state, row.epoch + 1, want, tx.now))
+    for (type_, _, _), course in courses.items():
+        if course.claim is None:
+            _take_over(tx, who, course.jobs, by_type[type_].length)
+        else:
+            write_act(tx, course.claim, course.jobs)
+        if course.start is not None:
+            write_act(tx, course.start, course.jobs)
+    return claimed
+
+
+def _take_over(tx: Transaction, who: Who, jobs: list[int], length: int) -> None:
+    tx.db.execute(_Sql.take_over, (length, tx.now + length, who.actor, array(jobs)))
+
+
+def _claimed(row: _Row, lifecycle: Lifecycle, state: int, epoch: int, want: _Wanted, now: int) -> Claimed:
+    return Claimed(
+        Lease(row.id, Epoch(epoch), row.job_id, lifecycle.name),
+        want.claim.type,
+        STATE_NAMES[lifecycle.code, state],
+        row.payload,
+        row.attempt,
+        row.generation,
+        row.max_attempts,
+        row.deaths,
+        want.length / US,
+        want.claim.heartbeat_s,
+        row.correlation or row.job_id,
+        row.trace,
+        row.parent,
+        row.compensates,
+        row.checkpoint,
+        None if row.deadline_at is None else (row.deadline_at - now) / US,
+        moment(row.created_at),
+    )
+
+
+def _claimed_before(tx: Transaction, lifecycle: Lifecycle, request: Claim) -> list[Claimed]:
+    """What this claim id was given before, as far as those leases live."""
+    found = tx.db.execute(_Sql.claim_before, (request.claim_id,)).fetchall()
+    if not found:
+        return []
+    leases: dict[int, int] = dict(json.loads(found[0][0]))
+    types = {tx.names.known_type(lifecycle.code, one.type): one for one in request.types}
+    living: list[Claimed] = []
+    for row in _load(tx, list(leases)):
+        one = types.get(row.type)
+        if row.epoch == leases[row.id] and row.place == HELD and one is not None:
+            want = _Wanted(row.type, one, lease_length_us(one.lease_s, one.heartbeat_s), 0, None)
+            living.append(_claimed(row, lifecycle, row.state, row.epoch, want, tx.now))
+    return living

@@ -1,0 +1,144 @@
+"""Opening the file and saying what is wrong with it: URLs, the library's version, pragmas, errors as our types."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import apsw
+
+from trellis.engine.errors import (
+    LedgerError,
+    LedgerFull,
+    LedgerReadOnly,
+    LedgerTooOld,
+    LedgerUnavailable,
+    LedgerUrlInvalid,
+    OutcomeUnknown,
+)
+
+SQLITE_NEEDED = (3, 51, 3)
+BUSY_TIMEOUT_S = 10.0
+"""How long a write waits for another process's write before it gives up with LedgerUnavailable."""
+CACHE_KIB = 64 * 1024
+STATEMENTS = 256
+WAL_PAGES = 4_000
+"""Pages in the write-ahead log before a commit folds them back: four times the default does a fifth less work."""
+SCHEME = "sqlite://"
+_MEMORY = ("", "/:memory:", ":memory:")
+_FULL_AT_IO = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP)
+
+
+class Rows(Protocol):
+    """What `execute` gives back."""
+
+    def fetchall(self) -> list[Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Database(Protocol):
+    """What the verbs need of a connection: apsw's and the standard library's both have it."""
+
+    def execute(self, sql: str, bindings: Any = ..., /) -> Rows: ...
+
+    def executemany(self, sql: str, bindings: Any, /) -> Rows: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Where a ledger is: a file, or None for one that lives in this process's memory only."""
+
+    url: str
+    path: Path | None
+
+
+def parse_url(url: str) -> Target:
+    """`sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite://` (memory); anything else is refused."""
+    if url == ":memory:":
+        return Target(url=url, path=None)
+    if not url.startswith(SCHEME):
+        raise LedgerUrlInvalid(url=url, reason="it does not begin with sqlite://")
+    rest = url.removeprefix(SCHEME)
+    if rest in _MEMORY:
+        return Target(url=url, path=None)
+    if not rest.startswith("/"):
+        raise LedgerUrlInvalid(url=url, reason="a path follows three slashes, an absolute one four")
+    name = rest[1:]
+    if not name or name.endswith("/") or "\x00" in name or "?" in name:
+        raise LedgerUrlInvalid(url=url, reason="it names no file")
+    return Target(url=url, path=Path(name))
+
+
+def refuse_old(version: str) -> None:
+    """SQLite before 3.51.3 can damage a file that several connections write (the WAL-reset bug)."""
+    if tuple(int(part) for part in version.split(".")[:3]) < SQLITE_NEEDED:
+        needed = ".".join(map(str, SQLITE_NEEDED))
+        reason = "older ones can damage a database that several connections write"
+        raise LedgerTooOld(software="SQLite", found=version, needed=needed, reason=reason)
+
+
+def connect(target: Target) -> apsw.Connection:
+    """A connection as every part of the ledger uses it; the file is made when it is not there."""
+    refuse_old(apsw.sqlite_lib_version())
+    _refuse_impossible(target)
+    name = ":memory:" if target.path is None else str(target.path)
+    try:
+        connection = apsw.Connection(name, statementcachesize=STATEMENTS)
+    except apsw.Error as error:
+        raise typed(error, target.url) from error
+    if connection.readonly("main"):
+        connection.close()
+        raise LedgerReadOnly(reason=f"{target.path} may not be written by this user")
+    try:
+        _configure(connection)
+    except apsw.Error as error:
+        connection.close()
+        raise typed(error, target.url) from error
+    return connection
+
+
+def _configure(connection: Database) -> None:
+    for pragma in (
+        f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}",
+        "PRAGMA journal_mode = WAL",
+        "PRAGMA synchronous = FULL",
+        "PRAGMA foreign_keys = ON",
+        "PRAGMA temp_store = MEMORY",
+        f"PRAGMA cache_size = -{CACHE_KIB}",
+        f"PRAGMA wal_autocheckpoint = {WAL_PAGES}",
+    ):
+        connection.execute(pragma).fetchall()
+
+
+def _refuse_impossible(target: Target) -> None:
+    path = target.path
+    if path is None:
+        return
+    if path.is_dir():
+        raise LedgerUrlInvalid(url=target.url, reason=f"{path} is a folder")
+    if not path.parent.is_dir():
+        raise LedgerUrlInvalid(url=target.url, reason=f"the folder {path.parent} does not exist")
+
+
+def typed(error: apsw.Error, url: str, *, committing: bool = False) -> LedgerError:
+    """What an error of the library means to a caller."""
+    if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _FULL_AT_IO:
+        made: LedgerError = LedgerFull()
+    elif isinstance(error, apsw.ReadOnlyError):
+        made = LedgerReadOnly(reason=str(error))
+    elif isinstance(error, apsw.NotADBError):
+        made = LedgerUrlInvalid(url=url, reason="the file is not an SQLite database")
+    elif isinstance(error, (apsw.BusyError, apsw.LockedError)):
+        made = LedgerUnavailable(reason=f"another process has been writing for {BUSY_TIMEOUT_S:g} s")
+    elif committing and isinstance(error, apsw.IOError):
+        made = OutcomeUnknown(verb="a write", request=str(error))
+    else:
+        made = LedgerUnavailable(reason=f"{type(error).__name__}: {error}")
+    made.__cause__ = error
+    return made
+
+
+def spoils_transaction(error: BaseException) -> bool:
+    """Whether an error is the store's (every call of the transaction fails with it) or one call's own."""
+    return isinstance(error, apsw.Error) and not isinstance(error, (apsw.ConstraintError, apsw.SQLError))

@@ -1,0 +1,49 @@
+"""Pausing types, limiting rates and keys, and worker processes that say they are alive."""
+
+from typing import LiteralString
+
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import Actor
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.steps import Sql as StepSql
+from trellis.ledgers.sqlite.steps import promote
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
+    pause: LiteralString
+    limit_rate: LiteralString
+    over_limit: LiteralString
+    ready_of_key: LiteralString
+    beat: LiteralString
+
+
+def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool) -> None:
+    tx.db.execute(_Sql.pause, (type_, int(paused), tx.names.actor_id(actor.name)))
+    tx.woke |= not paused
+
+
+def limit_rate(tx: Transaction, actor: Actor, type_: str, per_second: float | None, burst: int) -> None:
+    """A full bucket of `burst` to begin with, refilled at `per_second`."""
+    if per_second is not None and per_second <= 0:
+        raise OptionInvalid(option="per_second", value=per_second, expected="more than 0; pause the type to stop it")
+    if burst < 1:
+        raise OptionInvalid(option="burst", value=burst, expected="1 or more")
+    values = {"name": type_, "rate": per_second, "burst": burst, "now": tx.now, "by": tx.names.actor_id(actor.name)}
+    tx.db.execute(_Sql.limit_rate, values)
+    tx.woke = True
+
+
+def limit_key(tx: Transaction, actor: Actor, key: str, limit: int) -> None:
+    """A lower limit takes slots back from jobs nobody holds; held ones finish."""
+    if limit < 1:
+        raise OptionInvalid(option="limit", value=limit, expected="1 or more")
+    number = tx.names.set_key_limit(key, limit, actor.name)
+    over: int = tx.db.execute(_Sql.over_limit, (number,)).fetchall()[0][0]
+    for (job,) in tx.db.execute(_Sql.ready_of_key, (number, over)).fetchall():
+        tx.db.execute(StepSql.take_slot_back, (job,))
+    promote(tx, [number])
+
+
+def beat(tx: Transaction, actor: Actor, info: bytes | None) -> None:
+    tx.db.execute(_Sql.beat, (actor.name, tx.names.actor_id(actor.name), tx.now, info))

@@ -1,0 +1,316 @@
+"""Threads with one connection each: the writer, which commits many calls at once, and the reader.
+
+Group commit without timers: the writer takes every call that is waiting, runs them in one transaction with a savepoint
+each, commits once and wakes every event loop once. An idle writer starts at once, so a lone call waits for nothing.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import Any, LiteralString, TypeVar
+
+import apsw
+
+from trellis.engine.errors import LedgerUnavailable, Refused
+from trellis.ledgers.sqlite.connection import Database, spoils_transaction, typed
+from trellis.ledgers.sqlite.names import Names
+from trellis.ledgers.sqlite.plan import US
+from trellis.ledgers.sqlite.queue import WaitingRoom
+
+T = TypeVar("T")
+CALLS_MAX = 512
+"""Calls that share one transaction; the rest make the next one."""
+SHARED_ITEMS_MAX = 1_000
+"""Items of calls that are made as one."""
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What a call works with: a connection inside a transaction, the ledger's time, and the numbers of names."""
+
+    db: Database
+    names: Names
+    now: int
+    woke: bool = False
+    """Something became claimable: whoever waits for work is told after the commit."""
+
+
+Work = Callable[[Transaction], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A call that others of its kind can be served with: `work` takes the items of all, and answers each item in order."""
+
+    kind: Hashable
+    items: Sequence[Any]
+    work: Callable[[Transaction, Sequence[Any]], list[Any]]
+
+    def alone(self, transaction: Transaction) -> list[Any]:
+        return self.work(transaction, self.items)
+
+
+@dataclass(slots=True)
+class _Call:
+    work: Work
+    future: "asyncio.Future[Any]"
+    loop: asyncio.AbstractEventLoop
+    peeks: bool
+    """It needs no transaction, and must not take the lock that writers of other processes wait for."""
+    shared: Shared | None = None
+    answer: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stop:
+    closed: threading.Event = field(default_factory=threading.Event)
+
+
+class Lane:
+    """One thread, one connection, calls in the order in which they came."""
+
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        *,
+        url: str,
+        name: str,
+        clock: Callable[[], float],
+        writes: bool,
+        room: WaitingRoom | None = None,
+        on_wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connection = connection
+        self._db: Database = connection
+        self._url = url
+        self._clock = clock
+        self._names = Names(connection)
+        self._on_wake = on_wake
+        self._room = room
+        if room is not None:
+            connection.set_busy_handler(room.wait)
+        self._calls: SimpleQueue[_Call | _Stop] = SimpleQueue()
+        self._stop: _Stop | None = None
+        self._run_batch = self._write if writes else self._read
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[Transaction], T]) -> T:
+        """The answer of `work`, once what it did is committed."""
+        return await self._send(work, peeks=False)
+
+    async def share(self, shared: Shared) -> list[Any]:
+        """As `run`; calls of one kind that wait together are made as one."""
+        return await self._send(shared.alone, peeks=False, shared=shared)
+
+    async def _send(self, work: Callable[[Transaction], T], *, peeks: bool, shared: Shared | None = None) -> T:
+        if self._stop is not None:
+            raise LedgerUnavailable(reason="this ledger was closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._calls.put(_Call(work, future, loop, peeks, shared))
+        return await future
+
+    async def peek(self, pragma: LiteralString) -> int:
+        """One number that needs no transaction of its own."""
+        return await self._send(lambda tx: tx.db.execute(pragma).fetchall()[0][0], peeks=True)
+
+    def now(self) -> int:
+        """The ledger's time, in microseconds."""
+        return int(self._clock() * US)
+
+    async def close(self) -> None:
+        """Finish the calls under way, then let go of the connection."""
+        if self._stop is None:
+            self._stop = _Stop()
+            self._calls.put(self._stop)
+        await asyncio.get_running_loop().run_in_executor(None, self._stop.closed.wait)
+
+    def _serve(self) -> None:
+        while True:
+            batch, stop = self._gather()
+            if batch:
+                self._run_batch(batch)
+                _answer(batch)
+            if stop is not None:
+                self._finish(stop)
+                return
+
+    def _gather(self) -> tuple[list[_Call], _Stop | None]:
+        """Every call that waits, after waiting for the first."""
+        batch: list[_Call] = []
+        item: _Call | _Stop = self._calls.get()
+        while True:
+            if isinstance(item, _Stop):
+                return batch, item
+            if not item.future.cancelled():
+                batch.append(item)
+            if len(batch) >= CALLS_MAX:
+                return batch, None
+            try:
+                item = self._calls.get_nowait()
+            except Empty:
+                return batch, None
+
+    def _finish(self, stop: _Stop) -> None:
+        late, _ = self._late()
+        for call in late:
+            call.error = LedgerUnavailable(reason="this ledger was closed")
+        _answer(late)
+        self._connection.close()
+        if self._room is not None:
+            self._room.close()
+        stop.closed.set()
+
+    def _late(self) -> tuple[list[_Call], None]:
+        late: list[_Call] = []
+        while not self._calls.empty():
+            item = self._calls.get()
+            if isinstance(item, _Call):
+                late.append(item)
+        return late, None
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def _write(self, batch: list[_Call]) -> None:
+        peeks = [call for call in batch if call.peeks]
+        if peeks:
+            self._read(peeks)
+            batch = [call for call in batch if not call.peeks]
+        if batch:
+            self._commit(batch)
+            if self._room is not None:
+                self._room.leave()
+
+    def _begin(self) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        finally:
+            if self._room is not None:
+                self._room.enter()
+
+    def _commit(self, batch: list[_Call]) -> None:
+        committing = False
+        try:
+            self._begin()
+            transaction = Transaction(self._db, self._names, int(self._clock() * US))
+            for calls in _units(batch):
+                if len(calls) == 1:
+                    self._one(calls[0], transaction, alone=len(batch) == 1)
+                else:
+                    self._together(calls, transaction)
+            committing = True
+            if self._connection.in_transaction:
+                self._db.execute("COMMIT")
+        except apsw.Error as error:
+            self._spoil(batch, error, committing=committing)
+            return
+        if transaction.woke:
+            self._on_wake()
+
+    def _one(self, call: _Call, transaction: Transaction, *, alone: bool) -> None:
+        """Run one call; its own failure undoes its own writes and nothing else."""
+        if not alone:
+            self._db.execute("SAVEPOINT call")
+        try:
+            call.answer = call.work(transaction)
+        except BaseException as error:  # whatever it is belongs to the caller who gave the work
+            if spoils_transaction(error):
+                raise
+            call.error = _meant(error, self._url)
+            self._names.forget()
+            self._db.execute("ROLLBACK" if alone else "ROLLBACK TO call")
+        if not alone:
+            self._db.execute("RELEASE call")
+
+    def _together(self, calls: list[_Call], transaction: Transaction) -> None:
+        """Run calls of one kind as one; when that fails each is run by itself, so that only the one to blame fails."""
+        shares = [call.shared for call in calls if call.shared is not None]
+        self._db.execute("SAVEPOINT call")
+        try:
+            answers = iter(shares[0].work(transaction, [item for shared in shares for item in shared.items]))
+        except BaseException as error:
+            if spoils_transaction(error):
+                raise
+            self._names.forget()
+            self._db.execute("ROLLBACK TO call")
+            self._db.execute("RELEASE call")
+            for call in calls:
+                self._one(call, transaction, alone=False)
+            return
+        self._db.execute("RELEASE call")
+        for call, shared in zip(calls, shares, strict=True):
+            call.answer = list(islice(answers, len(shared.items)))
+
+    def _spoil(self, batch: list[_Call], error: apsw.Error, *, committing: bool) -> None:
+        """The store failed: nothing of this transaction is there, and every caller is told so."""
+        self._names.forget()
+        if self._connection.in_transaction:
+            self._db.execute("ROLLBACK")
+        for call in batch:
+            call.error = typed(error, self._url, committing=committing)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def _read(self, batch: list[_Call]) -> None:
+        for call in batch:
+            try:
+                self._db.execute("BEGIN")
+                call.answer = call.work(Transaction(self._db, self._names, int(self._clock() * US)))
+            except apsw.Error as error:
+                call.error = typed(error, self._url)
+            except BaseException as error:  # noqa: BLE001 - as above
+                call.error = error
+            finally:
+                if self._connection.in_transaction:
+                    self._db.execute("COMMIT")
+
+
+def _meant(error: BaseException, url: str) -> BaseException:
+    """What one call's own failure is to its caller: a guard of the database that says no is a refusal."""
+    if isinstance(error, apsw.ConstraintError):
+        return Refused(detail=str(error))
+    return typed(error, url) if isinstance(error, apsw.Error) else error
+
+
+def _units(batch: list[_Call]) -> list[list[_Call]]:
+    """Calls that are run as one, up to a bound; every other call by itself."""
+    units: list[list[_Call]] = []
+    open_units: dict[Hashable, tuple[list[_Call], int]] = {}
+    for call in batch:
+        shared = call.shared
+        calls, items = open_units.get(shared.kind, ([], 0)) if shared is not None else ([], 0)
+        if shared is not None and items + len(shared.items) > SHARED_ITEMS_MAX:
+            calls, items = [], 0
+        if not calls:
+            units.append(calls)
+        calls.append(call)
+        if shared is not None:
+            open_units[shared.kind] = (calls, items + len(shared.items))
+    return units
+
+
+def _answer(batch: list[_Call]) -> None:
+    """Give every caller its answer, with one wake-up for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
+    for call in batch:
+        by_loop.setdefault(call.loop, []).append(call)
+    for loop, calls in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, calls)
+        except RuntimeError:  # the loop was closed: nobody waits there any more
+            continue
+
+
+def _resolve(calls: list[_Call]) -> None:
+    for call in calls:
+        if call.future.done():
+            continue
+        if call.error is None:
+            call.future.set_result(call.answer)
+        else:
+            call.future.set_exception(call.error)

@@ -1,0 +1,241 @@
+"""The ledger port on one SQLite file. Every verb is a function over a transaction; this class only sends it to its lane."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import count
+
+from trellis.engine.jobs import (
+    Actor,
+    Applied,
+    CancelMode,
+    CancelRequested,
+    DeadLetter,
+    Event,
+    FeedPage,
+    Finding,
+    History,
+    Job,
+    JobFilter,
+    JobId,
+    JobPage,
+    Lease,
+    LeaseLost,
+    Mismatch,
+    Move,
+    Moved,
+    NewJob,
+    NotMoved,
+    QueueDepth,
+    Renewed,
+    RequestId,
+    RetentionOptions,
+    RetentionReport,
+    Signal,
+    Submitted,
+    SweepOptions,
+    SweepReport,
+    Turn,
+    TurnResult,
+    WorkerSeen,
+)
+from trellis.ledgers.sqlite import control, holder, inspection, moves, reads, retain, rows, submit, sweep
+from trellis.ledgers.sqlite.claims import LEAST_URGENT_EVERY
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Target, connect, parse_url
+from trellis.ledgers.sqlite.lanes import Lane, Shared, Transaction
+from trellis.ledgers.sqlite.migrate import prepare
+from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
+from trellis.ledgers.sqlite.queue import WaitingRoom
+from trellis.ledgers.sqlite.turn import turn as take_turn
+from trellis.ledgers.sqlite.wait import Bell, Watch
+
+
+class SqliteLedger:
+    """One open ledger; made by `open`, safe to use from several event loops and threads."""
+
+    def __init__(self, target: Target, clock: Callable[[], float]) -> None:
+        self.url = target.url
+        self._target = target
+        self._bell = Bell()
+        self._claims = count(1)
+        self._found_nothing_at = 0
+        connection = connect(target)
+        try:
+            prepare(connection, target.url)
+            reading = None if target.path is None else connect(target)
+        except BaseException:
+            connection.close()
+            raise
+        self._writer = Lane(
+            connection,
+            url=self.url,
+            name="trellis-writer",
+            clock=clock,
+            writes=True,
+            room=None if target.path is None else WaitingRoom(target.path, BUSY_TIMEOUT_S),
+            on_wake=self._bell.ring,
+        )
+        # A database in memory belongs to its one connection: its reads go the writer's way.
+        self._reader = (
+            self._writer
+            if reading is None
+            else Lane(reading, url=self.url, name="trellis-reader", clock=clock, writes=False)
+        )
+        self._watch = Watch(self._data_version, self._any_ready)
+
+    @classmethod
+    async def open(cls, url: str, *, clock: Callable[[], float]) -> "SqliteLedger":
+        """Open a ledger, making or upgrading its file as needed."""
+        return await asyncio.get_running_loop().run_in_executor(None, cls, parse_url(url), clock)
+
+    async def close(self) -> None:
+        await self._writer.close()
+        if self._reader is not self._writer:
+            await self._reader.close()
+
+    # --- write ---------------------------------------------------------------------------------------------------
+
+    async def submit(self, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
+        return await self._writer.share(Shared(actor, jobs, lambda tx, all_jobs: submit.submit(tx, actor, all_jobs)))
+
+    async def turn(self, turn: Turn) -> TurnResult:
+        least_urgent = turn.claim is not None and next(self._claims) % LEAST_URGENT_EVERY == 0
+
+        def work(tx: Transaction) -> TurnResult:
+            rung = self._bell.rung
+            result = take_turn(tx, turn, least_urgent_first=least_urgent)
+            if turn.claim is not None and not result.claimed:
+                self._found_nothing_at = rung
+            return result
+
+        return await self._writer.run(work)
+
+    async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:  # noqa: ARG002 - the epoch decides, not the name
+        return await self._writer.run(lambda tx: holder.renew(tx, leases))
+
+    async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
+        return await self._writer.run(lambda tx: moves.move(tx, actor, move))
+
+    async def cancel(
+        self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
+    ) -> Moved | NotMoved | CancelRequested:
+        return await self._writer.run(
+            lambda tx: moves.cancel(tx, actor, job_id, mode, request_id, grace_s=grace_s, cause=cause)
+        )
+
+    async def requeue(
+        self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+    ) -> list[Moved | NotMoved]:
+        return await self._writer.run(lambda tx: moves.requeue(tx, actor, jobs, request_id, limit=limit, cause=cause))
+
+    async def save_checkpoint(self, lease: Lease, body: bytes) -> Applied | LeaseLost:
+        return await self._writer.run(lambda tx: holder.save_checkpoint(tx, lease, body))
+
+    async def journal(self, lease: Lease, entry: str, body: bytes) -> bytes | LeaseLost:
+        return await self._writer.run(lambda tx: holder.journal(tx, lease, entry, body))
+
+    async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
+        return await self._reader.run(lambda tx: reads.read_journal(tx, job_id))
+
+    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
+        return await self._writer.run(lambda tx: holder.signal(tx, lease, signals))
+
+    async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
+        return await self._writer.run(lambda tx: sweep.sweep(tx, actor, options))
+
+    async def retain(self, options: RetentionOptions) -> RetentionReport:
+        return await self._writer.run(lambda tx: retain.retain(tx, options))
+
+    async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
+        await self._writer.run(lambda tx: control.pause(tx, actor, type_, paused=paused))
+
+    async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
+        await self._writer.run(lambda tx: control.limit_rate(tx, actor, type_, per_second, burst))
+
+    async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
+        await self._writer.run(lambda tx: control.limit_key(tx, actor, key, limit))
+
+    async def beat(self, actor: Actor, info: bytes | None) -> None:
+        await self._writer.run(lambda tx: control.beat(tx, actor, info))
+
+    def submit_on(
+        self, connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob]
+    ) -> list[Submitted | Mismatch]:
+        """Submit inside the caller's own open transaction on a connection to this ledger's file."""
+        return submit_on(connection, actor, jobs, self._writer.now())
+
+    # --- wait ----------------------------------------------------------------------------------------------------
+
+    async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:
+        rung = self._bell.wait(self._found_nothing_at)
+        if rung.done():
+            self._found_nothing_at = self._bell.rung
+            return
+        watching = asyncio.ensure_future(self._watch.for_change(list(types)))
+        try:
+            await asyncio.wait({rung, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._found_nothing_at = self._bell.rung
+            self._bell.leave(rung)
+            watching.cancel()
+
+    async def _data_version(self) -> int:
+        return await self._writer.peek("PRAGMA data_version")
+
+    async def _any_ready(self, types: Sequence[str]) -> bool:
+        return await self._reader.run(lambda tx: reads.any_ready(tx, list(types)))
+
+    # --- read ----------------------------------------------------------------------------------------------------
+
+    async def job(self, job_id: JobId) -> Job | None:
+        return await self._reader.run(lambda tx: reads.job(tx, job_id))
+
+    async def jobs(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> JobPage:
+        return await self._reader.run(lambda tx: reads.jobs(tx, where, limit=limit, cursor=cursor))
+
+    async def events(self, job_id: JobId) -> list[Event]:
+        return await self._reader.run(lambda tx: reads.events(tx, job_id))
+
+    async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
+        return await self._reader.run(lambda tx: reads.signals(tx, job_id, limit=limit))
+
+    async def find_events(
+        self, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
+    ) -> list[Event]:
+        return await self._reader.run(
+            lambda tx: reads.find_events(tx, type_=type_, correlation_id=correlation_id, since=since, limit=limit)
+        )
+
+    async def feed(self, position: str | None, *, limit: int, lifecycle: str | None = None) -> FeedPage:
+        return await self._reader.run(lambda tx: reads.feed(tx, position, limit=limit, lifecycle=lifecycle))
+
+    async def feed_end(self) -> str:
+        return await self._reader.run(reads.feed_end)
+
+    async def result(self, job_id: JobId) -> bytes | None:
+        return await self._reader.run(lambda tx: reads.result(tx, job_id))
+
+    async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
+        return await self._reader.run(lambda tx: reads.dead_letters(tx, where, limit=limit, cursor=cursor))
+
+    async def queues(self) -> list[QueueDepth]:
+        return await self._reader.run(reads.queues)
+
+    async def workers(self) -> list[WorkerSeen]:
+        return await self._reader.run(reads.workers)
+
+    async def now(self) -> datetime:
+        return rows.moment(self._writer.now())
+
+    async def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+        after = 0
+        while True:
+            found, after = await self._reader.run(partial(reads.histories, after=after, limit=batch))
+            if not found:
+                return
+            for history in found:
+                yield history
+
+    async def inspect(self) -> list[Finding]:
+        return await self._reader.run(lambda tx: inspection.inspect(tx, self._target))

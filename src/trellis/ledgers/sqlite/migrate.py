@@ -1,0 +1,79 @@
+"""Brings a file to this program's schema: numbered `.sql` files, applied in order, each once, in one transaction."""
+
+import re
+from importlib import resources
+from typing import LiteralString
+
+import apsw
+
+from trellis.engine.errors import LedgerNotMigrated
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite.connection import Database, Target, connect, typed
+from trellis.ledgers.sqlite.contract import load_contract
+
+_NUMBERED = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/migrate.sql"):
+    has_meta: LiteralString
+    read_version: LiteralString
+    write_version: LiteralString
+
+
+def migrations() -> dict[int, str]:
+    """The text of every migration by its number; the numbers are 1, 2, 3, … without a gap."""
+    folder = resources.files("trellis.ledgers.sqlite").joinpath("migrations")
+    found = {
+        int(match[1]): entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if (match := _NUMBERED.match(entry.name))
+    }
+    assert sorted(found) == list(range(1, len(found) + 1)), "migrations are numbered without a gap"
+    return found
+
+
+SCHEMA_VERSION = len(migrations())
+
+
+def migrate(target: Target) -> int:
+    """Make or upgrade the schema and load the lifecycles; returns the version that was there before."""
+    connection = connect(target)
+    try:
+        return prepare(connection, target.url)
+    finally:
+        connection.close()
+
+
+def prepare(connection: Database, url: str) -> int:
+    """`migrate` on an open connection: processes that open one file at once wait here for each other."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            found = _apply(connection, url)
+            load_contract(connection, url)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+    except apsw.Error as error:
+        raise typed(error, url) from error
+    return found
+
+
+def stored_version(connection: Database) -> int:
+    """The schema version of a file; 0 when it holds no ledger."""
+    if not connection.execute(_Sql.has_meta).fetchall():
+        return 0
+    rows = connection.execute(_Sql.read_version).fetchall()
+    return rows[0][0] if rows else 0
+
+
+def _apply(connection: Database, url: str) -> int:
+    found = stored_version(connection)
+    if found > SCHEMA_VERSION:
+        raise LedgerNotMigrated(found=f"{found} (made by a newer program)", needed=SCHEMA_VERSION, url=url)
+    for number, sql in sorted(migrations().items()):
+        if number > found:
+            connection.execute(sql)
+            connection.execute(_Sql.write_version, (number,))
+    return found

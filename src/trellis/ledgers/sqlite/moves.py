@@ -1,0 +1,230 @@
+"""Steps by roles that hold no lease: move, cancel, requeue. A request id asked again gets its first answer."""
+
+import json
+from collections.abc import Sequence
+from typing import LiteralString
+
+from trellis.engine.jobs import (
+    Actor,
+    CancelMode,
+    CancelRequested,
+    DeathCertificate,
+    Epoch,
+    JobFilter,
+    JobId,
+    JobKey,
+    Lease,
+    Move,
+    Moved,
+    NotMoved,
+    RequestId,
+)
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import (
+    HELD,
+    ROLE_CODES,
+    STATE_NAMES,
+    STEPS,
+    US,
+    Act,
+    Standing,
+    Step,
+    Who,
+    landing,
+    lease_length_us,
+    state_of,
+    step_between,
+)
+from trellis.ledgers.sqlite.steps import Batch, find, job_id_of
+from trellis.ledgers.sqlite.steps import Sql as StepSql
+from trellis.lifecycles import BY_CODE, LIFECYCLES, Illegal, Phase, Trigger, event_code
+
+REQUEUED = event_code("job_requeued")
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"):
+    made_before: LiteralString
+    jobs_of_request: LiteralString
+    ask_to_cancel: LiteralString
+    requeueable: LiteralString
+
+
+def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
+    """Make one declared, unfenced step."""
+    row = find(tx, request.job_id)
+    before = _made_before(tx, row, request.job_id, request.request_id)
+    if before is not None:
+        return before
+    if request.version is not None and request.version != row.version:
+        return _no(row, request.job_id, request.target, f"the job has version {row.version}, not {request.version}")
+    lifecycle = BY_CODE[row.lifecycle]
+    name = STATE_NAMES[row.lifecycle, row.state]
+    if request.target == name and not any(t.source == t.target == name for t in lifecycle.transitions):
+        return Moved(job_id=request.job_id, source=name, target=name, version=row.version, repeated=True)
+    step = step_between(lifecycle, row.state, request.target, actor.role)
+    if isinstance(step, Illegal):
+        return _no(row, request.job_id, request.target, step.reason)
+    full = _key_is_full(tx, row) if step.held else None
+    if full is not None:
+        return _no(row, request.job_id, request.target, full)
+    delay = None if request.delay_s is None else int(request.delay_s * US)
+    length = lease_length_us(request.lease_s, request.heartbeat_s)
+    return make_step(
+        tx,
+        actor,
+        row,
+        step,
+        request.job_id,
+        delay_us=delay,
+        length=length,
+        cause=request.cause,
+        data=request.data,
+        request_id=request.request_id,
+        death=request.death,
+    )
+
+
+def make_step(
+    tx: Transaction,
+    actor: Actor,
+    row: Standing,
+    step: Step,
+    job_id: JobId,
+    *,
+    delay_us: int | None = None,
+    length: int | None = None,
+    cause: str | None,
+    data: bytes | None = None,
+    request_id: RequestId | None = None,
+    death: DeathCertificate | None = None,
+) -> Moved:
+    """Write one decided step; out of a held place it revokes the lease, into one it grants a lease."""
+    who = Who(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
+    place, wait = (HELD, length) if step.held else landing(step, keyed=row.ckey is not None, delay_us=delay_us)
+    if state_of(row.lifecycle, row.state).phase is Phase.ENDED and step.ended:
+        place = row.place
+    revokes = HELD in {row.place, place}
+    batch = Batch()
+    batch.add(row, Act(step, who, place, wait, revokes, cause, data, request_id), death)
+    batch.write(tx)
+    return Moved(
+        job_id=job_id,
+        source=STATE_NAMES[row.lifecycle, row.state],
+        target=step.target_name,
+        version=row.version + 1,
+        lease=_lease(row, row.epoch + 1, job_id) if place == HELD else None,
+    )
+
+
+def cancel(
+    tx: Transaction,
+    actor: Actor,
+    job_id: JobId,
+    mode: CancelMode,
+    request_id: RequestId,
+    *,
+    grace_s: float,
+    cause: str | None,
+) -> Moved | NotMoved | CancelRequested:
+    """End a job by its lifecycle's `cancel`; soft on a held job only asks its holder."""
+    row = find(tx, job_id)
+    before = _made_before(tx, row, job_id, request_id)
+    if before is not None:
+        return before
+    name = STATE_NAMES[row.lifecycle, row.state]
+    step = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
+    if step is None:
+        ended = state_of(row.lifecycle, row.state).phase is Phase.ENDED
+        return _no(row, job_id, Trigger.CANCEL, f"it ended as {name}" if ended else f"{name} declares no cancel")
+    if not step.allows(ROLE_CODES[actor.role]):
+        return _no(row, job_id, step.target_name, f"{actor.role.value} may not cancel it")
+    if mode is CancelMode.SOFT and row.place == HELD:
+        tx.db.execute(_Sql.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
+        return CancelRequested(job_id=job_id, state=name)
+    return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
+
+
+def requeue(
+    tx: Transaction,
+    actor: Actor,
+    jobs: Sequence[JobId] | JobFilter,
+    request_id: RequestId,
+    *,
+    limit: int,
+    cause: str | None,
+) -> list[Moved | NotMoved]:
+    """Open the next generation of jobs that declare it."""
+    ids = _meant(tx, jobs, request_id, limit) if isinstance(jobs, JobFilter) else jobs
+    return [_requeue_one(tx, actor, job_id, request_id, cause) for job_id in ids]
+
+
+def _requeue_one(
+    tx: Transaction, actor: Actor, job_id: JobId, request_id: RequestId, cause: str | None
+) -> Moved | NotMoved:
+    row = find(tx, job_id)
+    before = _made_before(tx, row, job_id, request_id)
+    if before is not None:
+        return before
+    name = STATE_NAMES[row.lifecycle, row.state]
+    step = STEPS.get((row.lifecycle, row.state, Trigger.REQUEUE))
+    if step is None:
+        return _no(row, job_id, Trigger.REQUEUE, f"{name} declares no requeue")
+    if not step.allows(ROLE_CODES[actor.role]):
+        return _no(row, job_id, step.target_name, f"{actor.role.value} may not requeue it")
+    return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
+
+
+def _meant(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int) -> list[JobId]:
+    """The jobs a filter means; asked again with the same request id, those it meant the first time."""
+    rows = tx.db.execute(_Sql.jobs_of_request, (request_id, REQUEUED)).fetchall()
+    if not rows:
+        states = [step.lifecycle * 16 + step.source for step in STEPS.values() if step.trigger == Trigger.REQUEUE]
+        lifecycle = None if where.lifecycle is None else LIFECYCLES[where.lifecycle]
+        values = {
+            "states": json.dumps(_named(states, where.state)),
+            "lifecycle": None if lifecycle is None else lifecycle.code,
+            "type": where.type,
+            "state": None,
+            "correlation": where.correlation_id,
+            "key": where.concurrency_key,
+            "reason": None if where.reason_code is None else where.reason_code.value,
+            "limit": limit,
+        }
+        rows = tx.db.execute(_Sql.requeueable, values).fetchall()
+    return [job_id_of(tx, key) for (key,) in rows]
+
+
+def _named(states: list[int], name: str | None) -> list[int]:
+    return [code for code in states if name is None or STATE_NAMES[code // 16, code % 16] == name]
+
+
+def _made_before(tx: Transaction, row: Standing, job_id: JobId, request_id: RequestId) -> Moved | None:
+    rows = tx.db.execute(_Sql.made_before, (row.id, request_id)).fetchall()
+    if not rows:
+        return None
+    version, source, target, epoch = rows[0]
+    held = state_of(row.lifecycle, target).phase is Phase.HELD
+    return Moved(
+        job_id=job_id,
+        source=STATE_NAMES[row.lifecycle, source],
+        target=STATE_NAMES[row.lifecycle, target],
+        version=version,
+        lease=_lease(row, epoch, job_id) if held else None,
+        repeated=True,
+    )
+
+
+def _key_is_full(tx: Transaction, row: Standing) -> str | None:
+    if row.ckey is None or row.slot is not None:
+        return None
+    name, room = tx.db.execute(StepSql.key_room, (row.ckey,)).fetchall()[0]
+    return None if room > 0 else f"concurrency key {name} is at its limit"
+
+
+def _lease(row: Standing, epoch: int, job_id: JobId) -> Lease:
+    return Lease(JobKey(row.id), Epoch(epoch), job_id, BY_CODE[row.lifecycle].name)
+
+
+def _no(row: Standing, job_id: JobId, target: str, reason: str) -> NotMoved:
+    return NotMoved(job_id=job_id, state=STATE_NAMES[row.lifecycle, row.state], target=target, reason=reason)

@@ -1,0 +1,78 @@
+"""Numbers for names: types, actors and concurrency keys are written once and then referred to by number.
+
+Names are never removed, so a number once committed stays good in every process. Numbers learned in a transaction
+that was rolled back are not: `forget` drops what is cached.
+"""
+
+from typing import LiteralString
+
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite.connection import Database
+
+CACHED_MAX = 10_000
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/names.sql"):
+    find_type: LiteralString
+    add_type: LiteralString
+    find_actor: LiteralString
+    add_actor: LiteralString
+    find_key: LiteralString
+    add_key: LiteralString
+    set_key_limit: LiteralString
+
+
+class Names:
+    """The dictionaries of one connection."""
+
+    def __init__(self, connection: Database) -> None:
+        self._db = connection
+        self._types: dict[tuple[int, str], int] = {}
+        self._actors: dict[str, int] = {}
+
+    def forget(self) -> None:
+        self._types.clear()
+        self._actors.clear()
+
+    def type_id(self, lifecycle: int, name: str) -> int:
+        """The number of a type, made when it is new."""
+        known = self._types.get((lifecycle, name))
+        return known or self._learn_type(lifecycle, name)
+
+    def known_type(self, lifecycle: int, name: str) -> int | None:
+        """The number of a type somebody has submitted, or None."""
+        known = self._types.get((lifecycle, name))
+        if known is None and (rows := self._db.execute(_Sql.find_type, (lifecycle, name)).fetchall()):
+            known = self._types[lifecycle, name] = rows[0][0]
+        return known
+
+    def actor_id(self, name: str) -> int:
+        known = self._actors.get(name)
+        return known or self._learn_actor(name)
+
+    def key_id(self, name: str, limit: int) -> int:
+        """The number of a concurrency key; a new one gets `limit`, a known one keeps its own."""
+        rows = self._db.execute(_Sql.find_key, (name,)).fetchall()
+        return rows[0][0] if rows else self._db.execute(_Sql.add_key, (name, limit)).fetchall()[0][0]
+
+    def set_key_limit(self, name: str, limit: int, actor: str) -> int:
+        return self._db.execute(_Sql.set_key_limit, (name, limit, self.actor_id(actor))).fetchall()[0][0]
+
+    def _learn_type(self, lifecycle: int, name: str) -> int:
+        self._bound(self._types)
+        rows = self._db.execute(_Sql.find_type, (lifecycle, name)).fetchall()
+        number = rows[0][0] if rows else self._db.execute(_Sql.add_type, (lifecycle, name)).fetchall()[0][0]
+        self._types[lifecycle, name] = number
+        return number
+
+    def _learn_actor(self, name: str) -> int:
+        self._bound(self._actors)
+        rows = self._db.execute(_Sql.find_actor, (name,)).fetchall()
+        number = rows[0][0] if rows else self._db.execute(_Sql.add_actor, (name,)).fetchall()[0][0]
+        self._actors[name] = number
+        return number
+
+    @staticmethod
+    def _bound(cache: dict[str, int] | dict[tuple[int, str], int]) -> None:
+        if len(cache) >= CACHED_MAX:
+            cache.clear()

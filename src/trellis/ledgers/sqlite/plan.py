@@ -1,0 +1,212 @@
+"""What a step means here: pure functions from lifecycle data and a job's standing to the act that is written.
+
+Nothing in this module touches the database. The numbers are those of `migrations/0001_ledger.sql`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trellis.engine.jobs import JobKey, Place
+from trellis.engine.text import storable
+from trellis.lifecycles import BY_CODE, Illegal, Lifecycle, Phase, Role, State, Transition, Trigger, event_code
+
+NOWHERE, READY, RESTING, PARKED, HELD, ENDED_WELL, ENDED_OTHERWISE = range(7)
+PLACES = (None, Place.READY, Place.RESTING, Place.PARKED, Place.HELD, Place.ENDED, Place.ENDED)
+CLAIMABLE = 1 << READY | 1 << PARKED
+US = 1_000_000
+
+
+class Standing(NamedTuple):
+    """The row of `job`, in the order of the query `standing`."""
+
+    id: JobKey
+    lifecycle: int
+    type: int
+    state: int
+    place: int
+    version: int
+    epoch: int
+    generation: int
+    attempt: int
+    prio: int
+    max_attempts: int
+    deaths: int
+    length: int | None
+    until: int | None
+    owner: int | None
+    due_at: int | None
+    deadline_at: int | None
+    cancel_at: int | None
+    ckey: int | None
+    slot: int | None
+    compensates: int | None
+
+    @property
+    def attempts_left(self) -> bool:
+        return self.attempt + 1 < self.max_attempts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A declared transition in stored numbers, with what the ledger asks about its target. Each exists once: see STEPS."""
+
+    lifecycle: int
+    source: int
+    target: int
+    event: int
+    opens: int
+    roles: int
+    fenced: bool
+    trigger: str
+    target_name: str
+    held: bool
+    ended: bool
+    claimable: bool
+    timed: bool
+    """The target has a timer of its own: `due` or `exhaust` leaves it."""
+    timer_us: int | None
+    """When that timer falls due, where nobody says otherwise."""
+    dead_letter: bool
+    success: bool
+    end_place: int
+
+    def allows(self, role: int) -> bool:
+        return bool(self.roles >> role & 1)
+
+
+class Who(NamedTuple):
+    """The acting role and name in stored numbers."""
+
+    role: int
+    actor: int
+
+
+class Act(NamedTuple):
+    """Everything the events of one statement have in common; jobs that make the same act are written together."""
+
+    step: Step
+    who: Who
+    place: int
+    wait: int | None
+    revokes: bool = False
+    """The epoch rises: a lease is granted or taken away."""
+    cause: str | None = None
+    data: bytes | None = None
+    request: str | None = None
+
+    def bindings(self, now: int, jobs: str) -> tuple[int | str | bytes | None, ...]:
+        """The values of the query `insert_events`."""
+        step = self.step
+        return (
+            step.event,
+            step.source,
+            step.target,
+            self.who.role,
+            self.who.actor,
+            int(self.revokes),
+            step.opens,
+            step.opens,
+            now,
+            self.place,
+            self.wait,
+            storable(self.cause),
+            self.data,
+            self.request,
+            jobs,
+        )
+
+
+def _step(lifecycle: Lifecycle, t: Transition) -> Step:
+    target = lifecycle.by_name[t.target]
+    leaving = {other.trigger for other in lifecycle.transitions if other.source == t.target}
+    return Step(
+        lifecycle=lifecycle.code,
+        source=lifecycle.code_of(t.source),
+        target=lifecycle.code_of(t.target),
+        event=event_code(t.event),
+        opens=int(t.opens),
+        roles=sum(1 << role.code for role in t.actors),
+        fenced=t.fenced,
+        trigger=t.trigger,
+        target_name=t.target,
+        held=target.phase is Phase.HELD,
+        ended=target.phase is Phase.ENDED,
+        claimable=target.phase is Phase.WAITING and target.claimable,
+        timed=bool(leaving & {Trigger.DUE, Trigger.EXHAUST}),
+        timer_us=None if target.timer_s is None else int(target.timer_s * US),
+        dead_letter=target.dead_letter,
+        success=target.success,
+        end_place=ENDED_WELL if target.success else ENDED_OTHERWISE,
+    )
+
+
+STEPS: dict[tuple[int, int, str], Step] = {
+    (lifecycle.code, lifecycle.code_of(t.source), t.trigger): _step(lifecycle, t)
+    for lifecycle in BY_CODE.values()
+    for t in lifecycle.transitions
+}
+STATE_NAMES: dict[tuple[int, int], str] = {
+    (lifecycle.code, lifecycle.code_of(state.name)): state.name
+    for lifecycle in BY_CODE.values()
+    for state in lifecycle.states
+}
+STATE_CODES: dict[tuple[str, str], int] = {
+    (lifecycle.name, state.name): lifecycle.code_of(state.name)
+    for lifecycle in BY_CODE.values()
+    for state in lifecycle.states
+}
+ROLE_CODES: dict[Role, int] = {role: role.code for role in Role}
+
+
+def state_of(lifecycle: int, code: int) -> State:
+    return BY_CODE[lifecycle].state_of(code)
+
+
+def step_between(lifecycle: Lifecycle, source: int, target: str, role: Role) -> Step | Illegal:
+    """The unfenced step of `role` from a stored state to a named one, or why there is none."""
+    name = STATE_NAMES[lifecycle.code, source]
+    declared = [t for t in lifecycle.transitions if t.source == name and t.target == target]
+    for transition in declared:
+        if role in transition.actors and not transition.fenced:
+            return STEPS[lifecycle.code, source, transition.trigger]
+    answer = lifecycle.between(name, target, role)
+    if isinstance(answer, Illegal):
+        return answer
+    reason = "only the lease holder may"
+    return Illegal(lifecycle=lifecycle.name, source=name, target=target, trigger=None, actor=role, reason=reason)
+
+
+def landing(step: Step, *, keyed: bool, delay_us: int | None) -> tuple[int, int | None]:
+    """Where a step that takes no lease puts the job, and how long it waits there.
+
+    A keyed job that could be claimed is parked first; handing out the key's slots is one act for every way in.
+    """
+    if step.ended:
+        return step.end_place, None
+    if not step.claimable:
+        return RESTING, delay_us if step.timed else None
+    if delay_us is not None and delay_us > 0:
+        return RESTING, delay_us
+    return (PARKED if keyed else READY), None
+
+
+def wished_cancel(row: Standing) -> Step | None:
+    """The cancel that somebody asked the holder for, if the sweep's role may make it."""
+    if row.cancel_at is None:
+        return None
+    step = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
+    return step if step is not None and swept(step) else None
+
+
+def sweeping_role(lifecycle: int) -> int:
+    return ROLE_CODES[BY_CODE[lifecycle].swept_by]
+
+
+def swept(step: Step) -> bool:
+    """Whether the lifecycle lets the role that sweeps it make this step."""
+    return step.allows(sweeping_role(step.lifecycle))
+
+
+def lease_length_us(lease_s: float, heartbeat_s: float) -> int:
+    """How long a silent holder keeps a job: its lease, or two missed heartbeats and a second (D4)."""
+    return int(min(lease_s, 2 * heartbeat_s + 1) * US)

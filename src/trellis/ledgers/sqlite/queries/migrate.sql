@@ -1,0 +1,11 @@
+-- Which schema a file has.
+
+-- name: has_meta
+SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'trellis_meta';
+
+-- name: read_version
+SELECT value FROM trellis_meta WHERE key = 'schema_version';
+
+-- name: write_version
+INSERT INTO trellis_meta (key, value) VALUES ('schema_version', ?)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value;

@@ -1,0 +1,24 @@
+-- Steps by roles that hold no lease.
+
+-- name: made_before
+SELECT version, source, target, epoch FROM trellis_event WHERE job = ? AND request = ? ORDER BY version DESC LIMIT 1;
+
+-- name: jobs_of_request
+SELECT DISTINCT e.job FROM trellis_event e WHERE e.request = ? AND e.type = ? ORDER BY e.seq;
+
+-- name: ask_to_cancel
+UPDATE trellis_job SET cancel_at = coalesce(cancel_at, ?) WHERE id = ?;
+
+-- Which ended or resting jobs a requeue with a filter means, oldest first. `states` are lifecycle * 16 + state.
+-- name: requeueable
+SELECT j.id FROM trellis_job j JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey
+WHERE j.place IN (2, 6) AND j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states))
+  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
+  AND (:type IS NULL OR t.name = :type)
+  AND (:state IS NULL OR j.state = :state)
+  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
+  AND (:key IS NULL OR k.name = :key)
+  AND (:reason IS NULL OR EXISTS (
+    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
+ORDER BY j.id LIMIT :limit;

@@ -1,0 +1,23 @@
+-- Names said once: types, actors, concurrency keys.
+
+-- name: find_type
+SELECT id FROM trellis_job_type WHERE lifecycle = ? AND name = ?;
+
+-- name: add_type
+INSERT INTO trellis_job_type (lifecycle, name) VALUES (?, ?) RETURNING id;
+
+-- name: find_actor
+SELECT id FROM trellis_actor WHERE name = ?;
+
+-- name: add_actor
+INSERT INTO trellis_actor (name) VALUES (?) RETURNING id;
+
+-- name: find_key
+SELECT id FROM trellis_concurrency_key WHERE name = ?;
+
+-- name: add_key
+INSERT INTO trellis_concurrency_key (name, slots) VALUES (?, ?) RETURNING id;
+
+-- name: set_key_limit
+INSERT INTO trellis_concurrency_key (name, slots, changed_by) VALUES (?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET slots = excluded.slots, changed_by = excluded.changed_by RETURNING id;

@@ -1,0 +1,170 @@
+-- Reading. Ids of jobs are newest first in listings, events oldest first.
+
+-- name: job
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, s.payload,
+  (SELECT g.data FROM trellis_signal g WHERE g.job = j.id AND g.type = 'job_heartbeat' AND g.data IS NOT NULL
+    ORDER BY g.id DESC LIMIT 1)
+FROM trellis_submission s JOIN trellis_job j ON j.id = s.id JOIN trellis_job_type t ON t.id = j.type
+JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
+WHERE s.job_id = ?;
+
+-- name: key_of
+SELECT id FROM trellis_submission WHERE job_id = ?;
+
+-- name: jobs
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
+FROM trellis_job j JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
+WHERE j.id < :before
+  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
+  AND (:type IS NULL OR t.name = :type)
+  AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
+  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
+  AND (:key IS NULL OR k.name = :key)
+  AND (:reason IS NULL OR EXISTS (
+    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
+ORDER BY j.id DESC LIMIT :limit;
+
+-- The same for states that are not ended, or ended otherwise than well: their indexes are small, the table is not.
+-- name: jobs_in_places
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
+FROM (
+  SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1
+  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_resting WHERE place = 2
+  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3
+  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4
+  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_unlucky WHERE place = 6
+) AS live CROSS JOIN trellis_job j ON j.id = live.id
+JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
+WHERE j.id < :before
+  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
+  AND (:type IS NULL OR t.name = :type)
+  AND j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states))
+  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
+  AND (:key IS NULL OR k.name = :key)
+  AND (:reason IS NULL OR EXISTS (
+    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
+ORDER BY j.id DESC LIMIT :limit;
+
+-- name: jobs_correlated
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
+FROM (
+  SELECT id FROM trellis_submission WHERE correlation = :correlation
+  UNION ALL SELECT id FROM trellis_submission WHERE job_id = :correlation AND correlation IS NULL
+) AS meant CROSS JOIN trellis_job j ON j.id = meant.id
+JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
+WHERE j.id < :before
+  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
+  AND (:type IS NULL OR t.name = :type)
+  AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
+  AND (:key IS NULL OR k.name = :key)
+  AND (:reason IS NULL OR EXISTS (
+    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
+ORDER BY j.id DESC LIMIT :limit;
+
+-- name: events
+SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
+FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
+JOIN trellis_actor a ON a.id = e.actor WHERE e.job = ? ORDER BY e.version;
+
+-- name: feed
+SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
+FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
+JOIN trellis_actor a ON a.id = e.actor
+WHERE e.seq > :after AND e.seq <= :end AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
+ORDER BY e.seq LIMIT :limit;
+
+-- name: feed_end
+SELECT coalesce(max(seq), 0) FROM trellis_event;
+
+-- name: events_by_type
+SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
+FROM trellis_event e INDEXED BY trellis_event_type_at
+JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job JOIN trellis_actor a ON a.id = e.actor
+WHERE e.type = :type AND e.at >= :since ORDER BY e.at, e.seq LIMIT :limit;
+
+-- name: events_by_correlation
+SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
+FROM (
+  SELECT id FROM trellis_submission WHERE correlation = :correlation
+  UNION ALL SELECT id FROM trellis_submission WHERE job_id = :correlation AND correlation IS NULL
+) AS meant CROSS JOIN trellis_event e ON e.job = meant.id
+JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job JOIN trellis_actor a ON a.id = e.actor
+WHERE e.at >= :since AND (:type IS NULL OR e.type = :type) ORDER BY e.seq LIMIT :limit;
+
+-- name: signals
+SELECT type, at, data FROM (SELECT id, type, at, data FROM trellis_signal WHERE job = ? ORDER BY id DESC LIMIT ?) ORDER BY id;
+
+-- name: result
+SELECT r.body FROM trellis_result r WHERE r.job = ? AND (r.expires_at IS NULL OR r.expires_at > ?);
+
+-- name: journal
+SELECT entry, body FROM trellis_journal WHERE job = ?;
+
+-- name: dead_letters
+SELECT s.job_id, t.name, j.lifecycle, j.state, d.reason, d.stage, d.last_error, d.attempts, d.last_owner,
+  d.last_lease_expires_at, coalesce(s.correlation, s.job_id), d.at, d.version
+FROM trellis_dead_letter d JOIN trellis_job j ON j.id = d.job AND j.version = d.version
+JOIN trellis_submission s ON s.id = d.job JOIN trellis_job_type t ON t.id = j.type
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey
+WHERE d.job < :before
+  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
+  AND (:type IS NULL OR t.name = :type)
+  AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
+  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
+  AND (:key IS NULL OR k.name = :key)
+  AND (:reason IS NULL OR d.reason = :reason)
+ORDER BY d.job DESC LIMIT :limit;
+
+-- name: dead_letters_of
+SELECT s.job_id, t.name, j.lifecycle, e.target, d.reason, d.stage, d.last_error, d.attempts, d.last_owner,
+  d.last_lease_expires_at, coalesce(s.correlation, s.job_id), d.at, d.version
+FROM trellis_dead_letter d JOIN trellis_event e ON e.job = d.job AND e.version = d.version
+JOIN trellis_job j ON j.id = d.job JOIN trellis_submission s ON s.id = d.job JOIN trellis_job_type t ON t.id = j.type
+WHERE d.job = ? ORDER BY d.version;
+
+-- name: depths
+SELECT type, place, count(*) FROM (
+  SELECT type, place FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1
+  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_resting WHERE place = 2
+  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3
+  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4
+) GROUP BY type, place;
+
+-- name: types
+SELECT t.id, t.lifecycle, t.name, coalesce(c.paused, 0), c.rate,
+  (SELECT e.at FROM trellis_event e WHERE e.seq <= (SELECT min(first) FROM (
+    SELECT (SELECT j.pos FROM trellis_job j INDEXED BY trellis_job_ready
+      WHERE j.place = 1 AND j.type = t.id AND j.prio = p.value ORDER BY j.pos LIMIT 1) AS first
+    FROM json_each('[0,1,2]') p)) ORDER BY e.seq DESC LIMIT 1)
+FROM trellis_job_type t LEFT JOIN trellis_type_control c ON c.name = t.name ORDER BY t.name, t.lifecycle;
+
+-- name: workers
+SELECT w.name, w.seen_at, (SELECT count(*) FROM trellis_job j INDEXED BY trellis_job_held WHERE j.place = 4 AND j.owner = w.actor),
+  w.info
+FROM trellis_worker w ORDER BY w.name;
+
+-- name: job_keys
+SELECT id, job_id FROM trellis_submission WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: any_ready
+SELECT 1 WHERE EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_ready WHERE j.place = 1 AND j.type IN (
+  SELECT t.id FROM trellis_job_type t WHERE t.name IN (SELECT value FROM json_each(?))));

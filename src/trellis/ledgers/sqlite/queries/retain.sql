@@ -1,0 +1,29 @@
+-- Removing what is over. Ended jobs are found by walking the history from where the last pass stopped: the event that is
+-- its job's last one and ended it long enough ago marks a job to purge.
+
+-- name: position
+SELECT value FROM trellis_meta WHERE key = 'retained_up_to';
+
+-- name: write_position
+INSERT INTO trellis_meta (key, value) VALUES ('retained_up_to', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: next_events
+SELECT e.seq, e.at, iif(j.seq = e.seq AND j.place >= 5, j.id, NULL), j.version,
+  (SELECT count(*) FROM trellis_idempotency i WHERE i.job = j.id),
+  (SELECT max(i.at) FROM trellis_idempotency i WHERE i.job = j.id)
+FROM trellis_event e JOIN trellis_job j ON j.id = e.job WHERE e.seq > ? ORDER BY e.seq LIMIT ?;
+
+-- name: purge
+INSERT INTO trellis_purge (job) VALUES (?);
+
+-- name: drop_results
+DELETE FROM trellis_result WHERE job IN (SELECT job FROM trellis_result WHERE expires_at <= ? ORDER BY expires_at LIMIT ?);
+
+-- name: drop_signals
+DELETE FROM trellis_signal WHERE at <= :before AND id IN (SELECT id FROM trellis_signal ORDER BY id LIMIT :limit);
+
+-- name: drop_claims
+DELETE FROM trellis_claim WHERE claim_id IN (SELECT claim_id FROM trellis_claim WHERE at <= ? ORDER BY at LIMIT ?);
+
+-- name: drop_workers
+DELETE FROM trellis_worker WHERE seen_at <= ?;

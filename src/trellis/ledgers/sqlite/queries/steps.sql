@@ -1,0 +1,75 @@
+-- Standing and steps of single jobs: what every verb that moves jobs is made of.
+
+-- name: standing
+SELECT id, lifecycle, type, state, place, version, epoch, generation, attempt, prio, max_attempts, deaths, length, until,
+  owner, due_at, deadline_at, cancel_at, ckey, slot, compensates
+FROM trellis_job WHERE id = ?;
+
+-- name: standings
+SELECT id, lifecycle, type, state, place, version, epoch, generation, attempt, prio, max_attempts, deaths, length, until,
+  owner, due_at, deadline_at, cancel_at, ckey, slot, compensates
+FROM trellis_job WHERE id IN (SELECT value FROM json_each(?));
+
+-- One statement for all jobs that make the same step: the rest of each event follows from where its job stands.
+-- name: insert_events
+INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait,
+  cause, data, request)
+SELECT j.id, j.version + 1, ?, ?, ?, ?, ?, j.epoch + ?, j.generation + (? = 2),
+  CASE ? WHEN 0 THEN j.attempt WHEN 1 THEN j.attempt + 1 ELSE 0 END, ?, ?, ?, ?, ?, ?
+FROM json_each(?) AS wanted CROSS JOIN trellis_job j ON j.id = wanted.value;
+
+-- name: insert_dead_letter
+INSERT INTO trellis_dead_letter (job, version, reason, stage, last_error, attempts, last_owner, last_lease_expires_at, at)
+SELECT j.id, j.version + 1, iif(j.compensates IS NULL, :reason, 'compensation_failed'), :stage, :error, j.attempt + 1,
+  a.name, iif(a.id IS NULL, NULL, j.until), :at
+FROM trellis_job j LEFT JOIN trellis_actor a ON a.id = j.owner WHERE j.id = :job;
+
+-- name: spare_attempt
+UPDATE trellis_job SET max_attempts = max_attempts + 1 WHERE id = ?;
+
+-- As submitted: all attempts, and as long until the deadline as it had then.
+-- name: start_anew
+UPDATE trellis_job SET max_attempts = s.max_attempts, deadline_at = :now + (deadline_at - s.created_at)
+FROM trellis_submission s WHERE s.id = trellis_job.id AND trellis_job.id = :job;
+
+-- name: put_result
+INSERT INTO trellis_result (job, body, expires_at) VALUES (?, ?, ?)
+ON CONFLICT (job) DO UPDATE SET body = excluded.body, expires_at = excluded.expires_at;
+
+-- name: drop_result
+DELETE FROM trellis_result WHERE job = ?;
+
+-- name: job_id_of
+SELECT job_id FROM trellis_submission WHERE id = ?;
+
+-- name: find_key_of_job
+SELECT id FROM trellis_submission WHERE job_id = ?;
+
+-- name: last_step_of_epoch
+SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? ORDER BY version DESC LIMIT 1 OFFSET ?;
+
+-- name: step_at
+SELECT version, source, target, type FROM trellis_event WHERE job = ? AND version = ? AND epoch = ?;
+
+-- name: key_room
+SELECT k.name, k.slots - (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL)
+FROM trellis_concurrency_key k WHERE k.id = ?;
+
+-- name: key_limit
+SELECT slots FROM trellis_concurrency_key WHERE id = ?;
+
+-- name: taken_slots
+SELECT slot FROM trellis_job WHERE ckey = ? AND slot IS NOT NULL ORDER BY slot;
+
+-- name: parked_first
+SELECT id, prio FROM trellis_job WHERE place = 3 AND ckey = ? ORDER BY prio, pos, id LIMIT ?;
+
+-- name: ready_last
+SELECT id, prio, slot FROM trellis_job WHERE ckey = ? AND slot IS NOT NULL AND place = 1 ORDER BY prio DESC, pos DESC, id DESC
+LIMIT 1;
+
+-- name: give_slot
+UPDATE trellis_job SET place = 1, slot = ? WHERE id = ?;
+
+-- name: take_slot_back
+UPDATE trellis_job SET place = 3, slot = NULL WHERE id = ?;

@@ -1,0 +1,30 @@
+-- New jobs.
+
+-- name: existing
+SELECT s.job_id, s.id FROM trellis_submission s WHERE s.job_id IN (SELECT value FROM json_each(?));
+
+-- name: existing_one
+SELECT s.job_id, s.id FROM trellis_submission s WHERE s.job_id = ?;
+
+-- name: same_request
+SELECT j.lifecycle, t.name, s.payload FROM trellis_job j JOIN trellis_submission s ON s.id = j.id
+JOIN trellis_job_type t ON t.id = j.type WHERE j.id = ?;
+
+-- name: find_key
+SELECT i.job, i.fingerprint, s.job_id FROM trellis_idempotency i JOIN trellis_submission s ON s.id = i.job
+WHERE i.scope = ? AND i.key = ?;
+
+-- name: insert_key
+INSERT INTO trellis_idempotency (scope, key, job, fingerprint, at) VALUES (?, ?, ?, ?, ?);
+
+-- name: last_job
+SELECT max(coalesce((SELECT max(id) FROM trellis_job), 0),
+  coalesce((SELECT value FROM trellis_meta WHERE key = 'last_purged'), 0));
+
+-- name: insert_jobs
+INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, ckey, compensates)
+SELECT value, ?, ?, ?, ?, ?, ?, ? FROM json_each(?);
+
+-- name: insert_submission
+INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, correlation, trace, parent, payload)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);

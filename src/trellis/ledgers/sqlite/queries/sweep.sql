@@ -1,0 +1,52 @@
+-- What falls due. Columns of a standing first, then what the decision needs.
+
+-- name: last_tick
+SELECT value FROM trellis_meta WHERE key = 'sweep_tick';
+
+-- name: write_tick
+INSERT INTO trellis_meta (key, value) VALUES ('sweep_tick', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: amnesty
+UPDATE trellis_job SET until = max(until, :now + length) WHERE place = 4 AND length < :twice_gap;
+
+-- name: overdue_cancels
+SELECT id FROM trellis_job WHERE place = 4 AND cancel_at <= ? ORDER BY cancel_at LIMIT ?;
+
+-- name: expired
+SELECT j.id, s.max_deaths FROM trellis_job j JOIN trellis_submission s ON s.id = j.id
+WHERE j.place = 4 AND j.until <= ? ORDER BY j.until LIMIT ?;
+
+-- name: due
+SELECT id FROM trellis_job WHERE place = 2 AND due_at <= ? ORDER BY due_at LIMIT ?;
+
+-- name: past_deadline
+SELECT id FROM trellis_job WHERE deadline_at <= :now AND deadline_at IS NOT NULL AND place < 5
+  AND lifecycle * 16 + state IN (SELECT value FROM json_each(:states)) ORDER BY deadline_at LIMIT :limit;
+
+-- name: count_death
+UPDATE trellis_job SET deaths = deaths + 1 WHERE id = ?;
+
+-- name: lose_in_place
+UPDATE trellis_job SET epoch = epoch + 1, place = ?, slot = NULL, length = NULL, cancel_at = NULL WHERE id = ?;
+
+-- name: becomes_claimable
+UPDATE trellis_job SET place = ?, pos = (SELECT max(seq) FROM trellis_event), due_at = NULL WHERE id = ?;
+
+-- name: rests_on
+UPDATE trellis_job SET due_at = NULL WHERE id = ?;
+
+-- name: keys_with_parked
+SELECT DISTINCT ckey FROM trellis_job WHERE place = 3 AND ckey > ? ORDER BY ckey LIMIT ?;
+
+-- name: next_due
+SELECT min(at) FROM (
+  SELECT min(until) AS at FROM trellis_job WHERE place = 4
+  UNION ALL SELECT min(due_at) FROM trellis_job WHERE place = 2 AND due_at IS NOT NULL
+  UNION ALL SELECT min(cancel_at) FROM trellis_job WHERE place = 4 AND cancel_at IS NOT NULL
+  UNION ALL SELECT min(deadline_at) FROM trellis_job WHERE deadline_at > ? AND deadline_at IS NOT NULL AND place < 5);
+
+-- name: healed_up_to
+SELECT value FROM trellis_meta WHERE key = 'healed_up_to';
+
+-- name: write_healed
+INSERT INTO trellis_meta (key, value) VALUES ('healed_up_to', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;

@@ -1,0 +1,33 @@
+-- Claiming. Places: 1 ready, 4 held.
+
+-- name: ready_of_type
+SELECT prio, pos, id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ? ORDER BY prio, pos LIMIT ?;
+
+-- name: least_urgent_of_type
+SELECT prio, pos, id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ?
+  AND prio = (SELECT max(prio) FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ?)
+ORDER BY pos LIMIT ?;
+
+-- name: to_claim
+SELECT j.id, j.type, j.state, j.version, j.epoch, j.generation, j.attempt, j.max_attempts, j.deaths, j.deadline_at,
+  s.job_id, s.created_at, s.correlation, s.trace, s.parent, s.payload, o.job_id, c.body, j.place
+FROM json_each(?) AS wanted JOIN trellis_job j ON j.id = wanted.value JOIN trellis_submission s ON s.id = j.id
+LEFT JOIN trellis_checkpoint c ON c.job = j.id LEFT JOIN trellis_submission o ON o.id = j.compensates
+ORDER BY wanted.key;
+
+-- name: take_over
+UPDATE trellis_job SET place = 4, epoch = epoch + 1, length = ?, until = ?, owner = ?
+WHERE id IN (SELECT value FROM json_each(?));
+
+-- name: claim_before
+SELECT leases FROM trellis_claim WHERE claim_id = ?;
+
+-- name: record_claim
+INSERT INTO trellis_claim (claim_id, at, leases) VALUES (?, ?, ?)
+ON CONFLICT (claim_id) DO UPDATE SET at = excluded.at, leases = excluded.leases;
+
+-- name: controls
+SELECT name, paused, rate, burst, tokens, filled_at FROM trellis_type_control;
+
+-- name: spend_tokens
+UPDATE trellis_type_control SET tokens = ?, filled_at = ? WHERE name = ?;

@@ -1,0 +1,241 @@
+"""Reading: short transactions on the reader's own connection."""
+
+import json
+from datetime import datetime
+from typing import LiteralString
+
+from trellis.engine.errors import OptionInvalid, UnknownLifecycle
+from trellis.engine.jobs import (
+    DeadLetter,
+    Event,
+    FeedPage,
+    History,
+    Job,
+    JobFilter,
+    JobId,
+    JobPage,
+    QueueDepth,
+    Signal,
+    WorkerSeen,
+)
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import rows
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import HELD, PARKED, READY, RESTING, STATE_NAMES, US
+from trellis.lifecycles import BY_CODE, LIFECYCLES, event_code
+from trellis.lifecycles.events import EVENT_TYPES
+
+PAGE_MAX = 10_000
+LAST = 2**62
+POSITION_DIGITS = 16
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
+    job: LiteralString
+    key_of: LiteralString
+    jobs: LiteralString
+    jobs_in_places: LiteralString
+    jobs_correlated: LiteralString
+    events: LiteralString
+    feed: LiteralString
+    feed_end: LiteralString
+    events_by_type: LiteralString
+    events_by_correlation: LiteralString
+    signals: LiteralString
+    result: LiteralString
+    journal: LiteralString
+    dead_letters: LiteralString
+    dead_letters_of: LiteralString
+    depths: LiteralString
+    types: LiteralString
+    workers: LiteralString
+    job_keys: LiteralString
+    any_ready: LiteralString
+
+
+def job(tx: Transaction, job_id: JobId) -> Job | None:
+    found = tx.db.execute(_Sql.job, (job_id,)).fetchall()
+    return rows.job(found[0]) if found else None
+
+
+def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
+    """One page, newest first; the cursor is the last key seen, so that pages neither repeat nor skip."""
+    values = _filter(where) | {"before": _cursor(cursor), "limit": page_size(limit) + 1}
+    found = tx.db.execute(_listing(where), values).fetchall()
+    page = found[:limit]
+    more = len(found) > limit
+    return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][26]) if more and page else None)
+
+
+def events(tx: Transaction, job_id: JobId) -> list[Event]:
+    key = _key_of(tx, job_id)
+    return [] if key is None else [rows.event(row) for row in tx.db.execute(_Sql.events, (key,))]
+
+
+def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | None) -> FeedPage:
+    """A filtered page goes on after everything it looked at, so that a consumer of a rare kind gets ahead."""
+    after = _position(position)
+    end: int = tx.db.execute(_Sql.feed_end).fetchall()[0][0]
+    values = {"after": after, "end": end, "lifecycle": _lifecycle_code(lifecycle), "limit": page_size(limit)}
+    found = tx.db.execute(_Sql.feed, values).fetchall()
+    reached = found[-1][15] if len(found) == limit else max(end, after)
+    return FeedPage(events=tuple(map(rows.event, found)), position=_text(reached))
+
+
+def feed_end(tx: Transaction) -> str:
+    return _text(tx.db.execute(_Sql.feed_end).fetchall()[0][0])
+
+
+def find_events(
+    tx: Transaction, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
+) -> list[Event]:
+    if type_ is not None and type_ not in EVENT_TYPES:
+        raise OptionInvalid(option="type", value=type_, expected="an event type of a lifecycle")
+    values = {
+        "type": None if type_ is None else event_code(type_),
+        "correlation": correlation_id,
+        "since": 0 if since is None else rows.microseconds(since),
+        "limit": page_size(limit),
+    }
+    if correlation_id is not None:
+        return [rows.event(row) for row in tx.db.execute(_Sql.events_by_correlation, values)]
+    if type_ is None:
+        raise OptionInvalid(option="type", value=None, expected="a type or a correlation id")
+    del values["correlation"]
+    return [rows.event(row) for row in tx.db.execute(_Sql.events_by_type, values)]
+
+
+def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:
+    key = _key_of(tx, job_id)
+    found = [] if key is None else tx.db.execute(_Sql.signals, (key, page_size(limit))).fetchall()
+    return [Signal(job_id=job_id, type=type_, ts=rows.moment(at), data=data) for type_, at, data in found]
+
+
+def result(tx: Transaction, job_id: JobId) -> bytes | None:
+    key = _key_of(tx, job_id)
+    found = [] if key is None else tx.db.execute(_Sql.result, (key, tx.now)).fetchall()
+    return found[0][0] if found else None
+
+
+def read_journal(tx: Transaction, job_id: JobId) -> dict[str, bytes]:
+    key = _key_of(tx, job_id)
+    return {} if key is None else dict(tx.db.execute(_Sql.journal, (key,)).fetchall())
+
+
+def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> list[DeadLetter]:
+    before = LAST if cursor is None else _key_of(tx, JobId(cursor))
+    if before is None:
+        raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
+    values = _filter(where) | {"before": before, "limit": page_size(limit)}
+    return [rows.dead_letter(row) for row in tx.db.execute(_Sql.dead_letters, values)]
+
+
+def queues(tx: Transaction) -> list[QueueDepth]:
+    counted = {(type_, place): count for type_, place, count in tx.db.execute(_Sql.depths)}
+    return [
+        QueueDepth(
+            type=name,
+            lifecycle=BY_CODE[lifecycle].name,
+            ready=counted.get((type_, READY), 0),
+            resting=counted.get((type_, RESTING), 0),
+            parked=counted.get((type_, PARKED), 0),
+            held=counted.get((type_, HELD), 0),
+            paused=bool(paused),
+            oldest_ready_s=None if oldest is None else max(0.0, (tx.now - oldest) / US),
+            rate_limit=rate,
+        )
+        for type_, lifecycle, name, paused, rate, oldest in tx.db.execute(_Sql.types)
+    ]
+
+
+def workers(tx: Transaction) -> list[WorkerSeen]:
+    found = tx.db.execute(_Sql.workers).fetchall()
+    return [WorkerSeen(name=name, seen_at=rows.moment(at), held=held, info=info) for name, at, held, info in found]
+
+
+def histories(tx: Transaction, after: int, limit: int) -> tuple[list[History], int]:
+    """Some jobs with all their events, and the key to go on after."""
+    found = tx.db.execute(_Sql.job_keys, (after, limit)).fetchall()
+    made: list[History] = []
+    for key, job_id in found:
+        one = job(tx, job_id)
+        if one is not None:
+            past = tuple(rows.event(row) for row in tx.db.execute(_Sql.events, (key,)))
+            letters = tuple(rows.dead_letter(row) for row in tx.db.execute(_Sql.dead_letters_of, (key,)))
+            made.append(History(job=one, events=past, dead_letters=letters))
+    return made, found[-1][0] if found else after
+
+
+def any_ready(tx: Transaction, types: list[str]) -> bool:
+    return bool(tx.db.execute(_Sql.any_ready, (json.dumps(types),)).fetchall())
+
+
+# --- what callers write ----------------------------------------------------------------------------------------------
+
+
+def page_size(limit: int) -> int:
+    if not 1 <= limit <= PAGE_MAX:
+        raise OptionInvalid(option="limit", value=limit, expected=f"from 1 to {PAGE_MAX}")
+    return limit
+
+
+def _listing(where: JobFilter) -> LiteralString:
+    """The statement whose index fits the filter best."""
+    if where.correlation_id is not None:
+        return _Sql.jobs_correlated
+    codes = _states(where.state)
+    well = {(code // 16, code % 16) for code in codes or ()}
+    if codes and not any(BY_CODE[lifecycle].state_of(state).success for lifecycle, state in well):
+        return _Sql.jobs_in_places
+    return _Sql.jobs
+
+
+def _filter(where: JobFilter) -> dict[str, str | int | None]:
+    codes = _states(where.state)
+    return {
+        "lifecycle": _lifecycle_code(where.lifecycle),
+        "type": where.type,
+        "states": None if codes is None else json.dumps(codes),
+        "correlation": where.correlation_id,
+        "key": where.concurrency_key,
+        "reason": None if where.reason_code is None else where.reason_code.value,
+    }
+
+
+def _states(name: str | None) -> list[int] | None:
+    if name is None:
+        return None
+    return [lifecycle * 16 + code for (lifecycle, code), known in STATE_NAMES.items() if known == name]
+
+
+def _lifecycle_code(name: str | None) -> int | None:
+    if name is None:
+        return None
+    if name not in LIFECYCLES:
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
+    return LIFECYCLES[name].code
+
+
+def _key_of(tx: Transaction, job_id: JobId) -> int | None:
+    found = tx.db.execute(_Sql.key_of, (job_id,)).fetchall()
+    return found[0][0] if found else None
+
+
+def _cursor(text: str | None) -> int:
+    if text is None:
+        return LAST
+    if not text.isascii() or not text.isdigit():
+        raise OptionInvalid(option="cursor", value=text, expected="the cursor of an earlier page")
+    return int(text)
+
+
+def _position(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not text.isascii() or not text.isdigit():
+        raise OptionInvalid(option="position", value=text, expected="a position this feed gave out")
+    return int(text)
+
+
+def _text(position: int) -> str:
+    return f"{position:0{POSITION_DIGITS}d}"

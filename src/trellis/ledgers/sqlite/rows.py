@@ -1,0 +1,114 @@
+"""Stored rows as the values readers see."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from trellis.engine.jobs import (
+    DeadLetter,
+    Epoch,
+    Event,
+    Job,
+    JobId,
+    Priority,
+    ReasonCode,
+    Stage,
+)
+from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES
+from trellis.lifecycles import BY_CODE, event_name
+from trellis.lifecycles.lifecycle import ROLES
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Row = Any
+
+
+def moment(us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=us)
+
+
+def moment_or_none(us: int | None) -> datetime | None:
+    return None if us is None else moment(us)
+
+
+def microseconds(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def event(row: Row) -> Event:
+    """A row of the queries that select `event_columns`."""
+    (job_id, lifecycle, correlation, version, kind, source, target, role, actor) = row[:9]
+    (epoch, generation, attempt, at, cause, data) = row[9:15]
+    return Event(
+        id=f"{job_id}-{version}",
+        job_id=job_id,
+        lifecycle=BY_CODE[lifecycle].name,
+        type=event_name(kind),
+        ts=moment(at),
+        role=ROLES[int(role)],
+        actor=actor,
+        correlation_id=correlation,
+        cause=cause,
+        source=None if source == 0 else STATE_NAMES[lifecycle, source],
+        target=STATE_NAMES[lifecycle, target],
+        generation=generation,
+        attempt=attempt,
+        epoch=Epoch(epoch),
+        version=version,
+        data=data,
+    )
+
+
+def job(row: Row) -> Job:
+    """A row of the queries that select `job_columns`."""
+    (job_id, lifecycle, kind, state, place, prio, generation, attempt, max_attempts, version) = row[:10]
+    (epoch, deaths, created_at, updated_at, due_at, deadline_at, owner, until, cancel_at) = row[10:19]
+    (key, correlation, trace, parent, compensates, payload, progress) = row[19:26]
+    held = place == HELD
+    where = PLACES[int(place)]
+    assert where is not None, "a job that was never submitted is in no place"
+    return Job(
+        job_id=job_id,
+        lifecycle=BY_CODE[lifecycle].name,
+        type=kind,
+        state=STATE_NAMES[lifecycle, state],
+        place=where,
+        priority=Priority(prio),
+        generation=generation,
+        attempt=attempt,
+        max_attempts=max_attempts,
+        version=version,
+        epoch=Epoch(epoch),
+        deaths=deaths,
+        created_at=moment(created_at),
+        updated_at=moment(updated_at),
+        due_at=moment_or_none(due_at),
+        deadline_at=moment_or_none(deadline_at),
+        owner=owner if held else None,
+        lease_expires_at=moment_or_none(until) if held else None,
+        cancel_requested=cancel_at is not None,
+        concurrency_key=key,
+        correlation_id=correlation,
+        trace=trace,
+        parent_id=None if parent is None else JobId(parent),
+        compensates=compensates,
+        payload=payload,
+        progress=progress,
+    )
+
+
+def dead_letter(row: Row) -> DeadLetter:
+    """A row of the queries that select `dead_letter_columns`."""
+    (job_id, kind, lifecycle, state, reason, stage, error, attempts, owner, until, correlation, at, version) = row
+    return DeadLetter(
+        job_id=job_id,
+        type=kind,
+        state=STATE_NAMES[lifecycle, state],
+        reason_code=ReasonCode(reason),
+        stage=Stage(stage),
+        last_error=error,
+        attempts=attempts,
+        last_owner=owner,
+        last_lease_expires_at=moment_or_none(until),
+        correlation_id=correlation,
+        at=moment(at),
+        version=version,
+    )

@@ -1,0 +1,182 @@
+"""Submitting: every answer is decided first, then all new jobs are written with one statement for each table."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import LiteralString
+
+from trellis.engine.errors import JobNotFound, NotAllowed, OptionInvalid, UnknownLifecycle
+from trellis.engine.jobs import SUBMIT_MAX, Actor, JobId, Mismatch, NewJob, Submitted
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import ROLE_CODES, STEPS, US, Act, Step, Who, landing
+from trellis.ledgers.sqlite.steps import array, promote, write_act
+from trellis.lifecycles import LIFECYCLES, Trigger
+
+GIVEN_ID_SCOPE = "job_id"
+"""The reserved idempotency scope of ids that callers choose."""
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
+    existing: LiteralString
+    existing_one: LiteralString
+    same_request: LiteralString
+    find_key: LiteralString
+    insert_key: LiteralString
+    last_job: LiteralString
+    insert_jobs: LiteralString
+    insert_submission: LiteralString
+
+
+@dataclass(slots=True)
+class _New:
+    """Rows to insert, table by table."""
+
+    jobs: dict[tuple[int | None, ...], list[int]] = field(default_factory=dict[tuple[int | None, ...], list[int]])
+    """Keys by what their rows of `job` have in common."""
+    submissions: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
+    keys: list[tuple[str, str, int, bytes, int]] = field(default_factory=list[tuple[str, str, int, bytes, int]])
+    acts: dict[Act, list[int]] = field(default_factory=dict[Act, list[int]])
+    concurrency: set[int] = field(default_factory=set[int])
+    ids: dict[str, NewJob] = field(default_factory=dict[str, NewJob])
+    seen: dict[tuple[str, str], tuple[bytes, JobId]] = field(default_factory=dict[tuple[str, str], tuple[bytes, JobId]])
+
+
+def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
+    """One answer for each job, in order; nothing is written when one of them cannot be taken."""
+    if len(jobs) > SUBMIT_MAX:
+        raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
+    steps = [_submit_step(actor, job) for job in jobs]
+    known = _existing(tx, jobs)
+    who = Who(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
+    last: int = tx.db.execute(_Sql.last_job).fetchall()[0][0]
+    new = _New()
+    answers: list[Submitted | Mismatch] = []
+    for job, step in zip(jobs, steps, strict=True):
+        answer = _earlier(tx, job, known, new)
+        if answer is None:
+            last += 1
+            _take_in(tx, new, job, step, who, last)
+            answer = Submitted(job_id=job.job_id, created=True)
+        answers.append(answer)
+    _write(tx, new)
+    return answers
+
+
+def _submit_step(actor: Actor, job: NewJob) -> Step:
+    lifecycle = LIFECYCLES.get(job.lifecycle)
+    if lifecycle is None:
+        raise UnknownLifecycle(name=job.lifecycle, known=", ".join(LIFECYCLES))
+    step = STEPS[lifecycle.code, 0, Trigger.SUBMIT]
+    if not step.allows(ROLE_CODES[actor.role]):
+        raise NotAllowed(role=actor.role.value, action=f"submit a {job.lifecycle}", reason="the lifecycle names others")
+    return step
+
+
+def _existing(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, int]:
+    if len(jobs) == 1:
+        return dict(tx.db.execute(_Sql.existing_one, (jobs[0].job_id,)).fetchall())
+    return dict(tx.db.execute(_Sql.existing, (json.dumps([job.job_id for job in jobs]),)).fetchall())
+
+
+def _earlier(tx: Transaction, job: NewJob, known: dict[str, int], new: _New) -> Submitted | Mismatch | None:
+    """The answer of an earlier submit with the same key or id, or None when this one is the first."""
+    if job.idempotency_key is not None:
+        answer = _by_key(tx, job, job.idempotency_scope, job.idempotency_key, new)
+        if answer is not None:
+            return answer
+    if job.job_id in known:
+        return _by_id(tx, job, known[job.job_id])
+    twin = new.ids.get(job.job_id)
+    if twin is None:
+        return None
+    same = twin.fingerprint == job.fingerprint if twin.id_is_given else _request(twin) == _request(job)
+    return _same_id(job, same=same)
+
+
+def _by_key(tx: Transaction, job: NewJob, scope: str, key: str, new: _New) -> Submitted | Mismatch | None:
+    found = new.seen.get((scope, key))
+    if found is None:
+        rows = tx.db.execute(_Sql.find_key, (scope, key)).fetchall()
+        if not rows:
+            return None
+        found = (rows[0][1], rows[0][2])
+    if found[0] != job.fingerprint:
+        return Mismatch(key=key, job_id=found[1])
+    return Submitted(job_id=found[1], created=False)
+
+
+def _by_id(tx: Transaction, job: NewJob, key: int) -> Submitted | Mismatch:
+    """An id seen before: a repeated call when it was made by us, the caller's own choice when it was given."""
+    rows = tx.db.execute(_Sql.find_key, (GIVEN_ID_SCOPE, job.job_id)).fetchall()
+    if rows:
+        same = rows[0][1] == job.fingerprint
+    else:
+        same = tx.db.execute(_Sql.same_request, (key,)).fetchall()[0] == _request(job)
+    return _same_id(job, same=same)
+
+
+def _same_id(job: NewJob, *, same: bool) -> Submitted | Mismatch:
+    return Submitted(job_id=job.job_id, created=False) if same else Mismatch(key=job.job_id, job_id=job.job_id)
+
+
+def _request(job: NewJob) -> tuple[int, str, bytes]:
+    """What was asked, in the order of the query `same_request`."""
+    return (LIFECYCLES[job.lifecycle].code, job.type, job.payload)
+
+
+def _take_in(tx: Transaction, new: _New, job: NewJob, step: Step, who: Who, key: int) -> None:
+    ckey = None
+    if job.concurrency_key is not None:
+        ckey = tx.names.key_id(job.concurrency_key, job.concurrency_limit)
+        new.concurrency.add(ckey)
+    deadline = None if job.deadline_s is None else tx.now + int(job.deadline_s * US)
+    type_id = tx.names.type_id(step.lifecycle, job.type)
+    original = None if job.compensates is None else _original(tx, job.compensates)
+    alike = (step.lifecycle, type_id, int(job.priority), job.max_attempts, deadline, ckey, original)
+    new.jobs.setdefault(alike, []).append(key)
+    correlation = None if job.correlation_id == job.job_id else job.correlation_id
+    new.submissions.append(
+        (key, job.job_id, tx.now, job.max_attempts, job.max_deaths, correlation, job.trace, job.parent_id, job.payload)
+    )
+    place, wait = landing(step, keyed=ckey is not None, delay_us=_delay_us(job, tx.now) or step.timer_us)
+    new.acts.setdefault(Act(step, who, place, wait), []).append(key)
+    _remember(new, job, key, tx.now)
+
+
+def _remember(new: _New, job: NewJob, key: int, now: int) -> None:
+    new.ids[job.job_id] = job
+    if job.idempotency_key is not None:
+        new.keys.append((job.idempotency_scope, job.idempotency_key, key, job.fingerprint, now))
+        new.seen[job.idempotency_scope, job.idempotency_key] = (job.fingerprint, job.job_id)
+    if job.id_is_given:
+        new.keys.append((GIVEN_ID_SCOPE, job.job_id, key, job.fingerprint, now))
+        new.seen[GIVEN_ID_SCOPE, job.job_id] = (job.fingerprint, job.job_id)
+
+
+def _delay_us(job: NewJob, now: int) -> int | None:
+    """How long the job rests first: the later of its delay and its wished time; None when it need not."""
+    delay = int(job.delay_s * US)
+    if job.run_at is not None:
+        delay = max(delay, int(job.run_at.timestamp() * US) - now)
+    return delay if delay > 0 else None
+
+
+def _original(tx: Transaction, job_id: JobId) -> int:
+    rows = tx.db.execute(_Sql.existing_one, (job_id,)).fetchall()
+    if not rows:
+        raise JobNotFound(job_id=job_id)
+    return rows[0][1]
+
+
+def _write(tx: Transaction, new: _New) -> None:
+    if not new.jobs:
+        return
+    for alike, keys in new.jobs.items():
+        tx.db.execute(_Sql.insert_jobs, (*alike, array(keys)))
+    tx.db.executemany(_Sql.insert_submission, new.submissions)
+    if new.keys:
+        tx.db.executemany(_Sql.insert_key, new.keys)
+    for act, keys in new.acts.items():
+        write_act(tx, act, keys)
+    promote(tx, new.concurrency)

@@ -1,0 +1,147 @@
+"""A holder's turn: settle and start what it holds. What it asks for next is in `claims`."""
+
+from collections.abc import Sequence
+
+from trellis.engine.errors import InvalidTransition, UnknownLifecycle
+from trellis.engine.jobs import Actor, Advance, Applied, LeaseLost, Turn, TurnResult
+from trellis.ledgers.sqlite.claims import claim
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import (
+    HELD,
+    ROLE_CODES,
+    STATE_CODES,
+    STEPS,
+    US,
+    Act,
+    Standing,
+    Step,
+    Who,
+    landing,
+    sweeping_role,
+    wished_cancel,
+)
+from trellis.ledgers.sqlite.steps import Batch, Sql, standings
+from trellis.lifecycles import LIFECYCLES, Trigger
+
+
+def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnResult:
+    """Settle, start, then claim, in one transaction."""
+    who = Who(ROLE_CODES[request.actor.role], tx.names.actor_id(request.actor.name))
+    outcomes = settle(tx, request.actor, who, request.advances) if request.advances else []
+    if request.claim is None:
+        return TurnResult(outcomes, [])
+    claimed = claim(tx, request.actor, who, request.claim, least_urgent_first=least_urgent_first)
+    return TurnResult(outcomes, claimed)
+
+
+def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance]) -> list[Applied | LeaseLost]:
+    """One outcome for each advance, in order. Steps of one job in one turn see each other."""
+    steps = [_declared(actor, who, advance) for advance in advances]
+    outcomes: list[Applied | LeaseLost] = []
+    batch, moved = Batch(), set[int]()
+    rows = standings(tx, (advance.lease.key for advance in advances))
+    for number, (advance, step) in enumerate(zip(advances, steps, strict=True)):
+        key = advance.lease.key
+        if key in moved:
+            batch.write(tx)
+            rows |= standings(tx, moved)
+            batch, moved = Batch(), set[int]()
+        row = rows.get(key)
+        if row is None or not _fits(row, advance, step):
+            later = sum(other.lease == advance.lease for other in advances[number + 1 :])
+            outcomes.append(_repeated_or_lost(tx, row, advance, step, later))
+            continue
+        moved.add(key)
+        wish = wished_cancel(row) if row.cancel_at is not None and _lets_go(step) else None
+        if wish is None:
+            _decide(batch, row, step, who, tx.now, advance)
+        else:
+            _obey(batch, row, wish, who)
+        refused = wish is not None and step.trigger == Trigger.START
+        outcomes.append(LeaseLost(advance.lease) if refused else Applied(row.version + 1))
+    batch.write(tx)
+    return outcomes
+
+
+def _declared(actor: Actor, who: Who, advance: Advance) -> Step:
+    """The holder's step, or why there is none: asked before anything is written."""
+    name = advance.lease.lifecycle
+    lifecycle = LIFECYCLES.get(name)
+    if lifecycle is None:
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
+    step = STEPS.get((lifecycle.code, STATE_CODES.get((name, advance.source), 0), advance.trigger))
+    if step is None:
+        target, reason = advance.trigger, "not declared"
+    elif not step.allows(who.role):
+        target, reason = step.target_name, "another role makes this step"
+    elif not step.fenced:
+        target, reason = step.target_name, "it is not the lease holder's step"
+    else:
+        return step
+    raise InvalidTransition(
+        job_id=advance.lease.job_id, source=advance.source, target=target, actor=actor.role.value, reason=reason
+    )
+
+
+def _fits(row: Standing, advance: Advance, step: Step) -> bool:
+    return (
+        row.epoch == advance.lease.epoch
+        and row.place == HELD
+        and row.state == step.source
+        and advance.version in {None, row.version}
+    )
+
+
+def _lets_go(step: Step) -> bool:
+    """No user code runs at this step: it has not begun, or the holder gives the job back."""
+    return step.trigger == Trigger.START or not (step.held or step.ended)
+
+
+def _obey(batch: Batch, row: Standing, wish: Step, who: Who) -> None:
+    """The holder was asked to stop and no user code runs: it must not begin, or begin once more."""
+    sweeper = Who(sweeping_role(row.lifecycle), who.actor)
+    place, wait = landing(wish, keyed=row.ckey is not None, delay_us=None)
+    batch.add(row, Act(wish, sweeper, place, wait, cause="soft cancel: the holder let go"))
+
+
+def _decide(batch: Batch, row: Standing, step: Step, who: Who, now: int, advance: Advance) -> None:
+    if step.held:
+        place, wait = HELD, row.length
+    else:
+        place, wait = landing(step, keyed=row.ckey is not None, delay_us=int(advance.delay_s * US))
+    act = Act(step, who, place, wait, cause=advance.cause, data=advance.data)
+    batch.add(row, act, advance.death)
+    if advance.spare_attempt:
+        batch.spared.append(row.id)
+    if advance.result is not None and step.ended:
+        kept_until = None if advance.result_ttl_s is None else now + int(advance.result_ttl_s * US)
+        batch.results.append((row.id, advance.result, kept_until))
+
+
+def _repeated_or_lost(
+    tx: Transaction, row: Standing | None, advance: Advance, step: Step, later: int
+) -> Applied | LeaseLost:
+    """Refused; unless the last thing this epoch did is this very step, whose answer was lost.
+
+    `later` steps of the same lease follow in the same turn: then it is the last but so many. A step into a held state
+    is only told to have been made while the lease lives: its caller would go on.
+    """
+    lease = advance.lease
+    if step.held and (row is None or row.epoch != lease.epoch):
+        return LeaseLost(lease)
+    if advance.version is None:
+        rows = tx.db.execute(Sql.last_step_of_epoch, (lease.key, lease.epoch, later)).fetchall()
+    else:
+        rows = tx.db.execute(Sql.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
+    if rows and rows[0][1:] in _makes(step):
+        return Applied(rows[0][0], repeated=True)
+    return LeaseLost(lease)
+
+
+def _makes(step: Step) -> list[tuple[int, int, int]]:
+    """What this step leaves in the history: itself, or where the holder lets go of the job the cancel it was asked for."""
+    made = [(step.source, step.target, step.event)]
+    cancel = STEPS.get((step.lifecycle, step.source, Trigger.CANCEL))
+    if cancel is not None and not step.held and not step.ended:
+        made.append((step.source, cancel.target, cancel.event))
+    return made
