@@ -1,0 +1,47 @@
+"""Finding the user's application: MODULE:APP, imported from the folder the command runs in."""
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+from trellis.engine.errors import OptionInvalid
+from trellis.worker.app import App
+
+
+def load_app(spec: str) -> App:
+    """The application behind `module:attribute`; raises OptionInvalid with the place where its import failed."""
+    module_name, colon, attribute = spec.partition(":")
+    if not (module_name and colon and attribute):
+        raise _unusable(spec, "write MODULE:APP, such as shop.jobs:app")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.split(".")[: error.name.count(".") + 1] == error.name.split("."):
+            raise _unusable(spec, f"there is no module {error.name} in {Path.cwd()} or installed") from error
+        raise _broken(spec, error) from error
+    except Exception as error:
+        # The application's own code may raise anything while it is imported.
+        raise _broken(spec, error) from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, App):
+        apps = [name for name, value in vars(module).items() if isinstance(value, App)]
+        hint = f"it has {', '.join(apps)}" if apps else "it has no App at its top level"
+        what = "is no App" if hasattr(module, attribute) else "does not exist"
+        raise _unusable(spec, f"{attribute} {what} in {module_name}; {hint}")
+    return found
+
+
+def _unusable(spec: str, expected: str) -> OptionInvalid:
+    return OptionInvalid(option="MODULE:APP", value=spec, expected=expected)
+
+
+def _broken(spec: str, error: BaseException) -> OptionInvalid:
+    """Where the application's own code failed; --debug shows the whole traceback."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{last.filename}:{last.lineno}"
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}"
+    return _unusable(spec, f"importing it failed at {where}: {type(error).__name__}: {error} (--debug shows all)")

@@ -1,0 +1,140 @@
+"""How a command is declared: a function that takes a `Cli` and its own parameters; the shared options are added here."""
+
+import asyncio
+import contextlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+from trellis.cli import problems
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Output
+from trellis.engine.errors import TrellisError
+
+PIPE_CLOSED = 141
+"""128 + SIGPIPE: whoever read the output had enough."""
+SECTIONS = ("Begin", "Jobs", "Queues", "Workers", "Ledger", "Reference")
+LIMIT_DEFAULT = 50
+LIMIT_MAX = 1_000_000
+
+LedgerOption = Annotated[
+    str | None, typer.Option("--ledger", metavar="URL", help="sqlite:///path or postgresql://…; else the settings'.")
+]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Use the embedded ledger in this folder.")
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+LimitOption = Annotated[int, typer.Option("--limit", metavar="N", help="At most this many.")]
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class Sections(TyperGroup):
+    """The commands of the program under headings, in the order in which a person meets them."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """One list per heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            found = self.get_command(ctx, name)
+            if found is not None and not found.hidden:
+                heading = str(getattr(found, "rich_help_panel", None) or "")
+                sections.setdefault(heading, []).append((name, found.get_short_help_str(limit=72)))
+        for heading in sorted(sections, key=SECTIONS.index):
+            rows = sections[heading]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+class ListByDefault(TyperGroup):
+    """A noun with verbs; the noun alone lists."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`trellis dlq --json` is `trellis dlq list --json`."""
+        bare = not args or (args[0].startswith("-") and args[0] != "--help")
+        return super().parse_args(ctx, ["list", *args] if bare else args)
+
+
+def group(parent: typer.Typer, name: str, *, section: str, help_: str, lists: bool = False) -> typer.Typer:
+    """A noun with verbs under it."""
+    made = typer.Typer(
+        cls=ListByDefault if lists else TyperGroup, help=help_, rich_markup_mode=None, no_args_is_help=not lists
+    )
+    parent.add_typer(made, name=name, rich_help_panel=section)
+    return made
+
+
+def command(
+    parent: typer.Typer, name: str, *, section: str | None = None, json: bool = True
+) -> Callable[[FunctionT], FunctionT]:
+    """Register `function(cli, …)`, sync or async, as a command; what it returns is the exit code."""
+
+    def register(function: FunctionT) -> FunctionT:
+        own = list(inspect.signature(function).parameters.values())[1:]
+        shared = {
+            "ledger": LedgerOption,
+            "data": DataOption,
+            **({"json": JsonOption} if json else {}),
+            "debug": DebugOption,
+        }
+        context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        added = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=_default(option))
+            for option, kind in shared.items()
+        ]
+        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+
+        def invoke(ctx: typer.Context, **given: Any) -> None:
+            _invoke(function, ctx, given)
+
+        invoke.__doc__ = function.__doc__
+        invoke.__signature__ = inspect.Signature([context, *keyword, *added])  # pyright: ignore[reportFunctionMemberAccess]
+        parent.command(name, rich_help_panel=section)(invoke)
+        return function
+
+    return register
+
+
+def _default(option: str) -> Any:
+    return False if option in {"json", "debug"} else None
+
+
+def _invoke(function: Callable[..., Any], ctx: typer.Context, given: dict[str, Any]) -> None:
+    above: dict[str, Any] = ctx.find_root().obj or {}
+    ledger, data = given.pop("ledger") or above.get("ledger"), given.pop("data") or above.get("data")
+    debug = given.pop("debug") or above.get("debug", False)
+    cli = Cli(ledger=ledger, data=data, out=Output(as_json=given.pop("json", False)))
+    try:
+        code = function(cli, **given)
+        if inspect.iscoroutine(code):
+            code = asyncio.run(_finish(code))
+    except TrellisError as error:
+        if debug:
+            traceback.print_exc()
+        code = _report(cli, error)
+    except BrokenPipeError:
+        # What is still buffered has no reader; without this the interpreter complains about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = PIPE_CLOSED
+    if code:
+        raise typer.Exit(code)
+
+
+async def _finish(coroutine: Coroutine[Any, Any, int | None]) -> int | None:
+    return await coroutine
+
+
+def _report(cli: Cli, error: TrellisError) -> int:
+    url: str | None = None
+    with contextlib.suppress(TrellisError):
+        url = cli.url
+    cli.out.error(problems.without_password(str(error), url), problems.way_out(error))
+    return problems.exit_code(error)

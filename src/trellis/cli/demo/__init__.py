@@ -1,0 +1,206 @@
+"""`trellis demo`: a small application, a worker killed in the middle of its work, and what the ledger says afterwards."""
+
+import asyncio
+import json as json_
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+import typer
+from rich.text import Text
+
+from trellis.cli.commands import command
+from trellis.cli.demo.processes import Workers
+from trellis.cli.demo.watch import Watch
+from trellis.cli.events import EVENT_COLUMNS, print_events
+from trellis.cli.invocation import Cli, ledger_url, make_folder
+from trellis.cli.output import Column, state_text
+from trellis.client import Trellis
+from trellis.engine.errors import InputError, Refused
+from trellis.engine.jobs import DeadLetter, Job, JobFilter, JobId
+from trellis.engine.verify import verify
+from trellis.ledgers import migrate
+from trellis.wiring import connect, make_development_key
+from trellis.worker.requests import SubmitSettings
+
+APP_FILE = "demo_app.py"
+LOOK_S = 0.05
+PATIENCE_S = 25.0
+"""Far longer than the demo takes; past it something is wrong and the logs say what."""
+KILL_AT_STEP = 4
+
+NAMES = ("ada", "alan", "barbara", "dennis", "edsger", "frances", "grace", "ken", "lin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Jobs of one type to submit."""
+
+    type: str
+    payloads: Sequence[str]
+    settings: SubmitSettings = field(default_factory=SubmitSettings)
+
+
+BATCHES = (
+    Batch(type="report.build", payloads=["Q3 revenue"], settings={"priority": "interactive"}),
+    Batch(type="page.fetch", payloads=["/prices", "/terms", "/jobs"]),
+    Batch(type="feed.import", payloads=["weather"], settings={"max_attempts": 3}),
+    Batch(type="card.charge", payloads=["4000-…-0002"]),
+    Batch(type="mail.send", payloads=[f"{name}@example.org" for name in NAMES]),
+)
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    command(program, "demo", section="Begin", json=False)(demo)
+
+
+async def demo(cli: Cli) -> int:
+    """Run a small application, kill its worker, and see that nothing is lost.
+
+    It makes a folder with an SQLite ledger (or uses --data DIR), takes about ten seconds and leaves nothing running.
+    """
+    if cli.ledger is not None:
+        raise InputError(detail="The demo makes a ledger of its own; --data DIR chooses its folder.")
+    folder = (cli.data or Path(tempfile.mkdtemp(prefix="trellis-demo-"))).resolve()
+    url = ledger_url(folder)
+    make_folder(url)
+    (folder / APP_FILE).write_text(
+        files("trellis.cli.demo").joinpath(f"{APP_FILE}.txt").read_text("utf-8"), encoding="utf-8"
+    )
+    await migrate(url)
+    make_development_key(url)
+    async with connect(url, name=cli.person, operator=True) as trellis:
+        with Workers(folder, url) as workers:
+            cli.out.line(f"Everything happens in {folder}", style="dim")
+            watch = Watch(out=cli.out, ledger=trellis.ledger, position=await trellis.ledger.feed_end())
+            crashed = await _play(trellis, watch, workers)
+        return await _tell(cli, trellis, watch, crashed, folder)
+
+
+# --- what happens ------------------------------------------------------------------------------------------------------
+
+
+async def _play(trellis: Trellis, watch: Watch, workers: Workers) -> Job:
+    """Submit, work, kill, recover; returns the job that was in the middle when its worker died."""
+    with watch:
+        for batch in BATCHES:
+            for handle in await trellis.submit_many(batch.type, batch.payloads, **batch.settings):
+                watch.expect(await handle.status())
+        later = await trellis.submit("mail.send", "donald@example.org", delay_s=3600)
+        watch.expect(await later.status())
+        watch.say(f"{len(watch.types)} jobs submitted, one of them for in an hour")
+        watch.say(f"worker 1 starts (process {workers.start()})")
+        report = next(job_id for job_id, type_ in watch.types.items() if type_ == "report.build")
+        await _until(watch, workers, lambda: _is_halfway(trellis, report))
+        crashed = await trellis.job(report)
+        watch.say(
+            f"kill -9 {workers.kill()}: report.build was at step {_step(crashed)} of {_steps(crashed)}", "bold red"
+        )
+        watch.say(f"worker 2 starts (process {workers.start()})")
+        await trellis.cancel(later.id, cause="the operator changed their mind")
+        await _until(watch, workers, lambda: _is_over(watch))
+        watch.say("every job has ended; worker 2 drains")
+        code = workers.stop()
+        watch.say(f"worker 2 is gone (exit code {code})")
+    return crashed
+
+
+async def _until(watch: Watch, workers: Workers, done: Callable[[], Awaitable[bool]]) -> None:
+    """Look until something is so, but not for ever."""
+    began = time.monotonic()
+    while True:
+        await watch.look()
+        if await done():
+            return
+        code = workers.ended_early()
+        if code is not None or time.monotonic() - began > PATIENCE_S:
+            what = (
+                f"a worker ended by itself with code {code}" if code is not None else f"no end after {PATIENCE_S:g} s"
+            )
+            raise Refused(
+                detail=f"The demo is stuck: {what}. Its logs are worker-1.log and worker-2.log in its folder."
+            )
+        await asyncio.sleep(LOOK_S)
+
+
+async def _is_halfway(trellis: Trellis, report: JobId) -> bool:
+    return _step(await trellis.job(report)) >= KILL_AT_STEP
+
+
+async def _is_over(watch: Watch) -> bool:
+    return watch.all_ended
+
+
+def _step(job: Job) -> int:
+    return int(json_.loads(job.progress)["step"]) if job.progress else 0
+
+
+def _steps(job: Job) -> int:
+    return int(json_.loads(job.progress)["of"]) if job.progress else 0
+
+
+# --- what is left to see -----------------------------------------------------------------------------------------------
+
+
+async def _tell(cli: Cli, trellis: Trellis, watch: Watch, crashed: Job, folder: Path) -> int:
+    ledger, out = trellis.ledger, cli.out
+    report = await verify(ledger)
+    letters = [letter for letter in await ledger.dead_letters(JobFilter(), limit=50) if letter.job_id in watch.types]
+    ends = Counter(watch.states.values())
+    told = Text("\n").join([Text(), Text("What happened", style="bold")])
+    out.console.print(told)
+    out.console.print(
+        Text(", ").join(Text.assemble(f"{n} ", state_text("leased-job", state)) for state, n in ends.items())
+    )
+    out.line(f"\nThe report whose worker was killed ({crashed.job_id})", style="bold")
+    print_events(out, await ledger.events(crashed.job_id), EVENT_COLUMNS)
+    result = await ledger.result(crashed.job_id)
+    out.line(f"result: {json_.loads(result or b'null')}", style="green")
+    out.line("\nDead letters, kept until somebody decides", style="bold")
+    out.listing(letters, LETTER_COLUMNS, empty="none")
+    out.line("\nVerified", style="bold")
+    out.line(
+        f"{report.events} events of {report.jobs} jobs replayed against the lifecycle: "
+        + ("no violation" if report.ok else f"{report.found} violations"),
+        style="green" if report.ok else "bold red",
+    )
+    _next_steps(cli, folder, crashed)
+    return 0 if report.ok else 1
+
+
+LETTER_COLUMNS = (
+    Column[DeadLetter](title="TYPE", cell=lambda letter: letter.type),
+    Column[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
+    Column[DeadLetter](title="TRIES", cell=lambda letter: str(letter.attempts), right=True),
+    Column[DeadLetter](title="LAST ERROR", cell=lambda letter: letter.last_error, wraps=True),
+)
+
+
+def _next_steps(cli: Cli, folder: Path, crashed: Job) -> None:
+    program = program_name()
+    cli.out.line("\nNothing is left running. Look around:", style="bold")
+    cli.out.line(f"  cd {folder}")
+    for order in (
+        "jobs",
+        f"job explain {crashed.job_id}",
+        "dlq requeue --type feed.import",
+        "worker demo_app:app",
+        "doctor",
+    ):
+        cli.out.line(f"  {program} {order}", style="cyan")
+
+
+def program_name() -> str:
+    """What to type to get this program again, from any folder."""
+    called = Path(sys.argv[0])
+    found = shutil.which("trellis")
+    if found is not None and (called.name != "trellis" or Path(found).resolve() == called.resolve()):
+        return "trellis"
+    return str(called.absolute()) if called.name == "trellis" else f"{sys.executable} -m trellis"

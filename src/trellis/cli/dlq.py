@@ -1,0 +1,155 @@
+"""`trellis dlq`: the dead letters, and running them again."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from trellis.cli import values
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.invocation import Cli
+from trellis.cli.jobs import report_requeued, show
+from trellis.cli.output import Column, age, as_record
+from trellis.cli.reading import letter_of
+from trellis.engine.errors import InputError, JobNotFound, Refused
+from trellis.engine.jobs import DeadLetter, JobFilter, JobId, Moved, NotMoved
+from trellis.engine.ledger import Ledger
+from trellis.operations.explain import REASONS
+
+PAGE_MAX = 500
+REQUEUE_CHUNK = 200
+REQUEUE_MAX = 100_000
+
+TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", metavar="CODE", help="Only this reason: exhausted_retries, timeout, …")
+]
+CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="Only what belongs to this.")]
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    dlq = group(program, "dlq", section="Queues", help_="Dead letters: list, show, requeue.", lists=True)
+    command(dlq, "list")(list_letters)
+    command(dlq, "show")(show_letter)
+    command(dlq, "requeue")(requeue)
+
+
+async def list_letters(
+    cli: Cli,
+    type_: TypeOption = None,
+    reason: ReasonOption = None,
+    correlation: CorrelationOption = None,
+    limit: LimitOption = LIMIT_DEFAULT,
+    cursor: Annotated[str | None, typer.Option("--cursor", metavar="ID", help="Go on after this job.")] = None,
+) -> None:
+    """List dead letters that nobody requeued, newest first."""
+    where = JobFilter(type=type_, reason_code=values.reason(reason), correlation_id=correlation)
+    wanted = values.limit(limit, LIMIT_MAX)
+    async with cli.open() as ledger:
+        now = await ledger.now()
+        found = await _letters(ledger, where, wanted + 1, cursor)
+    columns = [
+        Column[DeadLetter](title="JOB", cell=lambda letter: letter.job_id),
+        Column[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
+        Column[DeadLetter](title="AGE", cell=lambda letter: age(letter.at, now), right=True),
+        Column[DeadLetter](
+            title="TYPE: ERROR", cell=lambda letter: f"{letter.type}: {letter.last_error}", gives_way=True
+        ),
+    ]
+    cli.out.listing(found[:wanted], columns, empty="No dead letters.")
+    if len(found) > wanted:
+        cli.out.note(f"there are more: --cursor {found[wanted - 1].job_id}")
+
+
+async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:
+    """One dead letter with all it says, and its job."""
+    async with cli.open() as ledger:
+        job = await ledger.job(JobId(id_))
+        letter = await letter_of(ledger, job) if job else None
+    if job is None:
+        raise JobNotFound(job_id=id_)
+    if letter is None:
+        raise Refused(detail=f"Job {id_} is {job.state} and has no dead letter.")
+    if cli.out.as_json:
+        cli.out.record(as_record(letter))
+        return
+    cli.out.facts(
+        [
+            ("reason", f"{letter.reason_code.value}: {REASONS[letter.reason_code.value]}"),
+            ("stage", letter.stage.value),
+            ("attempts", str(letter.attempts)),
+            ("last owner", letter.last_owner or "nobody ever held it"),
+            (
+                "lease until",
+                f"{letter.last_lease_expires_at:%Y-%m-%d %H:%M:%S} UTC" if letter.last_lease_expires_at else "",
+            ),
+        ]
+    )
+    cli.out.line()
+    await show(cli, id_)
+
+
+async def requeue(
+    cli: Cli,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="These jobs.")] = None,
+    *,
+    type_: TypeOption = None,
+    reason: ReasonOption = None,
+    correlation: CorrelationOption = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    limit: LimitOption = 1_000,
+    cause: Annotated[str | None, typer.Option("--cause", help="Why, for the jobs' events.")] = None,
+) -> int:
+    """Run dead-lettered jobs again: those named, or all that a filter finds."""
+    where = JobFilter(type=type_, reason_code=values.reason(reason), correlation_id=correlation)
+    wanted = values.limit(limit, REQUEUE_MAX)
+    filtered = all_ or where != JobFilter()
+    if bool(ids) == filtered:
+        expected = "Name jobs, or filter with --type, --reason, --correlation or --all; not both."
+        raise InputError(detail=expected)
+    async with cli.connect(operator=not dry_run) as trellis:
+        chosen = list(ids or [])
+        if filtered:
+            letters = await _letters(trellis.ledger, where, wanted, None)
+            chosen = [letter.job_id for letter in reversed(letters)]
+        if dry_run or not chosen:
+            return _counted(cli, len(chosen), wanted)
+        if filtered and not yes:
+            _ask(len(chosen))
+        answers: list[Moved | NotMoved] = []
+        for first in range(0, len(chosen), REQUEUE_CHUNK):
+            answers += await trellis.requeue(chosen[first : first + REQUEUE_CHUNK], cause=cause)
+    code = report_requeued(cli, answers)
+    if not cli.out.as_json and len(answers) > 1:
+        cli.out.line(f"{sum(isinstance(answer, Moved) for answer in answers)} of {len(answers)} requeued")
+    return code
+
+
+def _counted(cli: Cli, count: int, most: int) -> int:
+    if cli.out.as_json:
+        cli.out.record({"would_requeue": count})
+    else:
+        bound = " (--limit allows no more)" if count == most else ""
+        cli.out.line(f"{count} job{'' if count == 1 else 's'} would be requeued{bound}")
+    return 0
+
+
+def _ask(count: int) -> None:
+    if not sys.stdin.isatty():
+        raise InputError(detail=f"{count} jobs would be requeued: say --yes to do it, --dry-run to count only.")
+    typer.confirm(f"Requeue {count} jobs?", abort=True, err=True)
+
+
+async def _letters(ledger: Ledger, where: JobFilter, wanted: int, cursor: str | None) -> list[DeadLetter]:
+    found: list[DeadLetter] = []
+    while len(found) < wanted:
+        page = await ledger.dead_letters(where, limit=min(PAGE_MAX, wanted - len(found)), cursor=cursor)
+        if not page:
+            break
+        found += page
+        cursor = page[-1].job_id
+    return found

@@ -1,0 +1,103 @@
+"""One call of the command line: where its ledger is, who calls, and where the answer goes."""
+
+import getpass
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trellis.cli.output import Output
+from trellis.client import Trellis
+from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly, LedgerUrlInvalid
+from trellis.engine.ledger import Ledger
+from trellis.ledgers import open_ledger
+from trellis.ledgers.sqlite.connection import parse_url
+from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION
+from trellis.settings import Settings, read_settings
+from trellis.wiring import connect, process_name
+from trellis.worker.app import App
+
+LEDGER_FILE = "trellis.db"
+"""The ledger inside a `--data` folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cli:
+    """What every command gets."""
+
+    ledger: str | None
+    data: Path | None
+    out: Output
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings in force; raises SettingsInvalid."""
+        return read_settings(os.environ, Path.cwd())
+
+    @property
+    def url(self) -> str:
+        """The ledger meant: `--ledger`, else the one under `--data`, else the settings'."""
+        if self.ledger is not None:
+            return self.ledger
+        return ledger_url(self.data) if self.data is not None else self.settings.ledger
+
+    @property
+    def person(self) -> str:
+        """Who the ledger's events will name."""
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):
+            user = "cli"
+        return process_name(user)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[Ledger]:
+        """The ledger, for reading."""
+        refuse_missing(self.url)
+        ledger = await open_ledger(self.url)
+        try:
+            yield ledger
+        finally:
+            await ledger.close()
+
+    @asynccontextmanager
+    async def connect(self, *, operator: bool = False, app: App | None = None) -> AsyncGenerator[Trellis]:
+        """The ledger, for acting in the caller's name."""
+        refuse_missing(self.url)
+        async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
+            yield trellis
+
+
+def ledger_url(folder: Path) -> str:
+    """The embedded ledger of a data folder."""
+    return f"sqlite:///{folder / LEDGER_FILE}"
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The file of an SQLite ledger, None for any other; one in memory would end with the command that made it."""
+    if not url.startswith(("sqlite:", ":memory:")):
+        return None
+    path = parse_url(url).path
+    if path is None:
+        raise LedgerUrlInvalid(url=url, reason="a ledger in memory ends with the command that opens it")
+    return path
+
+
+def refuse_missing(url: str) -> None:
+    """A mistyped path must not become a new, empty ledger that nobody works on."""
+    path = sqlite_path(url)
+    if path is not None and not path.exists():
+        raise LedgerNotMigrated(found=f"0 (there is no file {path})", needed=SCHEMA_VERSION, url=url)
+
+
+def make_folder(url: str) -> None:
+    """The folder of an SQLite file that is to be made."""
+    path = sqlite_path(url)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerReadOnly(reason=f"the folder {path.parent} cannot be made ({error.strerror})") from error

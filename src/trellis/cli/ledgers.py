@@ -1,0 +1,237 @@
+"""Commands about the ledger itself: migrate, verify, sweep, doctor, version."""
+
+import os
+import platform
+import sys
+import tomllib
+from contextlib import suppress
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+import apsw
+import typer
+from rich.text import Text
+
+from trellis.cli.commands import LIMIT_DEFAULT, LimitOption, command
+from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
+from trellis.cli.output import Column, as_record
+from trellis.cli.problems import way_out, without_password
+from trellis.engine.errors import NotAllowed, TrellisError
+from trellis.engine.jobs import Actor, Finding, JobFilter, Severity, SweepOptions
+from trellis.engine.verify import VerifyProgress, Violation, verify
+from trellis.ledgers import migrate as migrate_ledger
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.operations.doctor import error_finding, has_errors, letters_finding, python_finding, work_findings
+from trellis.settings import FILE_NAME, PREFIX, Settings
+from trellis.wiring import development_key_path, make_development_key, principal_for
+
+SECTION = "Ledger"
+LETTERS_COUNTED = 100
+PACKAGE = "trellis-engine"
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    command(program, "migrate", section=SECTION)(migrate)
+    command(program, "verify", section=SECTION)(verify_ledger)
+    command(program, "sweep", section=SECTION)(sweep)
+    command(program, "doctor", section=SECTION)(doctor)
+    command(program, "version", section="Reference")(version)
+
+
+async def migrate(cli: Cli) -> None:
+    """Make the ledger, or bring it to this program's schema.
+
+    Run it before a new version starts. On SQLite it also makes the operator's key beside the file, which requeue and pause ask for.
+    """
+    make_folder(cli.url)
+    await migrate_ledger(cli.url)
+    key = make_development_key(cli.url) if sqlite_path(cli.url) is not None else None
+    address = without_password(cli.url, cli.url)
+    if cli.out.as_json:
+        cli.out.record({"ledger": address, "key": str(key) if key else None})
+        return
+    cli.out.line(f"{address} is ready")
+    if key is not None:
+        cli.out.note(f"who can read {key} is the operator of this ledger")
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
+    """Check every job's history against its lifecycle and its row.
+
+    Every event is replayed; exit 1 if anything is wrong.
+    """
+    watched = cli.out.errors.is_terminal
+
+    def progress(far: VerifyProgress) -> None:
+        if watched:
+            cli.out.errors.print(f"{far.jobs} jobs, {far.events} events, {far.found} violations", end="\r", style="dim")
+
+    async with cli.open() as ledger:
+        report = await verify(ledger, on_progress=progress)
+    shown = report.violations[:limit]
+    if cli.out.as_json:
+        for violation in shown:
+            cli.out.record(as_record(violation))
+        cli.out.record({"jobs": report.jobs, "events": report.events, "violations": report.found})
+        return 0 if report.ok else 1
+    if shown:
+        cli.out.listing(shown, VIOLATION_COLUMNS, empty="")
+    if report.found > len(shown):
+        cli.out.note(f"{report.found - len(shown)} more violations; --limit shows more")
+    told = "no violation" if report.ok else f"{report.found} violations"
+    cli.out.line(f"{report.jobs} jobs, {report.events} events: {told}", style="green" if report.ok else "bold red")
+    return 0 if report.ok else 1
+
+
+VIOLATION_COLUMNS = (
+    Column[Violation](title="JOB", cell=lambda violation: violation.job_id or ""),
+    Column[Violation](title="#", cell=lambda violation: "" if violation.version is None else str(violation.version)),
+    Column[Violation](title="RULE", cell=lambda violation: Text(violation.rule.value, style="red")),
+    Column[Violation](title="WHAT", cell=lambda violation: violation.detail, wraps=True),
+)
+
+
+# --- sweep -----------------------------------------------------------------------------------------------------------
+
+
+async def sweep(cli: Cli) -> None:
+    """Sweep once, now.
+
+    Expired leases, due timers, deadlines and overdue soft cancels are acted on. Every worker and `trellis up` do this all the time; this is for when none of them runs.
+    """
+    async with cli.open() as ledger:
+        report = await ledger.sweep(Actor(role=Role.SWEEPER, name=cli.person), SweepOptions(elect=False))
+    record = {name: value for name, value in as_record(report).items() if name not in {"elected", "next_due_s"}}
+    if cli.out.as_json:
+        cli.out.record(record)
+    else:
+        done = ", ".join(f"{count} {name}" for name, count in record.items() if count)
+        cli.out.line(done or "nothing was due")
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+async def doctor(cli: Cli) -> int:
+    """Print the settings in force and what is wrong.
+
+    Exit 1 if anything is an error; warnings alone exit 0.
+    """
+    found = [python_finding(sys.version_info[:3])]
+    settings: Settings | None = None
+    try:
+        settings = cli.settings
+    except TrellisError as error:
+        found.append(_failed("settings", error, None))
+    url = None
+    if settings is not None or cli.ledger is not None or cli.data is not None:
+        url = cli.url
+        found += await _ledger_findings(url)
+    if cli.out.as_json:
+        for name, value, source in _in_force(cli, settings):
+            cli.out.record({"setting": name, "value": value, "source": source})
+        for finding in found:
+            cli.out.record(as_record(finding))
+    else:
+        cli.out.line("Settings", style="bold")
+        cli.out.facts(
+            (name, f"{'auto' if value is None else value}  ({source})")
+            for name, value, source in _in_force(cli, settings)
+        )
+        cli.out.line()
+        cli.out.listing(found, CHECK_COLUMNS, empty="")
+    return 1 if has_errors(found) else 0
+
+
+async def _ledger_findings(url: str) -> list[Finding]:
+    """What the ledger says about itself, or why it says nothing. A ledger that is not there is not made."""
+    try:
+        refuse_missing(url)
+        ledger = await open_ledger(url)
+    except TrellisError as error:
+        return [_failed("ledger", error, url)]
+    try:
+        found = await ledger.inspect()
+        found += work_findings(await ledger.queues(), await ledger.workers(), await ledger.now())
+        letters = await ledger.dead_letters(JobFilter(), limit=LETTERS_COUNTED)
+        found.append(letters_finding(len(letters), LETTERS_COUNTED))
+        found += _operator(url)
+    except TrellisError as error:
+        return [_failed("ledger", error, url)]
+    finally:
+        await ledger.close()
+    return found
+
+
+def _operator(url: str) -> list[Finding]:
+    """Whether this user could requeue and pause, before it is needed at night."""
+    if sqlite_path(url) is None:
+        return []
+    try:
+        principal_for(url, name="doctor", operator=True)
+    except NotAllowed as error:
+        remedy = f"trellis migrate --ledger {url}"
+        return [Finding(check="operator", severity=Severity.WARNING, detail=str(error), remedy=remedy)]
+    detail = f"{development_key_path(url)} lets this user requeue and pause"
+    return [Finding(check="operator", severity=Severity.OK, detail=detail)]
+
+
+def _failed(check: str, error: TrellisError, url: str | None) -> Finding:
+    return error_finding(check, without_password(str(error), url), way_out(error))
+
+
+def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]:
+    """Each setting with where its value comes from."""
+    if settings is None:
+        return []
+    written: dict[str, Any] = {}
+    with suppress(FileNotFoundError):
+        written = tomllib.loads((Path.cwd() / FILE_NAME).read_text(encoding="utf-8"))
+    rows: list[tuple[str, Any, str]] = []
+    for name in Settings.model_fields:
+        value, source = getattr(settings, name), "default"
+        if f"{PREFIX}{name.upper()}" in os.environ:
+            source = f"{PREFIX}{name.upper()}"
+        elif name in written:
+            source = FILE_NAME
+        if name == "ledger":
+            given = "--ledger" if cli.ledger is not None else "--data" if cli.data is not None else None
+            value, source = without_password(cli.url, cli.url), given or source
+        rows.append((name, value, source))
+    return rows
+
+
+MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("warning", "yellow"), Severity.ERROR: ("error", "bold red")}
+
+
+def _told(finding: Finding) -> Text:
+    return Text.assemble(finding.detail, *([("\n→ ", "bold"), finding.remedy] if finding.remedy else []))
+
+
+CHECK_COLUMNS = (
+    Column[Finding](title="", cell=lambda finding: Text(*MARKS[finding.severity])),
+    Column[Finding](title="CHECK", cell=lambda finding: finding.check),
+    Column[Finding](title="FOUND", cell=_told, wraps=True),
+)
+
+
+def version(cli: Cli) -> None:
+    """Print the versions of the program and of what it stands on."""
+    rows = {
+        "trellis": installed_version(PACKAGE),
+        "python": platform.python_version(),
+        "sqlite": apsw.sqlite_lib_version(),
+        "apsw": apsw.apsw_version(),
+    }
+    with suppress(ModuleNotFoundError):
+        rows["asyncpg"] = installed_version("asyncpg")
+    if cli.out.as_json:
+        cli.out.record(rows)
+    else:
+        cli.out.facts(list(rows.items()))

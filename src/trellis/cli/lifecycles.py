@@ -1,0 +1,95 @@
+"""`trellis lifecycles`: the declared states and transitions, as tables, Mermaid or SVG."""
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from trellis.cli import values
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Column, as_record, state_text
+from trellis.engine.errors import OptionInvalid
+from trellis.lifecycles import LIFECYCLES, Lifecycle
+from trellis.lifecycles.describe import StateLine, TransitionLine, describe
+from trellis.lifecycles.mermaid import mermaid
+from trellis.lifecycles.svg import svg
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    command(program, "lifecycles", section="Reference")(lifecycles)
+
+
+def lifecycles(
+    cli: Cli,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, in full.")] = None,
+    mermaid_: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid state diagram.")] = False,  # noqa: FBT002
+    svg_: Annotated[bool, typer.Option("--svg", help="Print an SVG picture.")] = False,  # noqa: FBT002
+    highlight: Annotated[str | None, typer.Option("--highlight", metavar="STATE", help="With --svg: mark it.")] = None,
+    limit: LimitOption = LIMIT_DEFAULT,
+) -> None:
+    """Show what may happen to a job: states and transitions."""
+    wanted = values.limit(limit, LIMIT_MAX)
+    chosen = values.lifecycle(name)
+    if mermaid_ and svg_:
+        raise OptionInvalid(option="--svg", value=True, expected="choose one of --mermaid and --svg")
+    if chosen is None:
+        if mermaid_ or svg_:
+            raise OptionInvalid(option="NAME", value=None, expected=f"name one of {', '.join(LIFECYCLES)}")
+        _list(cli, wanted)
+        return
+    lifecycle = LIFECYCLES[chosen]
+    marked, _ = values.state(highlight, chosen)
+    if svg_ or mermaid_:
+        cli.out.line((svg(lifecycle, marked) if svg_ else mermaid(lifecycle)).rstrip("\n"))
+    else:
+        _describe(cli, lifecycle)
+
+
+def _list(cli: Cli, wanted: int) -> None:
+    found = list(LIFECYCLES.values())[:wanted]
+    if cli.out.as_json:
+        for lifecycle in found:
+            cli.out.record({"name": lifecycle.name, "title": lifecycle.title, "states": list(lifecycle.by_name)})
+        return
+    columns = [
+        Column[Lifecycle](title="NAME", cell=lambda one: one.name),
+        Column[Lifecycle](title="WHAT", cell=lambda one: one.title, wraps=True),
+        Column[Lifecycle](title="STATES", cell=_states, wraps=True),
+    ]
+    cli.out.listing(found, columns, empty="")
+
+
+def _states(lifecycle: Lifecycle) -> Text:
+    return Text(" ").join(state_text(lifecycle.name, state) for state in lifecycle.by_name)
+
+
+def _describe(cli: Cli, lifecycle: Lifecycle) -> None:
+    told = describe(lifecycle)
+    if cli.out.as_json:
+        states, transitions = [as_record(s) for s in told.states], [as_record(t) for t in told.transitions]
+        cli.out.record({**as_record(told), "states": states, "transitions": transitions})
+        return
+    cli.out.line(f"{told.name}: {told.title}", style="bold")
+    cli.out.line(f"version {told.version}, swept by {told.swept_by}\n", style="dim")
+    cli.out.listing(told.states, _state_columns(lifecycle), empty="")
+    cli.out.line()
+    cli.out.listing(told.transitions, TRANSITION_COLUMNS, empty="")
+
+
+def _state_columns(lifecycle: Lifecycle) -> list[Column[StateLine]]:
+    return [
+        Column(title="STATE", cell=lambda line: state_text(lifecycle.name, line.state)),
+        Column(title="PHASE", cell=lambda line: line.phase.value),
+        Column(title="RANK", cell=lambda line: line.rank, right=True),
+        Column(title="NOTES", cell=lambda line: line.notes, wraps=True),
+    ]
+
+
+TRANSITION_COLUMNS = (
+    Column[TransitionLine](title="FROM", cell=lambda line: line.source),
+    Column[TransitionLine](title="TO", cell=lambda line: line.target),
+    Column[TransitionLine](title="TRIGGER", cell=lambda line: line.trigger),
+    Column[TransitionLine](title="WHO: WHEN", cell=lambda line: f"{line.who}: {line.when}", wraps=True),
+)

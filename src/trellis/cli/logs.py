@@ -1,0 +1,50 @@
+"""How the log of a process looks: lines for people or JSON for machines, always on standard error."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from trellis.settings import Settings
+
+LOGGER = "trellis"
+
+
+class _Lines(logging.Formatter):
+    """One line per record, times in UTC."""
+
+    converter = time.gmtime
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self) -> None:
+        super().__init__("{asctime} {levelname:<7} {name}: {message}", style="{")
+
+
+class _Json(_Lines):
+    """One JSON object per record; an event's fields keep their names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        line = {
+            **fields,
+            "ts": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": getattr(record, "event", record.getMessage()),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def configure_logging(settings: Settings) -> None:
+    """Send the program's own log to standard error as the settings want it; other loggers stay as they are."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if settings.log_format == "json" else _Lines())
+    logger = logging.getLogger(LOGGER)
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(settings.log_level.upper())

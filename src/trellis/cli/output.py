@@ -1,0 +1,219 @@
+"""What goes to the terminal. Tables for people, JSON Lines for programs, everything else to standard error.
+
+On a terminal a table fits its width; in a pipe nothing is cut, coloured or wrapped. JSON is one object per line, so that
+a listing of any length can be read as it comes.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import Enum
+from typing import Any, Generic, Literal, TypeVar
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trellis.engine.jobs import Event, Priority
+from trellis.lifecycles import LIFECYCLES, Phase
+
+T = TypeVar("T")
+GAP = 2
+"""Spaces between two columns."""
+WRAP_ROOM = 20
+"""What a column that wraps is left at least, if it needs it."""
+YIELD_ROOM = 8
+"""What a column that gives way is left at least."""
+UNLIMITED_WIDTH = 10_000
+"""Wider than any row: in a pipe a row is a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column(Generic[T]):
+    """One column of a listing."""
+
+    title: str
+    cell: Callable[[T], str | Text]
+    right: bool = False
+    gives_way: bool = False
+    """Cut with an ellipsis when the terminal is narrow."""
+    wraps: bool = False
+    """Continued on the next line when the terminal is narrow."""
+
+
+class Output:
+    """Standard output and standard error of one command."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = _console(sys.stdout)
+        self.errors = _console(sys.stderr)
+
+    def line(self, text: str = "", style: str | None = None) -> None:
+        """One line for people, as it is."""
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def prose(self, text: str, style: str | None = None) -> None:
+        """A sentence for people, wrapped at words."""
+        self.console.print(text, style=style, markup=False, highlight=False)
+
+    def note(self, text: str) -> None:
+        """Something beside the answer: it never mixes with what a program reads."""
+        self.errors.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """One JSON object, on one line."""
+        sys.stdout.write(json.dumps(record, ensure_ascii=False, separators=(", ", ": ")) + "\n")
+        sys.stdout.flush()
+
+    def listing(self, items: Iterable[T], columns: Sequence[Column[T]], *, empty: str) -> None:
+        """A table, or one JSON object per item."""
+        if self.as_json:
+            for item in items:
+                self.record(as_record(item))
+            return
+        rows = list(items)
+        if rows:
+            self.show(table(rows, columns, self.console.width))
+        else:
+            self.note(empty)
+
+    def show(self, made: Table) -> None:
+        """A table; in a pipe without the spaces that fill its last column."""
+        if self.console.is_terminal:
+            self.console.print(made)
+            return
+        with self.console.capture() as drawn:
+            self.console.print(made)
+        self.console.file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
+
+    def facts(self, pairs: Iterable[tuple[str, str | Text]]) -> None:
+        """Names and values, one pair per line."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in pairs:
+            grid.add_row(name, _text(value))
+        self.show(grid)
+
+    def error(self, message: str, remedy: str = "") -> None:
+        """The cause and the way out."""
+        self.errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True, highlight=False)
+        if remedy:
+            self.errors.print(Text.assemble(("  → ", "bold"), remedy), soft_wrap=True, highlight=False)
+
+
+def table(rows: Sequence[T], columns: Sequence[Column[T]], width: int) -> Table:
+    """A table without lines: less ink, and every cell can be copied.
+
+    Ids and other short cells are never cut; what gives way gets the room that they leave.
+    """
+    cells = [[_text(column.cell(row)) for column in columns] for row in rows]
+    natural = [
+        max([cell_len(column.title), *(row[index].cell_len for row in cells)]) for index, column in enumerate(columns)
+    ]
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column, most in zip(columns, _widths(columns, natural, width), strict=True):
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.gives_way else "fold"
+        made.add_column(column.title, justify=justify, overflow=overflow, no_wrap=not column.wraps, max_width=most)
+    for row in cells:
+        made.add_row(*row)
+    return made
+
+
+def _widths(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) -> list[int]:
+    """How wide each column may be."""
+    fixed = sum(
+        min(size, WRAP_ROOM) if column.wraps else size
+        for column, size in zip(columns, natural, strict=True)
+        if not column.gives_way
+    )
+    yielding = sum(column.gives_way for column in columns)
+    room = max(YIELD_ROOM, (width - fixed - GAP * len(columns)) // max(1, yielding))
+    return [min(size, room) if column.gives_way else size for column, size in zip(columns, natural, strict=True)]
+
+
+def _text(cell: str | Text) -> Text:
+    """Plain text: what a job says in brackets is not our markup."""
+    return cell if isinstance(cell, Text) else Text(cell)
+
+
+def as_record(item: Any) -> dict[str, Any]:
+    """A value of the engine as JSON: the same names, times in ISO 8601, attempts counted from 1 as people do."""
+    if isinstance(item, Event):
+        return _event_record(item)
+    return {field.name: _plain(field.name, getattr(item, field.name)) for field in fields(item)}
+
+
+def state_text(lifecycle: str, state: str) -> Text:
+    """A state in the colour of its phase."""
+    known = LIFECYCLES[lifecycle].by_name[state]
+    styles = {Phase.WAITING: "yellow", Phase.HELD: "cyan", Phase.ENDED: "green" if known.success else "red"}
+    return Text(state, style=styles[known.phase])
+
+
+def age(moment: datetime, now: datetime) -> str:
+    """How long ago, in four characters."""
+    seconds = max(0, int((now - moment).total_seconds()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+class _Console(Console):
+    """A console that lets a closed pipe be handled where the exit code is decided."""
+
+    def on_broken_pipe(self) -> None:
+        """Pass it on."""
+        raise BrokenPipeError
+
+
+def _console(stream: Any) -> Console:
+    terminal = stream.isatty()
+    return _Console(file=stream, width=None if terminal else UNLIMITED_WIDTH, no_color=None if terminal else True)
+
+
+def _event_record(event: Event) -> dict[str, Any]:
+    """The nine fields of an event; what moved is in its payload."""
+    payload = {
+        "lifecycle": event.lifecycle,
+        "from": event.source,
+        "to": event.target,
+        "role": event.role.value,
+        "generation": event.generation,
+        "attempt": event.attempt + 1,
+        "epoch": event.epoch,
+        "data": _plain("data", event.data),
+    }
+    return {
+        "id": event.id,
+        "job_id": event.job_id,
+        "type": event.type,
+        "ts": event.ts.isoformat(),
+        "actor": event.actor,
+        "correlation_id": event.correlation_id,
+        "cause": event.cause,
+        "payload": payload,
+        "version": event.version,
+    }
+
+
+def _plain(name: str, value: Any) -> Any:
+    match value:
+        case bytes():
+            return json.loads(value)
+        case datetime():
+            return value.isoformat()
+        case Priority():
+            return value.name.lower()
+        case Enum():
+            return value.value
+        case int() if name == "attempt":
+            return value + 1
+        case _:
+            return value

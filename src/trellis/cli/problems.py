@@ -1,0 +1,65 @@
+"""What a person reads when something went wrong: the cause, then a way out. And the exit code that says it to scripts.
+
+0 done · 1 refused or failed · 2 the command was not understood, nothing was tried · 130 stopped by Ctrl-C
+"""
+
+from urllib.parse import urlsplit
+
+from trellis.engine.errors import (
+    IdempotencyMismatch,
+    InputError,
+    JobNotFound,
+    LedgerFull,
+    LedgerReadOnly,
+    LedgerTooOld,
+    LedgerUnavailable,
+    LedgerUrlInvalid,
+    NotAllowed,
+    OutcomeUnknown,
+    PayloadInvalid,
+    SettingsInvalid,
+    TrellisError,
+)
+
+REFUSED = 1
+USAGE = 2
+INTERRUPTED = 130
+
+_FAILED_INPUT = (JobNotFound, IdempotencyMismatch)
+"""Well-formed requests that the ledger's content answers with no."""
+
+_WAYS_OUT: tuple[tuple[type[TrellisError], str], ...] = (
+    (JobNotFound, "`trellis jobs` lists what is there; --ledger or --data names another ledger."),
+    (
+        NotAllowed,
+        "On an SQLite ledger `trellis migrate` makes the operator's key; on PostgreSQL connect as a role that may.",
+    ),
+    (PayloadInvalid, "Give JSON as text, @file or - (standard input): trellis submit my.type '{\"n\": 1}'"),
+    (SettingsInvalid, "`trellis doctor` shows the settings in force and where each comes from."),
+    (LedgerTooOld, "Install the newer version, or point --ledger at a server that has it."),
+    (LedgerReadOnly, "Check the owner and mode of the file and its folder, or the rights of the database role."),
+    (LedgerFull, "Nothing was lost: what was acknowledged is stored."),
+    (OutcomeUnknown, "Look before you repeat: `trellis jobs`, or submit again with the same --key or --id."),
+    (LedgerUnavailable, "Check that the address is right and the server runs; `trellis doctor` looks closer."),
+)
+
+
+def exit_code(error: TrellisError) -> int:
+    """What the process says about this error."""
+    if isinstance(error, _FAILED_INPUT):
+        return REFUSED
+    return USAGE if isinstance(error, InputError | LedgerUrlInvalid) else REFUSED
+
+
+def way_out(error: TrellisError) -> str:
+    """What a person can do about it; nothing where the message says so itself."""
+    return next((text for kind, text in _WAYS_OUT if isinstance(error, kind)), "")
+
+
+def without_password(text: str, url: str | None) -> str:
+    """The text with the ledger's password covered: errors end up in terminals, logs and tickets."""
+    try:
+        password = urlsplit(url or "").password
+    except ValueError:
+        return text
+    return text.replace(f":{password}@", ":***@") if password else text

@@ -1,0 +1,77 @@
+"""The program: every command under its heading, and what happens when the command line itself is wrong."""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+
+from trellis.cli import demo, dlq, events, jobs, ledgers, lifecycles, queues, up, workers
+from trellis.cli.commands import DataOption, DebugOption, LedgerOption, Sections
+from trellis.cli.problems import REFUSED
+
+PROGRAM = "trellis"
+PACKAGE = "trellis-engine"
+
+program = typer.Typer(
+    cls=Sections,
+    name=PROGRAM,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of a callback
+    if wanted:
+        typer.echo(f"{PROGRAM} {installed_version(PACKAGE)}")
+        raise typer.Exit
+
+
+@program.callback()
+def root(
+    ctx: typer.Context,
+    ledger: LedgerOption = None,
+    data: DataOption = None,
+    debug: DebugOption = False,  # noqa: FBT002 - a flag of the command line
+    version: Annotated[  # noqa: ARG001, FBT002 - its callback has done the work
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Trellis: durable jobs with declared lifecycles, on SQLite or PostgreSQL.
+
+    Every command takes --ledger URL or --data DIR; without them the settings decide (TRELLIS_LEDGER,
+    trellis.toml, else sqlite:///trellis.db in this folder). Listings take --json and --limit.
+    """
+    ctx.obj = {"ledger": ledger, "data": data, "debug": debug}
+
+
+for noun in (demo, jobs, events, queues, dlq, workers, up, ledgers, lifecycles):
+    noun.add_to(program)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return the exit code of the process."""
+    chosen = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        answer = typer.main.get_command(program).main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
+    except typer.TyperException as error:
+        return _misused(error)
+    except typer.Abort:
+        typer.echo("stopped: nothing was changed", err=True)
+        return REFUSED
+    return answer if isinstance(answer, int) else 0
+
+
+def _misused(error: typer.TyperException) -> int:
+    """Help where nothing was asked, else the mistake and where to read about the command."""
+    context: typer.Context | None = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error.format_message())
+        return 0 if context is None or context.parent is None else error.exit_code
+    typer.echo(f"error: {error.format_message()}", err=True)
+    if context is not None:
+        typer.echo(f"  → {context.command_path} --help", err=True)
+    return error.exit_code

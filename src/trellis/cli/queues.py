@@ -1,0 +1,80 @@
+"""`trellis queues`: how much of each type is where; pause and resume a type."""
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from trellis.cli import values
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Column
+from trellis.engine.jobs import QueueDepth
+from trellis.operations.explain import duration
+from trellis.worker.app import checked_type
+
+TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The job type.")]
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    queues = group(
+        program, "queues", section="Queues", help_="Depth of each job type; pause and resume one.", lists=True
+    )
+    command(queues, "list")(list_queues)
+    command(queues, "pause")(pause)
+    command(queues, "resume")(resume)
+
+
+async def list_queues(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
+    """How many jobs of each type wait, rest, are parked and are held."""
+    wanted = values.limit(limit, LIMIT_MAX)
+    async with cli.open() as ledger:
+        found = await ledger.queues()
+    cli.out.listing(found[:wanted], COLUMNS, empty="No job waits and none is held.")
+
+
+async def pause(cli: Cli, type_: TypeArgument) -> None:
+    """Stop handing out a type; what is held goes on."""
+    await _set(cli, type_, paused=True)
+
+
+async def resume(cli: Cli, type_: TypeArgument) -> None:
+    """Hand out a type again."""
+    await _set(cli, type_, paused=False)
+
+
+async def _set(cli: Cli, type_: str, *, paused: bool) -> None:
+    async with cli.connect(operator=True) as trellis:
+        known = {queue.type for queue in await trellis.ledger.queues()}
+        await (trellis.pause if paused else trellis.resume)(checked_type(type_))
+    if cli.out.as_json:
+        cli.out.record({"type": type_, "paused": paused})
+    else:
+        cli.out.line(f"{type_} is {'paused' if paused else 'handed out again'}")
+    if type_ not in known:
+        cli.out.note(f"no job of this type waits now{values.perhaps(type_, known)}")
+
+
+def _oldest(queue: QueueDepth) -> str:
+    return "" if queue.oldest_ready_s is None else duration(queue.oldest_ready_s)
+
+
+def _count(value: int) -> Text:
+    return Text(str(value), style="" if value else "dim")
+
+
+def _flags(queue: QueueDepth) -> Text:
+    rate = f"{queue.rate_limit:g}/s" if queue.rate_limit is not None else ""
+    return Text.assemble(("paused ", "bold red") if queue.paused else "", rate)
+
+
+COLUMNS = (
+    Column[QueueDepth](title="TYPE", cell=lambda queue: queue.type, gives_way=True),
+    Column[QueueDepth](title="READY", cell=lambda queue: _count(queue.ready), right=True),
+    Column[QueueDepth](title="OLDEST", cell=_oldest, right=True),
+    Column[QueueDepth](title="RESTING", cell=lambda queue: _count(queue.resting), right=True),
+    Column[QueueDepth](title="PARKED", cell=lambda queue: _count(queue.parked), right=True),
+    Column[QueueDepth](title="HELD", cell=lambda queue: _count(queue.held), right=True),
+    Column[QueueDepth](title="", cell=_flags),
+)

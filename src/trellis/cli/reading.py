@@ -1,0 +1,43 @@
+"""Reads that several commands share."""
+
+from trellis.engine.jobs import DeadLetter, Job, JobFilter, JobId, Place
+from trellis.engine.ledger import Ledger
+from trellis.lifecycles import LIFECYCLES, Phase
+from trellis.operations.explain import Surroundings
+
+LETTERS_PAGE = 100
+HOLDERS_MAX = 5
+
+
+async def letter_of(ledger: Ledger, job: Job) -> DeadLetter | None:
+    """The dead letter of an ended job, if it has one that nobody requeued."""
+    if LIFECYCLES[job.lifecycle].by_name[job.state].phase is not Phase.ENDED:
+        return None
+    where = JobFilter(type=job.type, correlation_id=job.correlation_id)
+    cursor: JobId | None = None
+    while letters := await ledger.dead_letters(where, limit=LETTERS_PAGE, cursor=cursor):
+        for letter in letters:
+            if letter.job_id == job.job_id:
+                return letter
+        cursor = letters[-1].job_id
+    return None
+
+
+async def surroundings(ledger: Ledger, job: Job) -> Surroundings:
+    """What `explain` needs to know beside the job itself."""
+    queues = [queue for queue in await ledger.queues() if queue.type == job.type and queue.lifecycle == job.lifecycle]
+    return Surroundings(
+        now=await ledger.now(),
+        queue=queues[0] if queues else None,
+        workers=tuple(await ledger.workers()),
+        key_holders=await _holders(ledger, job),
+        letter=await letter_of(ledger, job),
+    )
+
+
+async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
+    if job.place is not Place.PARKED or job.concurrency_key is None:
+        return ()
+    page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=LETTERS_PAGE)
+    held = [other.job_id for other in page.jobs if other.place in {Place.HELD, Place.READY}]
+    return tuple(held[:HOLDERS_MAX])

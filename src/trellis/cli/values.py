@@ -1,0 +1,154 @@
+"""From what a person typed to what the engine takes; what does not fit is refused with what would."""
+
+import difflib
+import json
+import re
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, UnknownLifecycle
+from trellis.engine.jobs import PAYLOAD_BYTES_MAX, ReasonCode
+from trellis.lifecycles import EVENT_TYPES, LIFECYCLES
+
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-z]*)")
+_DURATION_EXPECTED = "write a number of seconds, or 500ms, 30s, 10m, 2h, 1d"
+
+
+def seconds(option: str, text: str | None) -> float | None:
+    """`90`, `90s`, `1.5h`; nothing below zero."""
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None or (match[2] and match[2] not in UNITS_S):
+        raise OptionInvalid(option=option, value=text, expected=_DURATION_EXPECTED)
+    value = float(match[1]) * UNITS_S[match[2] or "s"]
+    if value < 0:
+        raise OptionInvalid(option=option, value=text, expected="it must not be negative")
+    return value
+
+
+def moment(option: str, text: str | None) -> datetime | None:
+    """ISO 8601 with a time zone: without one nobody knows when it is meant."""
+    if text is None:
+        return None
+    try:
+        value = datetime.fromisoformat(text)
+    except ValueError:
+        expected = "write ISO 8601, such as 2026-03-01T06:00:00+01:00"
+        raise OptionInvalid(option=option, value=text, expected=expected) from None
+    if value.tzinfo is None:
+        raise OptionInvalid(option=option, value=text, expected="say the time zone too: add Z or +01:00")
+    return value
+
+
+def payload(type_: str, text: str | None) -> Any:
+    """JSON as text, from @file, or from standard input (-); bounded before it is parsed."""
+    if text is None:
+        return None
+    body = _bytes(text)
+    if len(body) > PAYLOAD_BYTES_MAX:
+        raise PayloadTooLarge(size=f"more than {PAYLOAD_BYTES_MAX}", limit=PAYLOAD_BYTES_MAX)
+    try:
+        return json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        detail = f"it is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        raise PayloadInvalid(type=type_, detail=detail) from error
+    except RecursionError:
+        raise PayloadInvalid(type=type_, detail="it is nested too deeply") from None
+    except ValueError as error:
+        raise PayloadInvalid(type=type_, detail=f"it is not JSON: {error}") from error
+
+
+def lifecycle(name: str | None) -> str | None:
+    """A lifecycle by its name."""
+    if name is not None and name not in LIFECYCLES:
+        known = ", ".join(LIFECYCLES)
+        raise UnknownLifecycle(name=name, known=f"{known}{perhaps(name, LIFECYCLES)}")
+    return name
+
+
+def state(name: str | None, of: str | None) -> tuple[str | None, str | None]:
+    """A state and the lifecycle it belongs to; without one, leased-job first, then the only other that has it."""
+    if name is None:
+        return None, of
+    owners = [one for one in ([of] if of else ["leased-job", *LIFECYCLES]) if name in LIFECYCLES[one].by_name]
+    if owners:
+        return name, owners[0]
+    known = list(LIFECYCLES[of].by_name) if of else [s for one in LIFECYCLES.values() for s in one.by_name]
+    says = f"{of} has {', '.join(known)}" if of else "no lifecycle has such a state (see `trellis lifecycles`)"
+    raise OptionInvalid(option="--state", value=name, expected=says + perhaps(name, known))
+
+
+def reason(name: str | None) -> ReasonCode | None:
+    """A reason code of a dead letter."""
+    return None if name is None else ReasonCode(_one_of("--reason", name, list(ReasonCode)))
+
+
+def event_type(name: str | None) -> str | None:
+    """An event type."""
+    return None if name is None else _one_of("--type", name, list(EVENT_TYPES))
+
+
+def limit(value: int, most: int) -> int:
+    """How many rows are wanted."""
+    if not 1 <= value <= most:
+        raise OptionInvalid(option="--limit", value=value, expected=f"it must be from 1 to {most}")
+    return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """What a person may have meant."""
+    names = list(known)
+    by_lower = {one.lower(): one for one in reversed(names)}
+    if name.lower() in by_lower:
+        return by_lower[name.lower()]
+    near = difflib.get_close_matches(name, names, n=1)
+    near = near or [by_lower[one] for one in difflib.get_close_matches(name.lower(), by_lower, n=1)]
+    return near[0] if near else None
+
+
+def _one_of(option: str, name: str, known: list[str]) -> str:
+    if name not in known:
+        expected = f"choose one of {', '.join(known)}{perhaps(name, known)}"
+        raise OptionInvalid(option=option, value=name, expected=expected)
+    return name
+
+
+def perhaps(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is none."""
+    near = nearest(name, known)
+    return f"; perhaps you mean {near}" if near else ""
+
+
+def _bytes(text: str) -> bytes:
+    if text == "-":
+        return _bounded(sys.stdin.buffer)
+    if not text.startswith("@"):
+        return text.encode("utf-8", "surrogateescape")
+    try:
+        with Path(text[1:]).open("rb") as file:
+            return _bounded(file)
+    except OSError as error:
+        raise OptionInvalid(
+            option="PAYLOAD", value=text, expected=f"the file cannot be read ({error.strerror})"
+        ) from error
+
+
+def _bounded(stream: BinaryIO) -> bytes:
+    """At most one byte more than is allowed: enough to know that it is too much."""
+    return stream.read(PAYLOAD_BYTES_MAX + 1)
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in {float("inf"), float("-inf")}:
+        raise ValueError(f"{text} is too large for a number")
+    return value

@@ -1,0 +1,348 @@
+"""The caller's side: submit jobs, wait for results, cancel, requeue, compensate, follow events.
+
+async with connect("sqlite:///trellis.db") as trellis:
+    job = await trellis.submit("index.document", doc, idempotency_key="doc-7", priority="interactive")
+    done = await job.result(timeout_s=30)
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from typing import Any, Unpack
+
+import pydantic
+
+from trellis.engine.authority import Principal
+from trellis.engine.clock import Clock
+from trellis.engine.errors import (
+    IdempotencyMismatch,
+    InvalidTransition,
+    JobCancelled,
+    JobDeadLettered,
+    JobFailed,
+    JobNotFound,
+    OptionInvalid,
+)
+from trellis.engine.jobs import (
+    CANCEL_GRACE_S_DEFAULT,
+    SUBMIT_MAX,
+    CancelMode,
+    CancelRequested,
+    DeadLetter,
+    Event,
+    FeedPage,
+    Job,
+    JobFilter,
+    JobId,
+    Mismatch,
+    Moved,
+    NotMoved,
+    RequestId,
+    Signal,
+    Submitted,
+)
+from trellis.engine.ledger import Ledger
+from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
+from trellis.lifecycles import LIFECYCLES, Phase, Role, State
+from trellis.worker.app import App
+from trellis.worker.payloads import read_as
+from trellis.worker.requests import SubmitSettings, new_job
+
+SUBMITTING = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.CONTROL_PLANE, Role.WORKER)
+CANCELLING = (Role.SUBMITTER, Role.CONTROL_PLANE)
+WAIT_S_FIRST = 0.01
+WAIT_S_MAX = 0.25
+FEED_PAGE_MAX = 500
+SIGNALS_MAX = 1_000
+LETTERS_MAX = 100
+
+
+class JobHandle:
+    """One submitted job."""
+
+    def __init__(self, trellis: "Trellis", job_id: JobId, *, type_: str | None, created: bool, returns: Any) -> None:
+        self._trellis = trellis
+        self._returns = returns
+        self.id = job_id
+        self.type = type_
+        self.created = created
+        """False when an earlier submit with the same key or id had made the job."""
+
+    async def status(self) -> Job:
+        """The job as it is now."""
+        return await self._trellis.job(self.id)
+
+    async def events(self) -> list[Event]:
+        """Every event of the job, oldest first."""
+        return await self._trellis.ledger.events(self.id)
+
+    async def signals(self) -> list[Signal]:
+        """Progress and log lines, oldest first, while they are kept."""
+        return await self._trellis.ledger.signals(self.id, limit=SIGNALS_MAX)
+
+    async def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for the job to succeed and return its result, typed when its handler or `returns` is known.
+
+        Raises JobFailed, JobDeadLettered or JobCancelled when it ended otherwise, TimeoutError when it has not ended.
+        """
+        job = await self._trellis.wait(self.id, timeout_s)
+        if not _state(job).success:
+            raise await self._trellis.why(job)
+        body = await self._trellis.ledger.result(self.id)
+        return None if body is None else self._trellis.read_result(job.type, body, self._returns)
+
+    async def cancel(
+        self,
+        mode: CancelMode | str = CancelMode.SOFT,
+        *,
+        cause: str | None = None,
+        grace_s: float = CANCEL_GRACE_S_DEFAULT,
+    ) -> Job:
+        """End the job: soft asks its holder to stop and becomes hard after the grace; raises InvalidTransition once ended."""
+        return await self._trellis.cancel(self.id, mode, cause=cause, grace_s=grace_s)
+
+
+class Trellis:
+    """One ledger, as seen by one principal. With an `app`, payloads and results are checked against its handlers."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        principal: Principal,
+        *,
+        clock: Clock,
+        new_id: Callable[[], str],
+        app: App | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.principal = principal
+        self._clock = clock
+        self._new_id = new_id
+        self._app = app
+
+    # --- submit --------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self, type_: str, payload: Any = None, *, returns: Any = None, **settings: Unpack[SubmitSettings]
+    ) -> JobHandle:
+        """Submit one job. Submits of one process that wait for the ledger at the same time share a transaction."""
+        (handle,) = await self.submit_many(type_, [payload], returns=returns, **settings)
+        return handle
+
+    async def submit_many(
+        self, type_: str, payloads: Sequence[Any], *, returns: Any = None, **settings: Unpack[SubmitSettings]
+    ) -> list[JobHandle]:
+        """Submit a job for each payload, in transactions of up to SUBMIT_MAX; all are checked before the first is written."""
+        given = {"job_id", "idempotency_key"} & {name for name, value in settings.items() if value is not None}
+        if given and len(payloads) != 1:
+            option = min(given)
+            raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
+        actor = self.principal.acting(*SUBMITTING, action="submit jobs")
+        jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
+        handles: list[JobHandle] = []
+        for first in range(0, len(jobs), SUBMIT_MAX):
+            answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
+            handles += [self._handle(_accepted(answer), type_, returns) for answer in answers]
+        return handles
+
+    async def submit_on(
+        self, connection: OuterConnection, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]
+    ) -> JobHandle:
+        """Submit in the transaction that is open on the caller's own connection to this SQLite ledger's file.
+
+        The job is there once the caller commits, and never was if it rolls back. On PostgreSQL call the SQL function
+        `trellis.submit_job` on your connection instead, from any driver.
+        """
+        actor = self.principal.acting(*SUBMITTING, action="submit jobs")
+        job = new_job(type_, payload, settings, app=self._app, new_id=self._new_id)
+        now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
+        (answer,) = submit_on(connection, actor, [job], now_us)
+        return self._handle(_accepted(answer), type_, None)
+
+    def handle(self, job_id: str, *, returns: Any = None) -> JobHandle:
+        """A handle on a job that exists already."""
+        return JobHandle(self, JobId(job_id), type_=None, created=False, returns=returns)
+
+    # --- look ----------------------------------------------------------------------------------------------------
+
+    async def job(self, job_id: str) -> Job:
+        """One job; raises JobNotFound."""
+        job = await self.ledger.job(JobId(job_id))
+        if job is None:
+            raise JobNotFound(job_id=job_id)
+        return job
+
+    async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+        """The job once it has ended; raises TimeoutError."""
+        began, pause = self._clock.monotonic(), WAIT_S_FIRST
+        while _state(job := await self.job(job_id)).phase is not Phase.ENDED:
+            left = None if timeout_s is None else began + timeout_s - self._clock.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"job {job_id} is {job.state} after {timeout_s:g} s")
+            await self._clock.sleep(pause if left is None else min(pause, left))
+            pause = min(WAIT_S_MAX, pause * 1.5)
+        return job
+
+    async def why(self, job: Job) -> JobFailed | JobDeadLettered | JobCancelled:
+        """Why a job that did not succeed ended, from its last event and its dead letter."""
+        events = await self.ledger.events(job.job_id)
+        reason = _reason(events[-1]) if events else job.state
+        if _state(job).dead_letter:
+            letter = await self._letter(job)
+            code = letter.reason_code.value if letter else "unknown"
+            return JobDeadLettered(
+                job_id=job.job_id, reason_code=code, reason=letter.last_error if letter else reason, letter=letter
+            )
+        kind = JobCancelled if events and events[-1].type == "job_cancelled" else JobFailed
+        return kind(job_id=job.job_id, reason=reason)
+
+    async def feed(
+        self, position: str | None = None, *, lifecycle: str | None = None, follow: bool = True
+    ) -> AsyncIterator[FeedPage]:
+        """Every event once, in order, in pages; keep `page.position` to go on from there. Without `follow` it ends."""
+        while True:
+            page = await self.ledger.feed(position, limit=FEED_PAGE_MAX, lifecycle=lifecycle)
+            position = page.position
+            if page.events:
+                yield page
+            elif follow:
+                await self._clock.sleep(WAIT_S_MAX)
+            else:
+                return
+
+    def read_result(self, type_: str, body: bytes, returns: Any) -> Any:
+        """Stored bytes as the type the caller or the handler names, else as plain JSON."""
+        if returns is not None:
+            return read_as(pydantic.TypeAdapter[Any](returns), body, type_)
+        if self._app is not None and type_ in self._app:
+            return self._app.spec(type_).codec.read_result(body)
+        return json.loads(body)
+
+    # --- steer ---------------------------------------------------------------------------------------------------
+
+    async def cancel(
+        self,
+        job_id: str,
+        mode: CancelMode | str = CancelMode.SOFT,
+        *,
+        cause: str | None = None,
+        grace_s: float = CANCEL_GRACE_S_DEFAULT,
+    ) -> Job:
+        """End a job that has not ended; raises InvalidTransition with its final state once it has."""
+        actor = self.principal.acting(*CANCELLING, action="cancel jobs")
+        chosen = _mode(mode)
+        answer = await self.ledger.cancel(
+            actor, JobId(job_id), chosen, self._request_id(), grace_s=grace_s, cause=cause
+        )
+        if isinstance(answer, NotMoved):
+            raise _refused(answer, actor.role)
+        assert isinstance(answer, Moved | CancelRequested)
+        return await self.job(job_id)
+
+    async def requeue(
+        self, jobs: Sequence[str] | JobFilter, *, limit: int = 100, cause: str | None = None
+    ) -> list[Moved | NotMoved]:
+        """Open the next generation of failed and dead-lettered jobs; an operator's act."""
+        actor = self.principal.acting(Role.CONTROL_PLANE, action="requeue jobs")
+        chosen = jobs if isinstance(jobs, JobFilter) else [JobId(job_id) for job_id in jobs]
+        return await self.ledger.requeue(actor, chosen, self._request_id(), limit=limit, cause=cause)
+
+    async def compensate(self, *jobs: str, type_: str | None = None, timeout_s: float | None = None) -> list[JobHandle]:
+        """Undo succeeded jobs, newest first, each by its type's compensation or by `type_`; once, however often asked.
+
+        Several jobs are a chain: each compensation must succeed before the next begins.
+        """
+        originals = sorted([await self.job(job_id) for job_id in jobs], key=_created, reverse=True)
+        wanted = [(job, self._compensation(job, type_)) for job in originals]
+        handles: list[JobHandle] = []
+        for job, undoing in wanted:
+            handle = await self._undo(job, undoing)
+            handles.append(handle)
+            if len(wanted) > 1:
+                await handle.result(timeout_s)
+        return handles
+
+    async def pause(self, type_: str) -> None:
+        """Stop handing out jobs of a type; what is held goes on."""
+        await self.ledger.pause(self.principal.acting(Role.CONTROL_PLANE, action="pause a type"), type_, paused=True)
+
+    async def resume(self, type_: str) -> None:
+        """Hand out jobs of a type again."""
+        await self.ledger.pause(self.principal.acting(Role.CONTROL_PLANE, action="resume a type"), type_, paused=False)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _handle(self, answer: Submitted, type_: str, returns: Any) -> JobHandle:
+        return JobHandle(self, answer.job_id, type_=type_, created=answer.created, returns=returns)
+
+    def _request_id(self) -> RequestId:
+        return RequestId(self._new_id())
+
+    def _compensation(self, job: Job, type_: str | None) -> str:
+        if not _state(job).success:
+            raise OptionInvalid(
+                option="job", value=job.job_id, expected=f"only succeeded jobs are undone, not {job.state}"
+            )
+        declared = self._app.spec(job.type).options.compensation if self._app and job.type in self._app else None
+        if type_ is None and declared is None:
+            raise OptionInvalid(
+                option="type_",
+                value=None,
+                expected=f"{job.type!r} declares no compensation, so name the type that undoes it",
+            )
+        return type_ or declared or ""
+
+    async def _undo(self, job: Job, type_: str) -> JobHandle:
+        body = await self.ledger.result(job.job_id)
+        payload = {
+            "job_id": job.job_id,
+            "payload": json.loads(job.payload or b"null"),
+            "result": json.loads(body or b"null"),
+        }
+        return await self.submit(
+            type_,
+            payload,
+            compensates=job.job_id,
+            correlation_id=job.correlation_id,
+            idempotency_scope="compensation",
+            idempotency_key=job.job_id,
+        )
+
+    async def _letter(self, job: Job) -> DeadLetter | None:
+        where = JobFilter(type=job.type, correlation_id=job.correlation_id)
+        letters = await self.ledger.dead_letters(where, limit=LETTERS_MAX)
+        return next((letter for letter in letters if letter.job_id == job.job_id), None)
+
+
+def _state(job: Job) -> State:
+    return LIFECYCLES[job.lifecycle].by_name[job.state]
+
+
+def _created(job: Job) -> datetime:
+    return job.created_at
+
+
+def _accepted(answer: Submitted | Mismatch) -> Submitted:
+    if isinstance(answer, Mismatch):
+        raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+    return answer
+
+
+def _reason(event: Event) -> str:
+    data: Any = json.loads(event.data) if event.data else {}
+    error: Any = data.get("error", {})
+    message = error.get("message") if isinstance(error, dict) else error  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return str(message or event.cause or event.type)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _mode(mode: CancelMode | str) -> CancelMode:
+    try:
+        return CancelMode(mode)
+    except ValueError:
+        raise OptionInvalid(option="mode", value=mode, expected=f"choose one of {', '.join(CancelMode)}") from None
+
+
+def _refused(answer: NotMoved, role: Role) -> InvalidTransition:
+    return InvalidTransition(
+        job_id=answer.job_id, source=answer.state, target=answer.target, actor=role.value, reason=answer.reason
+    )

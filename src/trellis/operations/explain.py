@@ -1,0 +1,294 @@
+"""Why a job is where it is and what will happen next, in sentences.
+
+Pure: everything comes from the job's row, its events, its lifecycle's table and what the ledger says about the type,
+the concurrency key and the workers. No state is known here by name, so a new lifecycle is explained without a change.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from trellis.engine.jobs import DeadLetter, Event, Job, JobId, Place, QueueDepth, WorkerSeen
+from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, State, Transition, Trigger
+
+WORKER_SILENT_S = 30.0
+"""A worker says it is alive every 10 s; after three missed signs people should stop counting on it."""
+
+UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+REASONS = {
+    "parse_error": "its payload could not be read",
+    "validation_failed": "its payload can never work",
+    "dependency_unavailable": "something it needs was not there",
+    "timeout": "its deadline passed",
+    "exhausted_retries": "every attempt was spent",
+    "policy_violation": "a policy forbids it",
+    "infrastructure_failure": "workers died while running it",
+    "compensation_failed": "it should have undone another job and could not",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What the ledger knows around one job."""
+
+    now: datetime
+    queue: QueueDepth | None = None
+    workers: tuple[WorkerSeen, ...] = ()
+    key_holders: tuple[JobId, ...] = ()
+    """The jobs that hold the slots of this job's concurrency key."""
+    letter: DeadLetter | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Four short paragraphs."""
+
+    where: tuple[str, ...]
+    why: tuple[str, ...]
+    next: tuple[str, ...]
+    you_can: tuple[str, ...]
+    """Each a command and what it does, parted by a tab."""
+
+
+def explain(job: Job, events: tuple[Event, ...], around: Surroundings) -> Explanation:
+    """The whole story of one job at one moment."""
+    lifecycle = LIFECYCLES[job.lifecycle]
+    state = lifecycle.by_name[job.state]
+    return Explanation(
+        where=tuple(_where(job, state, around)),
+        why=tuple(_why(job, state, events, around)),
+        next=tuple(_next(job, lifecycle, state, around)),
+        you_can=tuple(_you_can(job, lifecycle, state, around)),
+    )
+
+
+def serves(worker: WorkerSeen, type_: str) -> bool:
+    """Whether a worker said that it runs this type."""
+    return type_ in served_types(worker)
+
+
+def served_types(worker: WorkerSeen) -> tuple[str, ...]:
+    """The types a worker said it runs."""
+    about: Any = json.loads(worker.info) if worker.info else {}
+    types: Any = cast("dict[str, Any]", about).get("types", ()) if isinstance(about, dict) else ()
+    return tuple(str(type_) for type_ in types)
+
+
+def is_alive(worker: WorkerSeen, now: datetime) -> bool:
+    """Whether a worker gave a sign of life lately."""
+    return (now - worker.seen_at).total_seconds() <= WORKER_SILENT_S
+
+
+def event_note(event: Event) -> str:
+    """What an event says about itself: the error, the reason, or nothing."""
+    data: Any = json.loads(event.data) if event.data else None
+    error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
+    message: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
+    return str(message or event.cause or "")
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it, never more than two units."""
+    if abs(seconds) < 10:
+        return f"{abs(seconds):.1f} s"
+    left = round(abs(seconds))
+    biggest = next(index for index, (size, _) in enumerate(UNITS) if left >= size)
+    parts: list[str] = []
+    for size, name in UNITS[biggest : biggest + 2]:
+        whole, left = divmod(left, size)
+        if whole:
+            parts.append(f"{whole} {name}")
+    return " ".join(parts)
+
+
+# --- where it is -----------------------------------------------------------------------------------------------------
+
+
+def _where(job: Job, state: State, around: Surroundings) -> Iterator[str]:
+    place = {
+        Place.READY: "ready: a worker may take it now",
+        Place.RESTING: f"resting{_until(job.due_at, around.now)}",
+        Place.PARKED: f"parked behind its concurrency key {job.concurrency_key!r}",
+        Place.HELD: f"held by {job.owner}",
+        Place.ENDED: f"ended {_ago(job.updated_at, around.now)}",
+    }[job.place]
+    yield f"Job {job.job_id} ({job.type}) is {job.state}, {place}."
+    if state.phase is not Phase.ENDED:
+        times = "once" if job.generation == 1 else f"{job.generation} times"
+        requeued = f", requeued {times}" if job.generation else ""
+        yield f"This is attempt {job.attempt + 1} of {job.max_attempts}{requeued}; it was submitted {_ago(job.created_at, around.now)}."
+    if job.place is Place.HELD and job.lease_expires_at is not None:
+        yield _lease(job, job.lease_expires_at, around.now)
+
+
+def _lease(job: Job, until: datetime, now: datetime) -> str:
+    left = (until - now).total_seconds()
+    if left > 0:
+        return f"Its lease (epoch {job.epoch}) holds for {duration(left)} more; each heartbeat extends it."
+    return f"Its lease (epoch {job.epoch}) ended {duration(left)} ago: its holder is silent."
+
+
+# --- why -------------------------------------------------------------------------------------------------------------
+
+
+def _why(job: Job, state: State, events: tuple[Event, ...], around: Surroundings) -> Iterator[str]:
+    last = events[-1] if events else None
+    if last is not None:
+        yield _last_step(last, around.now)
+    if around.letter is not None:
+        yield from _dead_letter(around.letter)
+    if job.place is Place.READY:
+        yield from _why_not_taken(job, around)
+    if job.place is Place.PARKED:
+        holders = ", ".join(around.key_holders) or "another job"
+        yield f"Only so many jobs of key {job.concurrency_key!r} may be held at once, and {holders} holds it."
+    if job.place is Place.RESTING and job.due_at is None:
+        yield "No timer moves it: it waits for a person or a role."
+    if job.cancel_requested:
+        yield "Somebody asked it to stop: its holder learns that with the next heartbeat."
+    if job.deaths and state.phase is not Phase.ENDED:
+        yield f"{job.deaths} worker{'s' if job.deaths > 1 else ''} died while running it, so it now runs alone in its worker."
+
+
+def _last_step(event: Event, now: datetime) -> str:
+    arrow = f"{event.source} → {event.target}" if event.source else f"submitted as {event.target}"
+    note = event_note(event)
+    by = f"by {event.actor} ({event.role.value})"
+    return f"Last step, {_ago(event.ts, now)}: {event.type}, {arrow}, {by}" + (f": {note}" if note else "") + "."
+
+
+def _dead_letter(letter: DeadLetter) -> Iterator[str]:
+    meaning = REASONS.get(letter.reason_code.value, letter.reason_code.value)
+    yield (
+        f"Dead letter: {letter.reason_code.value} ({meaning}), at stage {letter.stage.value},"
+        f" after {letter.attempts} attempt{'s' if letter.attempts > 1 else ''}."
+    )
+    yield f"Last error: {letter.last_error}"
+
+
+def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
+    queue = around.queue
+    if queue is not None and queue.paused:
+        yield f"Type {job.type!r} is paused: nobody is handed its jobs."
+        return
+    alive = [worker for worker in around.workers if serves(worker, job.type) and is_alive(worker, around.now)]
+    if not alive:
+        yield f"No worker that serves {job.type!r} has been seen in the last {WORKER_SILENT_S:.0f} s."
+    else:
+        names = ", ".join(worker.name for worker in alive[:3]) + (" and others" if len(alive) > 3 else "")
+        yield f"{names} {'serves' if len(alive) == 1 else 'serve'} this type and will take it when there is room."
+    if queue is not None and queue.rate_limit is not None:
+        yield f"At most {queue.rate_limit:g} jobs of this type are handed out a second."
+    if queue is not None and queue.ready > 1:
+        yield f"{queue.ready} jobs of this type are ready; priority, then age, decides who is first."
+
+
+# --- what happens next -------------------------------------------------------------------------------------------------
+
+
+def _next(job: Job, lifecycle: Lifecycle, state: State, around: Surroundings) -> Iterator[str]:
+    match job.place:
+        case Place.READY:
+            yield from _when_claimed(lifecycle, state)
+        case Place.PARKED:
+            yield "When a slot of its key is free the oldest parked job becomes ready."
+        case Place.RESTING:
+            yield from _when_rested(job, lifecycle, state, around.now)
+        case Place.HELD:
+            yield from _while_held(job, lifecycle, state, around.now)
+        case Place.ENDED:
+            yield "Nothing more happens by itself."
+    if job.deadline_at is not None and state.phase is not Phase.ENDED:
+        deadline = lifecycle.pull(state.name, Trigger.DEADLINE)
+        then = f"it goes to {deadline.target}" if deadline else "no further attempt is begun"
+        yield f"At its deadline{_until(job.deadline_at, around.now)}, {then}."
+
+
+def _when_claimed(lifecycle: Lifecycle, state: State) -> Iterator[str]:
+    claim = lifecycle.pull(state.name, Trigger.CLAIM)
+    if claim is None:
+        yield "It keeps its state when it is claimed again."
+        return
+    start = lifecycle.pull(claim.target, Trigger.START)
+    yield f"A claim makes it {claim.target}" + (f", its start {start.target}." if start else ".")
+
+
+def _when_rested(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> Iterator[str]:
+    due = lifecycle.pull(state.name, Trigger.DUE)
+    exhaust = lifecycle.pull(state.name, Trigger.EXHAUST)
+    if job.due_at is not None:
+        left = job.attempt + 1 < job.max_attempts
+        chosen = due if due is not None and (exhaust is None or left) else exhaust
+        then = f"the sweep moves it to {chosen.target} ({chosen.when})" if chosen else "it becomes ready"
+        yield f"When its time comes{_until(job.due_at, now)}, {then}."
+    asked = [
+        t for t in lifecycle.transitions if t.source == state.name and t.trigger not in {Trigger.DUE, Trigger.EXHAUST}
+    ]
+    for transition in asked:
+        yield f"{transition.trigger} by {_actors(transition)} moves it to {transition.target} ({transition.when})."
+
+
+def _while_held(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> Iterator[str]:
+    onward = [t for t in lifecycle.transitions if t.source == state.name and t.fenced and t.trigger != state.on_error]
+    done = next((t for t in onward if lifecycle.by_name[t.target].success), None) or (onward[0] if onward else None)
+    if done is not None:
+        yield f"When its holder is done it goes to {done.target}."
+    left = job.attempt + 1 < job.max_attempts
+    error = lifecycle.pull(state.name, state.on_error) if state.on_error else None
+    if error is not None and left:
+        yield f"A retryable error sends it to {error.target} for attempt {job.attempt + 2}."
+    elif error is not None:
+        yield "This is its last attempt: an error ends it."
+    yield _if_lost(job, lifecycle, state, left=left, now=now)
+    if job.cancel_requested:
+        cancel = lifecycle.pull(state.name, Trigger.CANCEL)
+        yield f"If its holder does not stop in time, the sweep makes it {cancel.target if cancel else 'stop'}."
+
+
+def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: datetime) -> str:
+    over = job.lease_expires_at is not None and job.lease_expires_at <= now
+    when = (
+        "The next sweep finds its lease over"
+        if over
+        else "If its holder falls silent past the lease, the sweep takes it back"
+    )
+    if state.lease_loss is LeaseLoss.STAY:
+        return f"{when}: it stays {state.name} and may be claimed again."
+    lost = lifecycle.pull(state.name, Trigger.EXPIRE if left else Trigger.EXHAUST) or lifecycle.pull(
+        state.name, Trigger.EXPIRE
+    )
+    assert lost is not None, "a lifecycle declares expire for every state whose lease can be lost"
+    return f"{when}: it goes to {lost.target}" + (f" for attempt {job.attempt + 2}." if left else ".")
+
+
+# --- what a person can do ----------------------------------------------------------------------------------------------
+
+
+def _you_can(job: Job, lifecycle: Lifecycle, state: State, around: Surroundings) -> Iterator[str]:
+    if lifecycle.pull(state.name, Trigger.CANCEL):
+        yield f"trellis job cancel {job.job_id}\tend it" + (" (--hard: at once)" if job.place is Place.HELD else "")
+    if lifecycle.pull(state.name, Trigger.REQUEUE):
+        yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
+    if around.queue is not None and around.queue.paused:
+        yield f"trellis queues resume {job.type}\thand out its type again"
+    if job.place is Place.READY and not around.workers:
+        yield "trellis worker MODULE:APP\tstart a worker that serves its type"
+    yield f"trellis events {job.job_id}\tsee every step"
+
+
+def _actors(transition: Transition) -> str:
+    return " or ".join(sorted(role.value for role in transition.actors))
+
+
+def _until(moment: datetime | None, now: datetime) -> str:
+    if moment is None:
+        return ""
+    left = (moment - now).total_seconds()
+    return f" in {duration(left)}" if left > 0 else f", due {duration(left)} ago"
+
+
+def _ago(moment: datetime, now: datetime) -> str:
+    return f"{duration((now - moment).total_seconds())} ago"

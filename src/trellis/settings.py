@@ -1,0 +1,87 @@
+"""Settings: `TRELLIS_*` in the environment, or keys of `trellis.toml`; read once, at the edge, into a frozen value.
+
+The environment wins over the file. A key that does not exist is refused with the nearest one that does: a setting that
+silently does nothing is found at three in the morning.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from trellis.engine.errors import SettingsInvalid
+from trellis.worker.options import CONCURRENCY_DEFAULT, CONCURRENCY_MAX, DRAIN_S_DEFAULT, WorkerOptions
+
+PREFIX = "TRELLIS_"
+TESTS_PREFIX = "TRELLIS_TEST_"
+FILE_NAME = "trellis.toml"
+LEDGER_DEFAULT = "sqlite:///trellis.db"
+
+
+class Settings(pydantic.BaseModel):
+    """Everything that can be set."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    ledger: str = LEDGER_DEFAULT
+    """`sqlite:///path` or `postgresql://…`."""
+    concurrency: int = pydantic.Field(CONCURRENCY_DEFAULT, ge=1, le=CONCURRENCY_MAX)
+    """Handlers that run at the same time in one worker."""
+    prefetch: int | None = pydantic.Field(None, ge=0)
+    """Jobs a worker holds beyond those running; by default chosen by concurrency."""
+    threads: int | None = pydantic.Field(None, ge=1)
+    """Threads for sync handlers."""
+    hints: bool = True
+    """Whether workers listen for hints or only poll."""
+    drain_s: float = pydantic.Field(DRAIN_S_DEFAULT, ge=0)
+    """How long running handlers may go on after the first signal."""
+    log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
+    log_format: str = pydantic.Field("text", pattern="^(text|json)$")
+
+    def worker_options(self, name: str) -> WorkerOptions:
+        """The part that workers get."""
+        return WorkerOptions(
+            name=name,
+            concurrency=self.concurrency,
+            prefetch=self.prefetch,
+            threads=self.threads,
+            hints=self.hints,
+            drain_s=self.drain_s,
+        )
+
+
+def read_settings(environment: Mapping[str, str], folder: Path) -> Settings:
+    """The settings in force; raises SettingsInvalid."""
+    file = folder / FILE_NAME
+    values: dict[str, Any] = {}
+    if file.is_file():
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsInvalid(source=str(file), detail=str(error)) from error
+        _refuse_unknown(values, source=str(file), written=str)
+    named = {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and not name.startswith(TESTS_PREFIX)
+    }
+    _refuse_unknown(named, source="environment", written=lambda key: PREFIX + key.upper())
+    try:
+        return Settings.model_validate({**values, **named})
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
+        raise SettingsInvalid(source=source, detail=f"{problem['msg']}, not {problem['input']!r}") from error
+
+
+def _refuse_unknown(values: Mapping[str, Any], *, source: str, written: Callable[[str], str]) -> None:
+    known = list(Settings.model_fields)
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {written(near[0])}?" if near else f"known: {', '.join(written(k) for k in known)}"
+            raise SettingsInvalid(source=source, detail=f"there is no setting {written(key)}; {hint}")

@@ -1,0 +1,173 @@
+"""For the tests of applications: a ledger in memory whose time you set, and a worker that runs until nothing is left.
+
+    async def test_a_broken_document_is_retried():
+        async with sandbox(app) as box:
+            job = await box.submit("index.document", {"id": 7})
+            await box.run_until_idle()                     # the first attempt fails
+            await box.advance(60)                          # the backoff is over
+            await box.run_until_idle()
+            await box.assert_events(job, ["job_queued", "job_claimed", "job_started", "job_retry_scheduled",
+                                          "job_claimed", "job_started", "job_succeeded"])
+
+It is the real engine: the same SQLite ledger, the same worker. Only the ledger's clock is yours.
+"""
+
+import asyncio
+import heapq
+import itertools
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Unpack
+
+from trellis.client import JobHandle, Trellis
+from trellis.engine.authority import Principal
+from trellis.engine.jobs import Actor, JobFilter, Place, SweepOptions
+from trellis.engine.ledger import Ledger
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.wiring import SystemClock
+from trellis.worker.app import App
+from trellis.worker.options import WorkerOptions
+from trellis.worker.requests import SubmitSettings
+from trellis.worker.worker import Worker
+
+EPOCH_S = 1_767_225_600.0
+"""Where fake time begins: 2026-01-01T00:00:00Z."""
+WAITS_MAX = 1_000
+PAGE_MAX = 500
+SWEEPS_MAX = 1_000
+
+
+class FakeClock:
+    """Time that stands still until it is moved. Called, it is a ledger's clock; it is also a `Clock` for loops."""
+
+    def __init__(self, start_s: float = EPOCH_S) -> None:
+        self._now = start_s
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    def __call__(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        """The same reading, for elapsed time."""
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Come back when the clock has been moved so far."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + seconds, next(self._numbers), woken))
+        await woken
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock and wake whoever has slept long enough."""
+        self._now += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._now:
+            _, _, woken = heapq.heappop(self._sleepers)
+            if not woken.done():
+                woken.set_result(None)
+
+
+class Sandbox:
+    """One application on a ledger of its own."""
+
+    def __init__(self, app: App, ledger: Ledger, clock: FakeClock) -> None:
+        self.app = app
+        self.ledger = ledger
+        self.clock = clock
+        self._ids = itertools.count(1)
+        self._rng = random.Random(0)  # noqa: S311 - tests want the same waits every time
+        principal = Principal(name="test", roles=frozenset(Role))
+        self.trellis = Trellis(ledger, principal, clock=SystemClock(), new_id=self._new_id, app=app)
+
+    async def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobHandle:
+        """Submit a job."""
+        return await self.trellis.submit(type_, payload, **settings)
+
+    async def run(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> Any:
+        """Submit a job, run it through all its retries, and return its result or raise why there is none."""
+        job = await self.submit(type_, payload, **settings)
+        await self.run_until_idle(skip_waits=True)
+        return await job.result(timeout_s=0)
+
+    async def run_until_idle(self, *, skip_waits: bool = False, options: WorkerOptions | None = None) -> None:
+        """Run everything that can run now; with `skip_waits` move the clock through backoffs and delays as well."""
+        for _ in range(WAITS_MAX):
+            await self.sweep()
+            await run_until_idle(self.app, self.ledger, options=options, rng=self._rng)
+            wait_s = await self._next_wait_s() if skip_waits else None
+            if wait_s is None:
+                return
+            self.clock.advance(wait_s)
+        raise AssertionError(f"jobs still wait for something after {WAITS_MAX} waits were skipped")
+
+    async def advance(self, seconds: float) -> None:
+        """Move the ledger's time and let everything that falls due happen."""
+        self.clock.advance(seconds)
+        await self.sweep()
+
+    async def sweep(self) -> None:
+        """Let everything that is due happen: backoffs, expired leases, deadlines."""
+        actor = Actor(role=Role.SWEEPER, name="test")
+        for _ in range(SWEEPS_MAX):
+            report = await self.ledger.sweep(actor, SweepOptions(elect=False))
+            if not (report.expired or report.exhausted or report.due or report.deadlines or report.promoted):
+                return
+
+    async def assert_events(self, job: JobHandle, expected: Sequence[str]) -> None:
+        """The job has exactly these events, oldest first."""
+        found = [event.type for event in await job.events()]
+        assert found == list(expected), f"events of {job.id}:\n  found    {found}\n  expected {list(expected)}"
+
+    async def _next_wait_s(self) -> float | None:
+        """How long until the next resting job falls due."""
+        now = await self.ledger.now()
+        waits: list[float] = []
+        cursor: str | None = None
+        while True:
+            page = await self.ledger.jobs(JobFilter(), limit=PAGE_MAX, cursor=cursor)
+            resting = (job for job in page.jobs if job.place is Place.RESTING and job.due_at is not None)
+            waits += [max(0.0, (job.due_at - now).total_seconds()) for job in resting if job.due_at is not None]
+            cursor = page.cursor
+            if cursor is None:
+                return min(waits, default=None)
+
+    def _new_id(self) -> str:
+        return f"test-{next(self._ids)}"
+
+
+@asynccontextmanager
+async def sandbox(app: App, url: str = "sqlite://:memory:") -> AsyncGenerator[Sandbox]:
+    """A fresh ledger for one test, in memory unless another address is given."""
+    clock = FakeClock()
+    ledger = await open_ledger(url, clock=clock)
+    try:
+        yield Sandbox(app, ledger, clock)
+    finally:
+        await ledger.close()
+
+
+async def run_until_idle(
+    app: App, ledger: Ledger, *, options: WorkerOptions | None = None, rng: random.Random | None = None
+) -> None:
+    """Run a worker until nothing is held and the ledger has nothing more to hand out now."""
+    numbers = itertools.count(1)
+    chosen = rng or random.Random(0)  # noqa: S311 - tests want the same waits every time
+    prefix = f"{chosen.getrandbits(64):016x}"
+    worker = Worker(
+        app,
+        ledger,
+        options or WorkerOptions(name="test-worker"),
+        clock=SystemClock(),
+        rng=chosen,
+        new_id=lambda: f"{prefix}-{next(numbers)}",
+    )
+    await worker.start(listening=False)
+    try:
+        await worker.until_idle()
+    finally:
+        await worker.drain()

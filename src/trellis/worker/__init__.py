@@ -1,0 +1,1 @@
+"""User code on leased jobs: applications, and the worker that runs them."""

@@ -1,0 +1,191 @@
+"""An application: job types with their handlers and options.
+
+    app = App()
+
+    @app.job("index.document", lease_s=60, max_attempts=5)
+    async def index(ctx: Context, doc: Document) -> Indexed: ...
+
+A handler is `async def` (runs on the worker's event loop), `def` (runs on a bounded pool of threads), or, with
+`batch=n`, an `async def` that takes a list of `Item`.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import cached_property
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from trellis.engine.errors import OptionInvalid, UnknownJobType
+from trellis.engine.jobs import TYPE_PATTERN, Priority, TypeClaim
+from trellis.engine.retries import OnExhausted, RetryPolicy
+from trellis.worker.options import JobOptions, OnLeaseDoubt, check_job_options
+from trellis.worker.payloads import Codec, codec_for
+
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+
+
+class HandlerKind(Enum):
+    """How a handler is called."""
+
+    ASYNC = "async"
+    SYNC = "sync"
+    BATCH = "batch"
+
+
+class JobSettings(TypedDict, total=False):
+    """The keyword arguments of `@app.job`; `JobOptions` says what each means."""
+
+    lease_s: float
+    heartbeat_s: float
+    max_attempts: int
+    retry: RetryPolicy
+    on_exhausted: OnExhausted | str
+    dlq_on_fail: bool
+    max_deaths: int
+    deadline_s: float | None
+    timeout_s: float | None
+    priority: Priority | str
+    rate: float | None
+    concurrency_key: Callable[[Any], str] | None
+    concurrency_limit: int
+    result_ttl_s: float | None
+    compensation: str | None
+    batch: int
+    on_lease_doubt: OnLeaseDoubt | str
+
+
+class JobSpec:
+    """One registered job type."""
+
+    def __init__(
+        self,
+        type_: str,
+        handler: Callable[..., Any],
+        options: JobOptions,
+        concurrency_key: Callable[[Any], str] | None,
+    ) -> None:
+        self.type = type_
+        self.handler = handler
+        self.options = options
+        self.errors = options.errors
+        self.concurrency_key = concurrency_key
+        self.kind = _kind(handler, options)
+        self.takes_payload = self.kind is HandlerKind.BATCH or len(inspect.signature(handler).parameters) > 1
+
+    @cached_property
+    def codec(self) -> Codec:
+        """Made on first use, so that annotations may name what is defined further down."""
+        return codec_for(self.type, self.handler, batch=self.kind is HandlerKind.BATCH)
+
+    @property
+    def claim(self) -> TypeClaim:
+        """What a worker asks the ledger for."""
+        return TypeClaim(type=self.type, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
+
+
+class App:
+    """Job types by name. `testing=True` lifts the bounds on lease and heartbeat, for tests that cannot wait."""
+
+    def __init__(self, *, testing: bool = False) -> None:
+        self.testing = testing
+        self._specs: dict[str, JobSpec] = {}
+
+    def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
+        """Register a handler for a job type; raises OptionInvalid for what cannot work."""
+        key = settings.pop("concurrency_key", None)
+        options = _options(settings)
+        check_job_options(options, testing=self.testing)
+
+        def register(handler: HandlerT) -> HandlerT:
+            self._add(JobSpec(checked_type(type_), handler, options, key))
+            return handler
+
+        return register
+
+    def include(self, other: "App") -> None:
+        """Take over every job type of another application."""
+        for spec in other:
+            check_job_options(spec.options, testing=self.testing)
+            self._add(spec)
+
+    def spec(self, type_: str) -> JobSpec:
+        """The registered type; raises UnknownJobType, which lists the known ones."""
+        try:
+            return self._specs[type_]
+        except KeyError:
+            raise UnknownJobType(type=type_, known=", ".join(sorted(self._specs)) or "none") from None
+
+    def check(self) -> None:
+        """Read every handler's annotations and every reference between types now; a worker does so before it claims."""
+        if not self._specs:
+            raise OptionInvalid(option="app", value="no job types", expected="register at least one with @app.job")
+        for spec in self:
+            _ = spec.codec
+            if spec.options.compensation is not None:
+                self.spec(spec.options.compensation)
+
+    def __iter__(self) -> Iterator[JobSpec]:
+        return iter(self._specs.values())
+
+    def __contains__(self, type_: str) -> bool:
+        return type_ in self._specs
+
+    def _add(self, spec: JobSpec) -> None:
+        if spec.type in self._specs:
+            raise OptionInvalid(option="job type", value=spec.type, expected="a type has one handler")
+        self._specs[spec.type] = spec
+
+
+def checked_type(type_: str) -> str:
+    """The same name; raises OptionInvalid when it is none."""
+    if not re.fullmatch(TYPE_PATTERN, type_):
+        raise OptionInvalid(option="job type", value=type_, expected=f"it must match {TYPE_PATTERN}")
+    return type_
+
+
+def priority_of(value: Priority | str) -> Priority:
+    """A priority by name or value."""
+    if isinstance(value, Priority):
+        return value
+    try:
+        return Priority[value.upper()]
+    except KeyError:
+        names = ", ".join(priority.name.lower() for priority in Priority)
+        raise OptionInvalid(option="priority", value=value, expected=f"choose one of {names}") from None
+
+
+def _options(settings: JobSettings) -> JobOptions:
+    values: dict[str, Any] = dict(settings)
+    unknown = sorted(set(values) - set(JobOptions.__dataclass_fields__))
+    if unknown:
+        raise OptionInvalid(option=unknown[0], value=values[unknown[0]], expected="there is no such option")
+    if "priority" in values:
+        values["priority"] = priority_of(values["priority"])
+    for name, kind in (("on_exhausted", OnExhausted), ("on_lease_doubt", OnLeaseDoubt)):
+        if name in values:
+            values[name] = _member(kind, name, values[name])
+    return JobOptions(**values)
+
+
+def _member(kind: type[OnExhausted] | type[OnLeaseDoubt], option: str, value: str) -> OnExhausted | OnLeaseDoubt:
+    try:
+        return kind(value)
+    except ValueError:
+        raise OptionInvalid(option=option, value=value, expected=f"choose one of {', '.join(kind)}") from None
+
+
+def _kind(handler: Callable[..., Any], options: JobOptions) -> HandlerKind:
+    is_async = inspect.iscoroutinefunction(handler)
+    count = len(inspect.signature(handler).parameters)
+    if options.batch:
+        if not is_async or count != 1:
+            raise _unusable(handler, "a batch handler is `async def handler(items: list[Item[Payload]])`")
+        return HandlerKind.BATCH
+    if count not in {1, 2}:
+        raise _unusable(handler, "a handler takes (ctx) or (ctx, payload)")
+    return HandlerKind.ASYNC if is_async else HandlerKind.SYNC
+
+
+def _unusable(handler: Callable[..., Any], expected: str) -> OptionInvalid:
+    return OptionInvalid(option="handler", value=getattr(handler, "__qualname__", repr(handler)), expected=expected)

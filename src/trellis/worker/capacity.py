@@ -1,0 +1,74 @@
+"""How many jobs to ask for. Pure arithmetic over what the worker holds and how fast jobs have been ending.
+
+Free slots are always asked for. Beyond them a worker holds only what it will begin very soon at its recent pace: short
+jobs come in large batches, and a worker with long jobs takes none that another could begin now.
+"""
+
+from dataclasses import dataclass
+
+from trellis.engine.jobs import CLAIM_MAX
+
+AHEAD_S = 0.05
+"""Jobs that will begin within this time are started in the claim itself: one transition less to wait for."""
+REACH_S = 0.5
+"""Jobs that will begin within this time are claimed, not yet started."""
+PACE_WINDOW_S = 0.002
+PACE_WEIGHT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a claim asks for."""
+
+    start: int
+    prefetch: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.start + self.prefetch
+
+
+class Pace:
+    """Jobs that end per second while the worker is busy, as a moving average."""
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+        self._since: float | None = None
+        self._count = 0
+
+    def note(self, settled: int, now: float, *, busy: bool) -> None:
+        """Take notice of the number of jobs settled so far. Idle time says nothing about the pace."""
+        if self._since is None or not busy:
+            self._since, self._count = now, settled
+            return
+        elapsed, ended = now - self._since, settled - self._count
+        if elapsed < PACE_WINDOW_S or not ended:
+            return
+        self.per_s += PACE_WEIGHT * (ended / elapsed - self.per_s)
+        self._since, self._count = now, settled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """What bounds a worker's holdings."""
+
+    concurrency: int
+    prefetch_max: int
+
+    def ahead(self, per_s: float) -> int:
+        """Jobs beyond the slots that may already be started."""
+        return min(self.prefetch_max, int(per_s * AHEAD_S))
+
+    def wanted(self, per_s: float, *, running: int, ready: int, assigned: int) -> Wanted:
+        """What to claim now."""
+        reach = min(self.prefetch_max, int(per_s * REACH_S))
+        room = min(CLAIM_MAX, self.concurrency + reach - running - ready - assigned)
+        if room <= 0:
+            return Wanted(0, 0)
+        start = min(room, max(0, self.concurrency + self.ahead(per_s) - running - ready - assigned))
+        return Wanted(start, room - start)
+
+    def startable(self, per_s: float, *, running: int, ready: int) -> int:
+        """How many of the claimed ones to start now."""
+        return max(0, self.concurrency + self.ahead(per_s) - running - ready)

@@ -1,0 +1,155 @@
+"""The jobs this worker holds, and where each is on its way from claim to settlement.
+
+A held job is in exactly one of these: `assigned` (claimed, its start not committed), `ready` (started, waiting for a
+runner), running, `finished` (its outcome waits for the next turn), or with the suspects. `jobs` has all of them.
+"""
+
+import asyncio
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from trellis.engine.jobs import Advance, Claimed, JobKey, Lease
+from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.worker.app import JobSpec
+
+if TYPE_CHECKING:
+    from trellis.worker.logs import LogBuffer
+
+ASSIGNED = LEASED_JOB.by_name["assigned"].name
+RUNNING = LEASED_JOB.by_name["running"].name
+
+
+class Fate(Enum):
+    """Why this worker itself stopped a handler."""
+
+    LOST = "lease lost"
+    TIMED_OUT = "timed out"
+    DOUBTED = "lease in doubt"
+    GIVEN_BACK = "given back by a worker that stops"
+
+
+class Held:
+    """One held job. Mutable: the worker's own notes, never shared with another thread but for flags."""
+
+    __slots__ = (
+        "began_at",
+        "cancel_event",
+        "cancel_requested",
+        "claimed",
+        "fate",
+        "fence",
+        "finished",
+        "lease",
+        "logs",
+        "payload",
+        "progress",
+        "renewed_at",
+        "shares_handler",
+        "spec",
+        "state",
+        "taken_at",
+        "task",
+    )
+
+    def __init__(self, claimed: Claimed, spec: JobSpec, sent_at: float) -> None:
+        self.claimed = claimed
+        self.spec = spec
+        self.lease: Lease = claimed.lease
+        self.state = claimed.state
+        self.taken_at = sent_at
+        self.renewed_at = sent_at
+        # The fence is counted from before the claim was sent, so this worker's view ends before the ledger's does.
+        self.fence = sent_at + lease_length_s(claimed)
+        self.began_at: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        """The runner to cancel, while the handler can be cancelled."""
+        self.shares_handler = False
+        """It runs in one handler call with others: its lost lease must not cut theirs."""
+        self.fate: Fate | None = None
+        self.finished = False
+        self.cancel_requested = False
+        self.cancel_event: asyncio.Event | None = None
+        self.payload: Any = None
+        self.progress: bytes | None = None
+        """Progress not yet told to the ledger."""
+        self.logs: LogBuffer | None = None
+
+    def renewed(self, sent_at: float) -> None:
+        """The lease runs on from when the renewal was sent."""
+        self.renewed_at = sent_at
+        self.fence = sent_at + lease_length_s(self.claimed)
+
+    def request_cancel(self) -> None:
+        """Tell the handler that it should stop."""
+        self.cancel_requested = True
+        if self.cancel_event is not None:
+            self.cancel_event.set()
+
+    def interrupt(self, fate: Fate) -> None:
+        """Stop the handler from outside, once: an async one is cancelled, a sync one only told."""
+        if self.fate is not None or self.finished:
+            return
+        self.fate = fate
+        if self.cancel_event is not None:
+            self.cancel_event.set()
+        whole = not self.shares_handler or fate in {Fate.TIMED_OUT, Fate.GIVEN_BACK}
+        if self.task is not None and whole and not self.task.cancelling():
+            self.task.cancel(fate.value)
+
+
+class Settlement:
+    """One advance for the next turn, with the job it is about."""
+
+    __slots__ = ("advance", "held")
+
+    def __init__(self, held: Held, advance: Advance) -> None:
+        self.held = held
+        self.advance = advance
+
+
+class Holdings:
+    """Everything this worker holds."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobKey, Held] = {}
+        self.assigned: deque[Held] = deque()
+        self.ready: deque[Held] = deque()
+        self.suspects: deque[Held] = deque()
+        self.finished: list[Settlement] = []
+        self.running = 0
+        self.changed = asyncio.Event()
+        """Something finished or came free: the turn loop should look."""
+        self.settled = 0
+        """Outcomes ever queued: the measure of this worker's pace."""
+
+    def settle(self, held: Held, advance: Advance) -> None:
+        """Queue a job's last step for the next turn."""
+        held.finished = True
+        self.settled += 1
+        self.finished.append(Settlement(held, advance))
+        self.changed.set()
+
+    def waiting(self) -> list[Held]:
+        """Every held job whose handler has not begun, but for the suspect whose turn it is."""
+        return [*self.assigned, *self.ready, *list(self.suspects)[1:]]
+
+    def take_back(self, gone: set[Held]) -> None:
+        """Take jobs that have not begun out of their queues."""
+        self.assigned = deque(h for h in self.assigned if h not in gone)
+        self.suspects = deque(h for h in self.suspects if h not in gone)
+        # The runners hold on to this deque, so it is changed in place.
+        kept = [h for h in self.ready if h not in gone]
+        self.ready.clear()
+        self.ready.extend(kept)
+
+    def forget(self, held: Held) -> None:
+        """The ledger has taken the last step, or the lease is lost."""
+        # The job may be held anew, by a later claim of this same worker.
+        if self.jobs.get(held.lease.key) is held:
+            del self.jobs[held.lease.key]
+
+
+def lease_length_s(claimed: Claimed) -> float:
+    """How long silence may last: the lease, or two missed heartbeats and a second."""
+    return min(claimed.lease_s, 2 * claimed.heartbeat_s + 1.0)

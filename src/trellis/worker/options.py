@@ -1,0 +1,146 @@
+"""What a job type and a worker may choose, with bounds. Defaults are named; values out of bounds are refused at import."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import (
+    ATTEMPTS_DEFAULT,
+    ATTEMPTS_MAX,
+    CLAIM_MAX,
+    DEATHS_DEFAULT,
+    DELAY_S_MAX,
+    HEARTBEAT_S_DEFAULT,
+    LEASE_S_DEFAULT,
+    Priority,
+    SweepOptions,
+)
+from trellis.engine.retries import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
+from trellis.engine.service import SWEEP_DEFAULT
+
+LEASE_S_MIN, LEASE_S_MAX = 30.0, 120.0
+HEARTBEAT_S_MIN, HEARTBEAT_S_MAX = 10.0, 30.0
+BATCH_MAX = 500
+KEY_LIMIT_MAX = 10_000
+CONCURRENCY_DEFAULT = 64
+CONCURRENCY_MAX = 1_000
+PREFETCH_MAX = 500
+PREFETCH_PER_SLOT = 4
+THREADS_MAX = 256
+THREADS_DEFAULT_MAX = 64
+POLL_S_DEFAULT = 0.4
+POLL_S_MAX = 0.5
+DRAIN_S_DEFAULT = 25.0
+SETTLE_S_DEFAULT = 5.0
+
+
+class OnLeaseDoubt(StrEnum):
+    """What a handler does whose lease may be over by this worker's clock, because the ledger does not answer.
+
+    `continue` is right for most: the ledger forgives an outage, and the epoch refuses whatever comes too late. `stop`
+    cancels the handler; choose it where two overlapping executions would be worse than one interrupted.
+    """
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """How jobs of one type are leased, retried and submitted."""
+
+    lease_s: float = LEASE_S_DEFAULT
+    heartbeat_s: float = HEARTBEAT_S_DEFAULT
+    max_attempts: int = ATTEMPTS_DEFAULT
+    retry: RetryPolicy = RETRY_DEFAULT
+    on_exhausted: OnExhausted = OnExhausted.DEAD_LETTER
+    dlq_on_fail: bool = False
+    max_deaths: int = DEATHS_DEFAULT
+    """Workers that may die while running one job before it is dead-lettered; 0 never does that."""
+    deadline_s: float | None = None
+    """From submit to the latest end of a job of this type."""
+    timeout_s: float | None = None
+    """How long one attempt may run. A sync handler is only told (`ctx.cancelled`): a thread cannot be stopped."""
+    priority: Priority = Priority.BATCH
+    rate: float | None = None
+    """Claims a second of this type over all workers."""
+    concurrency_limit: int = 1
+    result_ttl_s: float | None = None
+    compensation: str | None = None
+    """The job type that undoes a succeeded job of this one."""
+    batch: int = 0
+    """More than 0: the handler takes a list of up to this many jobs."""
+    on_lease_doubt: OnLeaseDoubt = OnLeaseDoubt.CONTINUE
+
+    @property
+    def errors(self) -> ErrorPolicy:
+        """The part that decides about errors."""
+        return ErrorPolicy(retry=self.retry, on_exhausted=self.on_exhausted, dlq_on_fail=self.dlq_on_fail)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerOptions:
+    """How one worker process behaves."""
+
+    name: str = "worker"
+    concurrency: int = CONCURRENCY_DEFAULT
+    prefetch: int | None = None
+    """Jobs held beyond those running; None chooses by concurrency, 0 holds none."""
+    threads: int | None = None
+    """Threads for sync handlers; None allows one per slot, up to 64. With fewer than slots, handlers wait for one."""
+    poll_s: float = POLL_S_DEFAULT
+    hints: bool = True
+    """False relies on polling alone."""
+    sweep: SweepOptions | None = SWEEP_DEFAULT
+    drain_s: float = DRAIN_S_DEFAULT
+    """How long running handlers may go on after the first signal."""
+    settle_s: float = SETTLE_S_DEFAULT
+    """How long the ledger may take to accept the last outcomes of a worker that stops."""
+
+    def __post_init__(self) -> None:
+        _within("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        _within("prefetch", self.prefetch_max, 0, CLAIM_MAX)
+        _within("threads", self.threads_max, 1, THREADS_MAX)
+        _within("poll_s", self.poll_s, 0.001, POLL_S_MAX)
+        _within("drain_s", self.drain_s, 0.0, DELAY_S_MAX)
+        _within("settle_s", self.settle_s, 0.0, DELAY_S_MAX)
+
+    @property
+    def prefetch_max(self) -> int:
+        """The bound on jobs held beyond those running."""
+        return min(PREFETCH_MAX, PREFETCH_PER_SLOT * self.concurrency) if self.prefetch is None else self.prefetch
+
+    @property
+    def threads_max(self) -> int:
+        """The bound on threads."""
+        return min(THREADS_DEFAULT_MAX, self.concurrency) if self.threads is None else self.threads
+
+
+def check_job_options(options: JobOptions, *, testing: bool) -> None:
+    """Refuse what is out of bounds; `testing` lifts the bounds on lease and heartbeat and nothing else."""
+    if testing:
+        _within("lease_s", options.lease_s, 0.001, DELAY_S_MAX)
+        _within("heartbeat_s", options.heartbeat_s, 0.001, options.lease_s)
+    else:
+        _within("lease_s", options.lease_s, LEASE_S_MIN, LEASE_S_MAX)
+        _within("heartbeat_s", options.heartbeat_s, HEARTBEAT_S_MIN, HEARTBEAT_S_MAX)
+        if options.heartbeat_s > options.lease_s / 3:
+            raise OptionInvalid(
+                option="heartbeat_s",
+                value=options.heartbeat_s,
+                expected=f"at most a third of lease_s {options.lease_s:g}",
+            )
+    _within("max_attempts", options.max_attempts, 1, ATTEMPTS_MAX)
+    _within("max_deaths", options.max_deaths, 0, ATTEMPTS_MAX)
+    _within("batch", options.batch, 0, BATCH_MAX)
+    _within("concurrency_limit", options.concurrency_limit, 1, KEY_LIMIT_MAX)
+    for name in ("deadline_s", "timeout_s", "rate", "result_ttl_s"):
+        value: float | None = getattr(options, name)
+        if value is not None:
+            _within(name, value, 1e-6, DELAY_S_MAX)
+
+
+def _within(option: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise OptionInvalid(option=option, value=value, expected=f"it must be from {low:g} to {high:g}")

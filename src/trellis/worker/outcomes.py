@@ -1,0 +1,132 @@
+"""How a handler's end becomes the job's next step. Pure: facts in, one `Advance` out."""
+
+import json
+import math
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from trellis.engine.errors import OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
+from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeathCertificate, ReasonCode, Stage
+from trellis.engine.retries import AttemptFacts, DeadLetterIt, Fail, Retry, error_text, on_error, storable
+from trellis.lifecycles import Trigger
+from trellis.worker.held import Fate, Held
+from trellis.worker.payloads import Unreadable
+
+CAUSE_CHARS_MAX = 200
+TRACEBACK_CHARS_MAX = 4_000
+STOP = "stop"
+REJECT = "reject"
+LATE = "the lease was in doubt before the handler began"
+
+
+class Snooze(Exception):
+    """Raised by a handler: call me again after `delay_s`; this attempt does not count."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        if not (math.isfinite(delay_s) and 0 <= delay_s <= DELAY_S_MAX):
+            raise OptionInvalid(
+                option="delay_s", value=delay_s, expected=f"it must be from 0 to {DELAY_S_MAX:g} seconds"
+            )
+        super().__init__(f"called again in {delay_s:g} s")
+        self.delay_s = delay_s
+
+
+def started(held: Held) -> Advance:
+    """Commit the start of a job that was only claimed."""
+    return Advance(lease=held.lease, source=held.state, trigger=Trigger.START)
+
+
+def given_back(held: Held, cause: str) -> Advance:
+    """Let another worker have the job; the attempt is spared."""
+    return Advance(lease=held.lease, source=held.state, trigger=Trigger.RELEASE, spare_attempt=True, cause=cause)
+
+
+def stopped(held: Held, cause: str) -> Advance:
+    """Obey a soft cancel."""
+    return Advance(lease=held.lease, source=held.state, trigger=STOP, cause=cause)
+
+
+def unreadable(held: Held, problem: Unreadable) -> Advance:
+    """The payload does not fit the handler: user code never ran."""
+    text = f"{problem.reason_code.value}: {problem.detail}"[:ERROR_CHARS_MAX]
+    return _reject(held, DeathCertificate(reason_code=problem.reason_code, stage=Stage.INPUT, last_error=text), None)
+
+
+def succeeded(held: Held, value: Any) -> Advance:
+    """The handler returned. A result that cannot be stored will not get better: it is dead-lettered."""
+    if held.cancel_requested:
+        return stopped(held, "the handler returned after a soft cancel")
+    try:
+        result = None if value is None else held.spec.codec.result_bytes(value)
+    except (PayloadTooLarge, ResultInvalid) as error:
+        text = error_text(error)
+        death = DeathCertificate(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.OUTPUT, last_error=text)
+        return _reject(held, death, error)
+    return Advance(
+        lease=held.lease,
+        source=held.state,
+        trigger=Trigger.COMPLETE,
+        result=result,
+        result_ttl_s=held.spec.options.result_ttl_s,
+    )
+
+
+def raised(held: Held, error: BaseException, draw: Callable[[], float]) -> Advance:
+    """The handler raised, or was stopped."""
+    if held.fate in {Fate.GIVEN_BACK, Fate.DOUBTED}:
+        return given_back(held, held.fate.value)
+    if held.cancel_requested:
+        return stopped(held, f"the handler ended after a soft cancel: {error_text(error)}"[:CAUSE_CHARS_MAX])
+    if isinstance(error, Snooze):
+        return Advance(
+            lease=held.lease, source=held.state, trigger=Trigger.SNOOZE, delay_s=error.delay_s, spare_attempt=True
+        )
+    if held.fate is Fate.TIMED_OUT:
+        error = TransientError(f"no end after {held.spec.options.timeout_s:g} s (timeout_s)")
+    facts = AttemptFacts(held.claimed.attempt, held.claimed.max_attempts)
+    match on_error(facts, error, held.spec.errors, draw):
+        case Retry(delay_s, text):
+            return Advance(
+                lease=held.lease,
+                source=held.state,
+                trigger=Trigger.RETRY,
+                delay_s=delay_s,
+                cause=text[:CAUSE_CHARS_MAX],
+                data=_error_data(error, text, delay_s),
+            )
+        case Fail(text, death):
+            return Advance(
+                lease=held.lease,
+                source=held.state,
+                trigger=Trigger.FAIL,
+                cause=text[:CAUSE_CHARS_MAX],
+                data=_error_data(error, text, None),
+                death=death,
+            )
+        case DeadLetterIt(_, death):
+            return _reject(held, death, error)
+
+
+def _reject(held: Held, death: DeathCertificate, error: BaseException | None) -> Advance:
+    return Advance(
+        lease=held.lease,
+        source=held.state,
+        trigger=REJECT,
+        cause=death.last_error[:CAUSE_CHARS_MAX],
+        data=_error_data(error, death.last_error, None),
+        death=death,
+    )
+
+
+def _error_data(error: BaseException | None, text: str, delay_s: float | None) -> bytes:
+    """The event's payload: what people need to understand the error, bounded."""
+    about: dict[str, Any] = {"message": text}
+    if error is not None:
+        lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-8)
+        about["type"] = type(error).__name__
+        about["traceback"] = storable("".join(lines)[-TRACEBACK_CHARS_MAX:])
+    data: dict[str, Any] = {"error": about}
+    if delay_s is not None:
+        data["retry_in_s"] = round(delay_s, 3)
+    return json.dumps(data, ensure_ascii=False, default=str).encode()

@@ -1,0 +1,160 @@
+"""From what a caller asks to a `NewJob`: checked, encoded, fingerprinted. Nothing is written here."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, TypedDict
+
+from trellis.engine.errors import OptionInvalid, UnknownLifecycle
+from trellis.engine.jobs import (
+    ATTEMPTS_DEFAULT,
+    ATTEMPTS_MAX,
+    DEATHS_DEFAULT,
+    DELAY_S_MAX,
+    JOB_ID_PATTERN,
+    JobId,
+    NewJob,
+    Priority,
+)
+from trellis.lifecycles import LIFECYCLES
+from trellis.worker.app import App, JobSpec, checked_type, priority_of
+from trellis.worker.options import KEY_LIMIT_MAX
+from trellis.worker.payloads import any_json_bytes
+
+KEY_CHARS_MAX = 200
+KEY_NAMESPACE = "user:"
+"""Callers' concurrency keys live in their own name space, beside `run:` and `queue-job:`."""
+
+
+class SubmitSettings(TypedDict, total=False):
+    """The keyword arguments of a submit."""
+
+    job_id: str | None
+    """Choose the id: submitting the same id and request again is answered with the existing job."""
+    idempotency_key: str | None
+    idempotency_scope: str
+    priority: Priority | str
+    delay_s: float
+    run_at: datetime | None
+    deadline_s: float | None
+    max_attempts: int
+    concurrency_key: str | None
+    concurrency_limit: int
+    correlation_id: str | None
+    trace: str | None
+    parent_id: str | None
+    compensates: str | None
+    lifecycle: str
+
+
+def new_job(
+    type_: str, payload: Any, settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
+) -> NewJob:
+    """The job to submit; raises an InputError that says what does not fit."""
+    spec = app.spec(type_) if app is not None else None
+    checked_type(type_)
+    body = spec.codec.payload_bytes(payload) if spec is not None else any_json_bytes(payload, type_)
+    given = settings.get("job_id")
+    job_id = JobId(_matching("job_id", given) if given is not None else new_id())
+    key, limit = _concurrency(spec, payload, settings)
+    job = NewJob(
+        job_id=job_id,
+        type=type_,
+        payload=body,
+        lifecycle=_lifecycle(settings.get("lifecycle", "leased-job")),
+        priority=priority_of(settings.get("priority", spec.options.priority if spec else Priority.BATCH)),
+        delay_s=_duration("delay_s", settings.get("delay_s", 0.0)),
+        run_at=_aware(settings.get("run_at")),
+        deadline_s=_deadline(settings.get("deadline_s", spec.options.deadline_s if spec else None)),
+        max_attempts=_attempts(settings.get("max_attempts", spec.options.max_attempts if spec else ATTEMPTS_DEFAULT)),
+        max_deaths=spec.options.max_deaths if spec else DEATHS_DEFAULT,
+        concurrency_key=key,
+        concurrency_limit=limit,
+        idempotency_key=_text("idempotency_key", settings.get("idempotency_key")),
+        idempotency_scope=settings.get("idempotency_scope", ""),
+        id_is_given=given is not None,
+        correlation_id=_text("correlation_id", settings.get("correlation_id")),
+        trace=settings.get("trace"),
+        parent_id=_job_id("parent_id", settings.get("parent_id")),
+        compensates=_job_id("compensates", settings.get("compensates")),
+    )
+    return _fingerprinted(job) if job.id_is_given or job.idempotency_key is not None else job
+
+
+def fingerprint(job: NewJob) -> bytes:
+    """What "the same request" means: type, payload and the options that change what happens, not who asks or when."""
+    request = {
+        "type": job.type,
+        "payload": json.loads(job.payload),
+        "lifecycle": job.lifecycle,
+        "priority": int(job.priority),
+        "delay_s": job.delay_s,
+        "run_at": job.run_at.isoformat() if job.run_at else None,
+        "deadline_s": job.deadline_s,
+        "concurrency_key": job.concurrency_key,
+    }
+    canonical = json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).digest()
+
+
+def _fingerprinted(job: NewJob) -> NewJob:
+    return replace(job, fingerprint=fingerprint(job))
+
+
+def _concurrency(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -> tuple[str | None, int]:
+    key = settings.get("concurrency_key")
+    if key is None and spec is not None and spec.concurrency_key is not None:
+        key = spec.concurrency_key(payload)
+    limit = settings.get("concurrency_limit", spec.options.concurrency_limit if spec else 1)
+    if not 1 <= limit <= KEY_LIMIT_MAX:
+        raise OptionInvalid(option="concurrency_limit", value=limit, expected=f"it must be from 1 to {KEY_LIMIT_MAX}")
+    checked = _text("concurrency_key", key)
+    return (None if checked is None else KEY_NAMESPACE + checked), limit
+
+
+def _lifecycle(name: str) -> str:
+    if name not in LIFECYCLES:
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
+    return name
+
+
+def _duration(option: str, value: float) -> float:
+    if not (math.isfinite(value) and 0 <= value <= DELAY_S_MAX):
+        raise OptionInvalid(option=option, value=value, expected=f"it must be from 0 to {DELAY_S_MAX:g} seconds")
+    return float(value)
+
+
+def _deadline(value: float | None) -> float | None:
+    return None if value is None else _duration("deadline_s", value)
+
+
+def _attempts(value: int) -> int:
+    if not 1 <= value <= ATTEMPTS_MAX:
+        raise OptionInvalid(option="max_attempts", value=value, expected=f"it must be from 1 to {ATTEMPTS_MAX}")
+    return value
+
+
+def _aware(run_at: datetime | None) -> datetime | None:
+    if run_at is not None and run_at.tzinfo is None:
+        raise OptionInvalid(option="run_at", value=run_at, expected="it must have a time zone")
+    return run_at
+
+
+def _text(option: str, value: str | None) -> str | None:
+    if value is not None and not 1 <= len(value) <= KEY_CHARS_MAX:
+        raise OptionInvalid(option=option, value=value[:40], expected=f"it must have 1 to {KEY_CHARS_MAX} characters")
+    return value
+
+
+def _job_id(option: str, value: str | None) -> JobId | None:
+    return None if value is None else JobId(_matching(option, value))
+
+
+def _matching(option: str, value: str) -> str:
+    if not re.fullmatch(JOB_ID_PATTERN, value):
+        raise OptionInvalid(option=option, value=value, expected=f"it must match {JOB_ID_PATTERN}")
+    return value

@@ -1,0 +1,213 @@
+"""Runners: long-lived coroutines that take started jobs and await their handlers in place.
+
+No task is made per job. A handler that never suspends costs no trip through the event loop; a slice of a few
+milliseconds, shared by all runners, keeps such handlers from starving heartbeats and turns.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+
+from trellis.engine.errors import LedgerError
+from trellis.engine.jobs import LeaseLost
+from trellis.engine.logs import log_of
+from trellis.worker.app import HandlerKind
+from trellis.worker.context import Context, Desk, Item, SyncContext
+from trellis.worker.held import Fate, Held, Holdings
+from trellis.worker.outcomes import LATE, given_back, raised, stopped, succeeded, unreadable
+from trellis.worker.payloads import Unreadable
+from trellis.worker.signals import flush
+from trellis.worker.threads import Threads
+
+SLICE_S = 0.005
+HANDLER_ENDS = (Exception, asyncio.CancelledError, SystemExit)
+"""What ends a handler and not the worker: its class decides what follows. `sys.exit()` in a handler ends the handler."""
+
+_log = log_of("trellis.worker")
+
+
+class Runners:
+    """Up to `size` handlers at a time."""
+
+    def __init__(
+        self, *, holdings: Holdings, desk: Desk, size: int, threads: Threads, draw: Callable[[], float]
+    ) -> None:
+        self._holdings = holdings
+        self._desk = desk
+        self._size = size
+        self._threads = threads
+        self._draw = draw
+        self._clock = desk.clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self._waking = False
+        self._context = copy_context()
+        self._slice_end: float | None = None
+        self._closing = False
+
+    def wake(self) -> None:
+        """A job is ready: have one more runner look. Each that takes a job wakes the next, one at a time."""
+        if self._waking or self._closing:
+            return
+        if self._idle:
+            self._waking = True
+            self._idle.pop().set_result(None)
+        elif len(self._tasks) < self._size:
+            self._waking = True
+            task = self._desk.loop.create_task(self._run(), context=self._context.copy())
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """End every runner; handlers under way are cut."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("runner_failed", error=repr(error), exc_info=error)
+        if self._holdings.ready:
+            self.wake()
+
+    async def _run(self) -> None:
+        ready, clean = self._holdings.ready, copy_context()
+        self._waking = False
+        while not self._closing:
+            if not ready:
+                await self._rest()
+                continue
+            now = self._clock.monotonic()
+            if self._slice_is_over(now):
+                await asyncio.sleep(0)
+                continue
+            held = ready.popleft()
+            if ready:
+                self.wake()
+            await self._take(held, now)
+            if copy_context() != clean:
+                # A handler set a context variable. The next job must not see it: another runner takes over.
+                return
+
+    async def _rest(self) -> None:
+        waiting = self._desk.loop.create_future()
+        self._idle.append(waiting)
+        await waiting
+        self._waking = False
+
+    def _slice_is_over(self, now: float) -> bool:
+        """Whether the runners have used up their time of this round of the event loop."""
+        if self._slice_end is None:
+            self._slice_end = now + SLICE_S
+            self._desk.loop.call_soon(self._open_slice)
+        return now >= self._slice_end
+
+    def _open_slice(self) -> None:
+        self._slice_end = None
+
+    async def _take(self, held: Held, now: float) -> None:
+        if held.fence <= now:
+            # Self-fencing: past its own reading of the lease a worker begins nothing. If the lease is still good the
+            # job goes to whoever is free; if it is not, the ledger refuses.
+            self._holdings.settle(held, given_back(held, LATE))
+        elif held.cancel_requested:
+            self._holdings.settle(held, stopped(held, "soft cancel before the handler began"))
+        elif held.spec.kind is HandlerKind.BATCH:
+            await self._run_batch(held, now)
+        elif self._readable(held):
+            await self._run_one(held, now)
+
+    def _readable(self, held: Held) -> bool:
+        if held.payload is not None:
+            return True
+        payload = held.spec.codec.read_payload(held.claimed.payload)
+        if isinstance(payload, Unreadable):
+            self._holdings.settle(held, unreadable(held, payload))
+            return False
+        held.payload = payload
+        return True
+
+    async def _run_one(self, held: Held, now: float) -> None:
+        self._holdings.running += 1
+        held.began_at = now
+        context = Context(held, self._desk)
+        value, error = None, None
+        try:
+            if held.spec.kind is HandlerKind.SYNC:
+                value = await self._threads.run(self._sync_call(held, context))
+            else:
+                held.task = asyncio.current_task()
+                handler = held.spec.handler
+                value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
+        except HANDLER_ENDS as problem:
+            error = problem
+        self._handler_ended(held, error)
+        if held.progress is not None or held.logs is not None:
+            await self._flush(held)
+        self._end(held, value, error)
+
+    async def _run_batch(self, first: Held, now: float) -> None:
+        batch = [held for held in (first, *self._mates(first)) if self._readable(held)]
+        if not batch:
+            return
+        items = [Item(Context(held, self._desk), held.payload) for held in batch]
+        self._holdings.running += len(batch)
+        for held in batch:
+            held.began_at = now
+            held.task = asyncio.current_task()
+            held.shares_handler = len(batch) > 1
+        error = None
+        try:
+            await first.spec.handler(items)
+        except HANDLER_ENDS as problem:
+            error = problem
+        for held, item in zip(batch, items, strict=True):
+            self._handler_ended(held, error)
+            await self._flush(held)
+            self._end(held, item.value, item.error if item.marked else error)
+
+    def _mates(self, first: Held) -> list[Held]:
+        """Other ready jobs of the same batch type, up to its size."""
+        mates = [held for held in self._holdings.ready if held.spec is first.spec and not held.cancel_requested]
+        mates = mates[: first.spec.options.batch - 1]
+        if mates:
+            self._holdings.take_back(set(mates))
+        return mates
+
+    def _sync_call(self, held: Held, context: Context) -> Callable[[], Any]:
+        sync = SyncContext(context, self._desk.loop)
+        arguments = (sync, held.payload) if held.spec.takes_payload else (sync,)
+        return partial(held.spec.handler, *arguments)
+
+    def _handler_ended(self, held: Held, error: BaseException | None) -> None:
+        """Take back a cancellation that was meant for this handler, so that the runner lives on."""
+        task, held.task = held.task, None
+        if self._closing and isinstance(error, asyncio.CancelledError):
+            raise error
+        while task is not None and task.cancelling():
+            task.uncancel()
+
+    async def _flush(self, held: Held) -> None:
+        """Logs and progress go out before the settlement: afterwards the lease is gone."""
+        if held.fate is Fate.LOST:
+            return
+        try:
+            if isinstance(await flush(self._desk.ledger, held, last=True), LeaseLost):
+                held.fate = Fate.LOST
+        except LedgerError as error:
+            _log.warning("signals_dropped", job_id=held.lease.job_id, error=str(error))
+
+    def _end(self, held: Held, value: Any, error: BaseException | None) -> None:
+        self._holdings.running -= 1
+        if held.finished or held.fate is Fate.LOST:
+            held.finished = True
+            self._holdings.forget(held)
+            reason = held.fate.value if held.fate else "settled before"
+            _log.warning("outcome_dropped", job_id=held.lease.job_id, epoch=held.lease.epoch, reason=reason)
+            self._holdings.changed.set()
+            return
+        self._holdings.settle(held, succeeded(held, value) if error is None else raised(held, error, self._draw))

@@ -1,0 +1,67 @@
+"""Threads for sync handlers. They are daemons: a handler that never returns must not keep a stopped worker alive."""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+_Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+
+
+class Threads:
+    """At most `size` threads, started when they are needed. The worker never hands out more work than it has slots."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._threads = 0
+        self._busy = 0
+        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """Run `call` on a thread, with the caller's context variables."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = copy_context()
+        self._busy += 1
+        if self._busy > self._threads and self._threads < self._size:
+            self._threads += 1
+            threading.Thread(target=self._serve, name=f"trellis-handler-{self._threads}", daemon=True).start()
+        self._work.put((lambda: context.run(call), future, loop))
+        try:
+            return await future
+        finally:
+            self._busy -= 1
+
+    def close(self) -> None:
+        """Let idle threads end."""
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._work.get()) is not None:
+            call, future, loop = job
+            value, error = _called(call)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
+                loop.call_soon_threadsafe(_resolve, future, value, error)
+
+
+def _called(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return call(), None
+    except BaseException as error:  # noqa: BLE001 - whatever user code raises is the job's outcome
+        return None, error
+
+
+def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    elif isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
+        # These mean something to the event loop; from a handler they are errors like any other.
+        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}: {error}"))
+    else:
+        future.set_exception(error)

@@ -1,0 +1,263 @@
+"""The turn loop: one transaction in flight, carrying everything that has gathered since the last.
+
+A turn settles what finished, starts what was only claimed, and claims for the room there is. While it is in flight the
+next outcomes gather; when nothing is in flight the first outcome goes at once. There is no timer.
+
+Suspects: a job whose worker died while running it (`deaths`) may be a poison pill, or may only have been next to
+one. It runs alone: nothing else of this process is running or started, so that if it kills the worker again, no
+innocent neighbour is counted as having killed one too. Meanwhile the worker claims nothing, and after it claims
+carefully (without starting) until no suspect comes any more.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trellis.engine.errors import LedgerError, LedgerNotMigrated, LedgerTooOld, LedgerUrlInvalid
+from trellis.engine.jobs import Advance, Claim, Claimed, ClaimId, LeaseLost, Turn, TurnResult
+from trellis.engine.logs import log_of
+from trellis.engine.service import backoff_s
+from trellis.worker.app import App
+from trellis.worker.capacity import Pace, Room, Wanted
+from trellis.worker.context import Desk
+from trellis.worker.held import RUNNING, Held, Holdings, Settlement
+from trellis.worker.outcomes import LATE, given_back, started, stopped, unreadable
+from trellis.worker.payloads import Unreadable
+from trellis.worker.runners import Runners
+
+ADVANCES_MAX = 1_000
+
+_log = log_of("trellis.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One turn and what its answers are about: settlements first, then starts."""
+
+    turn: Turn
+    settlements: list[Settlement]
+    starts: list[Held]
+    wanted: Wanted
+    sent_at: float
+
+
+class Turns:
+    """Talks to the ledger for the runners."""
+
+    def __init__(
+        self,
+        *,
+        app: App,
+        desk: Desk,
+        holdings: Holdings,
+        room: Room,
+        runners: Runners,
+        rng: random.Random,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._desk = desk
+        self._holdings = holdings
+        self._room = room
+        self._runners = runners
+        self._rng = rng
+        self._new_id = new_id
+        self._specs = {spec.type: spec for spec in app}
+        self._types = tuple(spec.claim for spec in app)
+        self._pace = Pace()
+        self._due = holdings.changed
+        self._consumed = asyncio.Event()
+        self._search = True
+        """Whether there may be work that the last claim did not bring."""
+        self._careful = False
+        self.claiming = True
+        self.quiet = asyncio.Event()
+        """Nothing is held, and nothing waits to be settled."""
+        self.idle = asyncio.Event()
+        """Quiet, and the last claim brought nothing."""
+
+    async def hint(self) -> None:
+        """There may be work. Comes back when a claim has been made since, so that hints cannot outrun claims."""
+        self._search = True
+        self._consumed.clear()
+        self._due.set()
+        await self._consumed.wait()
+
+    async def run(self) -> None:
+        """Turn after turn, until cancelled."""
+        self._due.set()
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            order = self._compose()
+            if order is not None:
+                self._apply(order, await self._deliver(order.turn))
+                self._due.set()
+            self._note_quiet()
+
+    def _compose(self) -> Order | None:
+        """Everything that should be in the next turn; None when there is no reason for one."""
+        holdings, now = self._holdings, self._desk.clock.monotonic()
+        self._pace.note(holdings.settled, now, busy=bool(holdings.jobs))
+        starts = self._to_start()
+        settlements = holdings.finished[:ADVANCES_MAX]
+        wanted = self._wanted()
+        if not settlements and not starts and not (wanted.total and self._search):
+            return None
+        del holdings.finished[:ADVANCES_MAX]
+        claim = self._claim(wanted) if wanted.total else None
+        advances = (*(s.advance for s in settlements), *(started(held) for held in starts))
+        turn = Turn(actor=self._desk.actor, advances=advances, claim=claim)
+        return Order(turn, settlements, starts, wanted, now)
+
+    def _claim(self, wanted: Wanted) -> Claim:
+        self._search = False
+        self._consumed.set()
+        claim_id = ClaimId(self._new_id())
+        return Claim(claim_id=claim_id, types=self._types, start=wanted.start, prefetch=wanted.prefetch)
+
+    def _wanted(self) -> Wanted:
+        holdings = self._holdings
+        if not self.claiming or holdings.suspects:
+            return Wanted(0, 0)
+        wanted = self._room.wanted(
+            self._pace.per_s,
+            running=holdings.running,
+            ready=len(holdings.ready),
+            assigned=len(holdings.assigned),
+        )
+        return Wanted(0, min(wanted.total, self._room.concurrency)) if self._careful else wanted
+
+    def _to_start(self) -> list[Held]:
+        """Claimed jobs whose start is committed with this turn, after the checks that come before user code."""
+        holdings = self._holdings
+        if not self.claiming:
+            return []
+        while holdings.suspects and holdings.suspects[0].finished:
+            holdings.suspects.popleft()
+        if holdings.suspects:
+            return self._suspect_to_start()
+        count = self._room.startable(self._pace.per_s, running=holdings.running, ready=len(holdings.ready))
+        chosen = [holdings.assigned.popleft() for _ in range(min(count, len(holdings.assigned)))]
+        return [held for held in chosen if self._may_start(held)]
+
+    def _suspect_to_start(self) -> list[Held]:
+        """The first suspect, once this process is doing nothing else."""
+        holdings = self._holdings
+        suspect = holdings.suspects[0]
+        if holdings.running or holdings.ready or (suspect.state == RUNNING and holdings.finished):
+            return []
+        _log.warning(
+            "running_alone", job_id=suspect.lease.job_id, type=suspect.claimed.type, deaths=suspect.claimed.deaths
+        )
+        if suspect.state == RUNNING:
+            self._hand_over(suspect)
+            return []
+        return [suspect] if self._may_start(suspect) else []
+
+    def _may_start(self, held: Held) -> bool:
+        now = self._desk.clock.monotonic()
+        problem: Advance | None = None
+        if held.cancel_requested:
+            problem = stopped(held, "soft cancel before the handler began")
+        elif held.fence <= now:
+            problem = given_back(held, LATE)
+        elif isinstance(payload := held.spec.codec.read_payload(held.claimed.payload), Unreadable):
+            problem = unreadable(held, payload)
+        else:
+            held.payload = payload
+        if problem is not None:
+            self._settle_unbegun(held, problem)
+        return problem is None
+
+    def _settle_unbegun(self, held: Held, advance: Advance) -> None:
+        if held in self._holdings.suspects:
+            self._holdings.suspects.remove(held)
+        self._holdings.settle(held, advance)
+
+    async def _deliver(self, turn: Turn) -> TurnResult:
+        """Hand a turn in, again and again: its ids make a repetition harmless, and an outcome is never dropped."""
+        failures = 0
+        while True:
+            try:
+                return await self._desk.ledger.turn(turn)
+            except (LedgerTooOld, LedgerNotMigrated, LedgerUrlInvalid):
+                raise
+            except LedgerError as error:
+                failures += 1
+                _log.warning("turn_failed", error=str(error), advances=len(turn.advances), failures=failures)
+            await self._desk.clock.sleep(backoff_s(failures, self._rng.random()))
+
+    def _apply(self, order: Order, answer: TurnResult) -> None:
+        outcomes = iter(answer.outcomes)
+        for settlement, outcome in zip(order.settlements, outcomes, strict=False):
+            if isinstance(outcome, LeaseLost):
+                _note_refused(settlement.held, settlement.advance.trigger)
+            self._drop(settlement.held)
+        for held, outcome in zip(order.starts, outcomes, strict=True):
+            if isinstance(outcome, LeaseLost):
+                _note_refused(held, "start")
+                self._drop(held)
+            else:
+                held.state = RUNNING
+                self._hand_over(held)
+        self._admit(answer.claimed, order)
+        if self._holdings.ready:
+            self._runners.wake()
+
+    def _drop(self, held: Held) -> None:
+        if held in self._holdings.suspects:
+            self._holdings.suspects.remove(held)
+        self._holdings.forget(held)
+
+    def _hand_over(self, held: Held) -> None:
+        self._holdings.ready.append(held)
+        self._runners.wake()
+
+    def _admit(self, claimed: list[Claimed], order: Order) -> None:
+        """Take in what a claim brought."""
+        holdings, specs, sent_at = self._holdings, self._specs, order.sent_at
+        if order.wanted.total:
+            self._search = self._search or len(claimed) >= order.wanted.total
+        suspects: list[Held] = []
+        for job in claimed:
+            held = Held(job, specs[job.type], sent_at)
+            holdings.jobs[job.lease.key] = held
+            if not self.claiming:
+                holdings.settle(held, given_back(held, "claimed while the worker began to drain"))
+            elif job.deaths:
+                suspects.append(held)
+            elif job.state == RUNNING:
+                holdings.ready.append(held)
+            else:
+                holdings.assigned.append(held)
+        if suspects or (self._careful and order.wanted.total):
+            self._admit_suspects(suspects)
+
+    def _admit_suspects(self, suspects: list[Held]) -> None:
+        """Keep those that can wait for their turn. A started one counts as running when the worker dies, so only one
+        is kept; the others go back to the queue.
+        """
+        self._careful = bool(suspects)
+        kept_running = any(held.state == RUNNING for held in self._holdings.suspects)
+        for held in suspects:
+            if held.state != RUNNING:
+                self._holdings.suspects.append(held)
+            elif not kept_running:
+                kept_running = True
+                self._holdings.suspects.appendleft(held)
+            else:
+                self._holdings.settle(held, given_back(held, "a suspect runs alone"))
+
+    def _note_quiet(self) -> None:
+        if self._holdings.jobs or self._holdings.finished:
+            self.quiet.clear()
+            self.idle.clear()
+            return
+        self.quiet.set()
+        if not self._search and not self._due.is_set():
+            self.idle.set()
+
+
+def _note_refused(held: Held, trigger: str) -> None:
+    _log.warning("step_refused", job_id=held.lease.job_id, epoch=held.lease.epoch, trigger=trigger, reason="lease lost")

@@ -1,0 +1,234 @@
+"""A worker: one process's share of the work, from start to drain.
+
+    async with Worker(app, ledger, options, clock=clock, rng=rng, new_id=new_id) as worker:
+        ...                               # claims and runs until the block ends, then drains
+
+Draining stops claiming, gives back what has not begun, lets running handlers end for `drain_s`, then cuts them and
+gives their jobs back too, with the attempt spared. Leases are renewed to the end.
+"""
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.jobs import Actor, NewJob
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.service import Presence, Service, Sweeper, serve
+from trellis.lifecycles import Role
+from trellis.worker.app import App
+from trellis.worker.capacity import Room
+from trellis.worker.heartbeat import Heartbeat
+from trellis.worker.held import Fate, Holdings
+from trellis.worker.listener import Listener
+from trellis.worker.options import WorkerOptions
+from trellis.worker.outcomes import given_back
+from trellis.worker.requests import SubmitSettings, new_job
+from trellis.worker.runners import Runners
+from trellis.worker.signals import SignalWriter
+from trellis.worker.threads import Threads
+from trellis.worker.turns import Turns
+from trellis.worker.watch import Watch
+
+TICK_S_MAX = 0.5
+TICK_S_MIN = 0.02
+SIGNALS_INTERVAL_S = 1.0
+
+_log = log_of("trellis.worker")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drained:
+    """How a worker ended."""
+
+    not_begun: int = 0
+    """Jobs given back that no handler had seen."""
+    cut_short: int = 0
+    """Jobs given back whose handlers did not end in time."""
+    unsettled: int = 0
+    """Outcomes that the ledger could not be told: their leases will run out."""
+
+
+class Worker:
+    """Runs the jobs of one application from one ledger. It is also the desk its contexts write from."""
+
+    def __init__(
+        self,
+        app: App,
+        ledger: Ledger,
+        options: WorkerOptions,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        new_id: Callable[[], str],
+    ) -> None:
+        app.check()
+        self.app = app
+        self.ledger = ledger
+        self.options = options
+        self.clock = clock
+        self.actor = Actor(role=Role.WORKER, name=options.name)
+        self.loop = asyncio.get_running_loop()
+        self.stopping = False
+        self.drained: Drained | None = None
+        self._rng = rng
+        self._new_id = new_id
+        self._stop_services = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._threads = Threads(options.threads_max)
+        self.holdings = Holdings()
+        self.runners = Runners(
+            holdings=self.holdings, desk=self, size=options.concurrency, threads=self._threads, draw=rng.random
+        )
+        room = Room(concurrency=options.concurrency, prefetch_max=options.prefetch_max)
+        self.turns = Turns(
+            app=app, desk=self, holdings=self.holdings, room=room, runners=self.runners, rng=rng, new_id=new_id
+        )
+
+    def request(self, type_: str, payload: Any, settings: SubmitSettings) -> NewJob:
+        """A child job of a handler: one of this application's types, or any other type another worker serves."""
+        known = self.app if type_ in self.app else None
+        return new_job(type_, payload, settings, app=known, new_id=self._new_id)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
+
+    async def start(self, *, listening: bool = True) -> None:
+        """Begin to claim. Without `listening` it works off what is there and then rests."""
+        for spec in self.app:
+            if spec.options.rate is not None:
+                burst = max(1, math.ceil(spec.options.rate * self.options.poll_s))
+                await self.ledger.limit_rate(self.actor, spec.type, spec.options.rate, burst)
+        services = self._services() if listening else self._own_services()
+        self._tasks = [self.loop.create_task(self.turns.run(), name="turns")]
+        self._tasks += [self.loop.create_task(self._serve(service), name=service.name) for service in services]
+
+    async def until_stopped(self, stop: asyncio.Event) -> None:
+        """Come back when `stop` is set, or raise what ended the turn loop."""
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({self._tasks[0], stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        self._raise_if_broken()
+
+    async def until_idle(self) -> None:
+        """Come back when nothing is held and the ledger has nothing more to hand out now."""
+        idling = asyncio.ensure_future(self.turns.idle.wait())
+        try:
+            await asyncio.wait({self._tasks[0], idling}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idling.cancel()
+        self._raise_if_broken()
+
+    async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
+        """Stop as gently as there is time for. `hurry` (a second signal) ends the wait for running handlers."""
+        if self.drained is not None:
+            return self.drained
+        hurry = hurry or asyncio.Event()
+        self.stopping, self.turns.claiming = True, False
+        not_begun = self._give_back_waiting()
+        await self._quiet_within(self.options.drain_s, hurry)
+        cut_short = self._give_back_running()
+        await self._quiet_within(self.options.settle_s, asyncio.Event())
+        self.drained = Drained(not_begun=not_begun, cut_short=cut_short, unsettled=len(self.holdings.jobs))
+        await self._close()
+        _log.info("worker_drained", not_begun=not_begun, cut_short=cut_short, unsettled=self.drained.unsettled)
+        return self.drained
+
+    def _give_back_waiting(self) -> int:
+        waiting = [*self.holdings.waiting(), *list(self.holdings.suspects)[:1]]
+        waiting = [held for held in waiting if held.began_at is None and not held.finished]
+        self.holdings.take_back(set(waiting))
+        for held in waiting:
+            self.holdings.settle(held, given_back(held, "the worker drains"))
+        self.holdings.changed.set()
+        return len(waiting)
+
+    def _give_back_running(self) -> int:
+        running = [held for held in self.holdings.jobs.values() if held.began_at is not None and not held.finished]
+        for held in running:
+            held.interrupt(Fate.GIVEN_BACK)
+            if held.fate is Fate.LOST:
+                self.holdings.forget(held)
+            elif held.task is None:
+                # A thread cannot be stopped. Its job is given back all the same: the process is about to end.
+                self.holdings.settle(held, given_back(held, Fate.GIVEN_BACK.value))
+        return len(running)
+
+    async def _quiet_within(self, seconds: float, hurry: asyncio.Event) -> None:
+        """Wait until nothing is held, for so long, unless there is hurry or the turn loop is gone."""
+        self.turns.quiet.clear()
+        self.holdings.changed.set()
+        quiet = asyncio.ensure_future(self.turns.quiet.wait())
+        limit = asyncio.ensure_future(sleep_or_stop(self.clock, hurry, seconds))
+        try:
+            await asyncio.wait({quiet, limit, self._tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            quiet.cancel()
+            limit.cancel()
+            await asyncio.gather(quiet, limit, return_exceptions=True)
+
+    async def _close(self) -> None:
+        self._stop_services.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.runners.close()
+        self._threads.close()
+
+    def _raise_if_broken(self) -> None:
+        turning = self._tasks[0]
+        if turning.done() and not turning.cancelled():
+            turning.result()
+
+    async def _serve(self, service: Service[Any]) -> None:
+        await serve(service, self.clock, self._rng, self._stop_services)
+
+    def _own_services(self) -> list[Service[Any]]:
+        """What looks after the jobs this worker holds."""
+        tick_s = self._tick_s()
+        return [
+            Heartbeat(
+                ledger=self.ledger,
+                actor=self.actor,
+                clock=self.clock,
+                holdings=self.holdings,
+                tick_s=tick_s,
+            ),
+            Watch(clock=self.clock, holdings=self.holdings, tick_s=tick_s),
+            SignalWriter(ledger=self.ledger, holdings=self.holdings, interval_s=min(SIGNALS_INTERVAL_S, 2 * tick_s)),
+        ]
+
+    def _services(self) -> list[Service[Any]]:
+        types = tuple(spec.type for spec in self.app)
+        info = json.dumps({"types": types, "concurrency": self.options.concurrency}).encode()
+        listener = Listener(
+            ledger=self.ledger,
+            clock=self.clock,
+            rng=self._rng,
+            types=types,
+            poll_s=self.options.poll_s,
+            hints=self.options.hints,
+            found=self.turns.hint,
+        )
+        services = [*self._own_services(), listener, Presence(ledger=self.ledger, actor=self.actor, info=info)]
+        if self.options.sweep is not None:
+            sweeping = Actor(role=Role.SWEEPER, name=self.options.name)
+            services.append(Sweeper(ledger=self.ledger, actor=sweeping, options=self.options.sweep))
+        return services
+
+    def _tick_s(self) -> float:
+        """How often this worker looks at its clock: often enough for its shortest heartbeat and timeout."""
+        spans = [spec.options.heartbeat_s / 10 for spec in self.app]
+        spans += [spec.options.timeout_s / 4 for spec in self.app if spec.options.timeout_s is not None]
+        return min(TICK_S_MAX, max(TICK_S_MIN, min(spans)))

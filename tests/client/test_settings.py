@@ -1,0 +1,36 @@
+"""Settings are read once, and what does not exist is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from trellis.engine.errors import SettingsInvalid
+from trellis.settings import read_settings
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path):
+    (tmp_path / "trellis.toml").write_text('ledger = "sqlite:///file.db"\nconcurrency = 3\n')
+    settings = read_settings({"TRELLIS_CONCURRENCY": "9", "HOME": "x"}, tmp_path)
+    assert (settings.ledger, settings.concurrency) == ("sqlite:///file.db", 9)
+
+
+def test_without_either_the_defaults_hold(tmp_path: Path):
+    settings = read_settings({"TRELLIS_TEST_POSTGRES": "15"}, tmp_path)
+    assert (settings.ledger, settings.concurrency, settings.hints) == ("sqlite:///trellis.db", 64, True)
+
+
+@pytest.mark.parametrize(
+    "environment,file,says",
+    [
+        ({"TRELLIS_LEGDER": "x"}, "", "there is no setting TRELLIS_LEGDER; did you mean TRELLIS_LEDGER?"),
+        ({}, "concurency = 3", "there is no setting concurency; did you mean concurrency?"),
+        ({"TRELLIS_CONCURRENCY": "many"}, "", "TRELLIS_CONCURRENCY"),
+        ({"TRELLIS_CONCURRENCY": "0"}, "", "TRELLIS_CONCURRENCY"),
+        ({}, "ledger = ", "trellis.toml"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(environment: dict[str, str], file: str, says: str, tmp_path: Path):
+    if file:
+        (tmp_path / "trellis.toml").write_text(file)
+    with pytest.raises(SettingsInvalid, match=says.replace("?", r"\?")):
+        read_settings(environment, tmp_path)

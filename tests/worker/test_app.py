@@ -1,0 +1,241 @@
+"""Registering job types: bounds, handlers, payload types."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pydantic
+import pytest
+from typing_extensions import TypedDict
+
+from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, UnknownJobType, UnknownLifecycle
+from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Priority, ReasonCode
+from trellis.worker.app import App, HandlerKind
+from trellis.worker.context import Context, Item
+from trellis.worker.payloads import Undo, Unreadable
+from trellis.worker.requests import fingerprint, new_job
+
+
+@dataclass
+class Document:
+    title: str
+    pages: int = 1
+
+
+class Model(pydantic.BaseModel):
+    name: str
+
+
+class Row(TypedDict):
+    n: int
+
+
+async def anything(ctx: Context, payload: Any) -> None: ...
+
+
+def made(app: App | None, type_: str = "t", payload: Any = None, **settings: Any):
+    return new_job(type_, payload, settings, app=app, new_id=lambda: "made-id")  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("DJ-6", "D4")
+@pytest.mark.parametrize(
+    "out_of_bounds",
+    [
+        {"lease_s": 29.9},
+        {"lease_s": 120.1},
+        {"lease_s": 120, "heartbeat_s": 9.9},
+        {"lease_s": 120, "heartbeat_s": 30.1},
+        {"lease_s": 60, "heartbeat_s": 21},
+        {"lease_s": float("nan")},
+        {"max_attempts": 0},
+        {"max_attempts": 1_001},
+        {"timeout_s": -1},
+        {"rate": 0},
+        {"batch": 501},
+        {"concurrency_limit": 0},
+        {"priority": "urgent"},
+        {"on_exhausted": "explode"},
+        {"leese_s": 60},
+    ],
+)
+def test_options_out_of_bounds_are_refused(out_of_bounds: dict[str, Any]):
+    with pytest.raises(OptionInvalid):
+        App().job("t", **out_of_bounds)
+
+
+@pytest.mark.requirement("DJ-6", "D4")
+def test_the_bounds_themselves_are_accepted_and_a_test_may_go_below_them():
+    App().job("t", lease_s=30, heartbeat_s=10)
+    App().job("t", lease_s=120, heartbeat_s=30)
+    App(testing=True).job("t", lease_s=0.3, heartbeat_s=0.1)
+
+
+def test_an_application_with_real_bounds_refuses_to_include_test_leases():
+    short = App(testing=True)
+    short.job("t", lease_s=0.3, heartbeat_s=0.1)(anything)
+    with pytest.raises(OptionInvalid):
+        App().include(short)
+
+
+def test_include_takes_over_every_type_and_a_type_has_one_handler():
+    one, other = App(), App()
+    one.job("a")(anything)
+    other.job("b")(anything)
+    one.include(other)
+    assert [spec.type for spec in one] == ["a", "b"]
+    with pytest.raises(OptionInvalid, match="one handler"):
+        one.include(other)
+
+
+def test_handlers_are_told_apart_by_how_they_are_written():
+    app = App()
+
+    @app.job("async")
+    async def _(ctx: Context) -> None: ...
+
+    @app.job("sync")
+    def _(ctx: Context, payload: int) -> None: ...
+
+    @app.job("batch", batch=10)
+    async def _(items: list[Item[Document]]) -> None: ...
+
+    kinds = {spec.type: spec.kind for spec in app}
+    assert kinds == {"async": HandlerKind.ASYNC, "sync": HandlerKind.SYNC, "batch": HandlerKind.BATCH}
+
+
+def test_a_handler_that_cannot_be_called_is_refused():
+    def batch(items: list[Any]) -> None: ...
+
+    async def three(ctx: Any, payload: Any, more: Any) -> None: ...
+
+    with pytest.raises(OptionInvalid, match="batch handler"):
+        App().job("t", batch=2)(batch)
+    with pytest.raises(OptionInvalid, match="ctx, payload"):
+        App().job("t")(three)
+
+
+def test_a_worker_checks_every_reference_before_it_claims():
+    app = App()
+    app.job("t", compensation="undo.t")(anything)
+    with pytest.raises(UnknownJobType, match=r"undo\.t"):
+        app.check()
+    with pytest.raises(OptionInvalid, match="at least one"):
+        App().check()
+
+
+@pytest.mark.parametrize(
+    "kind,given,body,read",
+    [
+        (Document, Document("a", 2), b'{"title":"a","pages":2}', Document("a", 2)),
+        (Document, {"title": "a"}, b'{"title":"a","pages":1}', Document("a", 1)),
+        (Model, Model(name="x"), b'{"name":"x"}', Model(name="x")),
+        (Row, {"n": 1}, b'{"n":1}', {"n": 1}),
+        (int, 7, b"7", 7),
+        (str | None, None, b"null", None),
+        (list[int], [1, 2], b"[1,2]", [1, 2]),
+        (
+            Undo[Document, int],
+            {"job_id": "j", "payload": {"title": "a"}, "result": 3},
+            b'{"job_id":"j","payload":{"title":"a","pages":1},"result":3}',
+            Undo(job_id="j", payload=Document("a"), result=3),  # type: ignore[arg-type]
+        ),
+    ],
+)
+def test_payloads_go_in_and_come_out_as_the_annotation_says(kind: Any, given: Any, body: bytes, read: Any):
+    app = App()
+
+    async def handler(ctx, payload) -> None: ...
+
+    handler.__annotations__["payload"] = kind
+    app.job("t")(handler)
+    assert made(app, payload=given).payload == body
+    assert app.spec("t").codec.read_payload(body) == read
+
+
+def test_a_payload_that_does_not_fit_is_refused_before_anything_is_written():
+    app = App()
+
+    @app.job("t")
+    async def _(ctx: Context, doc: Document) -> None: ...
+
+    @app.job("none")
+    async def _(ctx: Context) -> None: ...
+
+    with pytest.raises(PayloadInvalid, match="title"):
+        made(app, payload={"pages": 1})
+    with pytest.raises(PayloadInvalid, match="takes no payload"):
+        made(app, "none", payload=1)
+
+
+@pytest.mark.requirement("DJ-18")
+def test_a_stored_payload_that_does_not_fit_says_why():
+    app = App()
+
+    @app.job("t")
+    async def _(ctx: Context, doc: Document) -> None: ...
+
+    codec = app.spec("t").codec
+    broken, unfit = codec.read_payload(b"{"), codec.read_payload(b"{}")
+    assert isinstance(broken, Unreadable)
+    assert isinstance(unfit, Unreadable)
+    assert (broken.reason_code, unfit.reason_code) == (ReasonCode.PARSE_ERROR, ReasonCode.VALIDATION_FAILED)
+
+
+def test_one_mebibyte_is_the_limit_of_a_payload():
+    fits = "x" * (PAYLOAD_BYTES_MAX - 2)
+    assert len(made(None, payload=fits).payload) == PAYLOAD_BYTES_MAX
+    with pytest.raises(PayloadTooLarge, match="1048577"):
+        made(None, payload=fits + "x")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"delay_s": -1},
+        {"delay_s": float("inf")},
+        {"deadline_s": -0.1},
+        {"run_at": datetime(2030, 1, 1)},  # noqa: DTZ001
+        {"job_id": "has space"},
+        {"idempotency_key": ""},
+        {"max_attempts": 0},
+        {"concurrency_limit": 0},
+        {"priority": "soon"},
+    ],
+)
+def test_a_submit_that_cannot_be_meant_is_refused(settings: dict[str, Any]):
+    with pytest.raises(OptionInvalid):
+        made(None, **settings)
+
+
+def test_unknown_types_lifecycles_and_names_are_refused():
+    app = App()
+    app.job("known.type")(anything)
+    with pytest.raises(UnknownJobType, match=r"known\.type"):
+        made(app, "unknown.type")
+    assert made(None, "unknown.type").type == "unknown.type"
+    with pytest.raises(OptionInvalid):
+        made(None, "no spaces")
+    with pytest.raises(UnknownLifecycle, match="leased-job"):
+        made(None, lifecycle="other")
+
+
+@pytest.mark.requirement("DJ-5")
+def test_the_same_request_has_the_same_fingerprint_whatever_the_order_of_its_keys():
+    first = made(None, payload={"a": 1, "b": 2}, idempotency_key="k")
+    same = made(None, payload={"b": 2, "a": 1}, idempotency_key="k", correlation_id="other")
+    other = made(None, payload={"a": 1, "b": 3}, idempotency_key="k")
+    later = made(None, payload={"a": 1, "b": 2}, idempotency_key="k", delay_s=5)
+    assert first.fingerprint == same.fingerprint == fingerprint(first)
+    assert len({first.fingerprint, other.fingerprint, later.fingerprint}) == 3
+
+
+def test_the_type_decides_what_the_caller_leaves_open():
+    app = App()
+
+    @app.job("t", priority="interactive", max_attempts=2, deadline_s=30, concurrency_key=lambda doc: doc.title)
+    async def _(ctx: Context, doc: Document) -> None: ...
+
+    job = made(app, payload=Document("a"))
+    assert (job.priority, job.max_attempts, job.deadline_s) == (Priority.INTERACTIVE, 2, 30)
+    assert job.concurrency_key == "user:a"
+    assert made(app, payload=Document("a"), priority="critical").priority is Priority.CRITICAL

@@ -1,0 +1,325 @@
+"""Heartbeats, lost leases, cancels, outages: what a worker does when its right to a job is in question."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from tests.worker.conftest import Stand
+from trellis.client import JobHandle
+from trellis.engine.errors import InvalidTransition, JobCancelled, LeaseConflictError
+from trellis.engine.jobs import Place
+from trellis.worker.app import App
+from trellis.worker.context import Context, SyncContext
+from trellis.worker.worker import Worker
+
+
+class Gate:
+    """A handler that begins, and ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.cut: list[str] = []
+        self.open = asyncio.Event()
+
+    async def pass_through(self, ctx: Context) -> None:
+        self.begun.append(ctx.job_id)
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cut.append(ctx.job_id)
+            raise
+
+
+def gated(gate: Gate, **options: Any) -> App:
+    app = App()
+
+    @app.job("t", **options)
+    async def handler(ctx: Context) -> str:
+        await gate.pass_through(ctx)
+        return "done"
+
+    return app
+
+
+async def lease_end(job: JobHandle) -> float:
+    status = await job.status()
+    assert status.lease_expires_at is not None
+    return status.lease_expires_at.timestamp()
+
+
+@pytest.mark.requirement("DJ-6", "D4")
+async def test_a_long_job_is_renewed_every_heartbeat_and_outlives_ten_leases(stand: Stand):
+    gate = Gate()
+    job = await stand.submit("t")
+    async with stand.running(gated(gate, lease_s=60, heartbeat_s=15)):
+        await stand.until(lambda: bool(gate.begun))
+        for _ in range(60):
+            target = stand.clock() + 10
+            await stand.until(lambda: stand.clock() >= target, step_s=2.0)  # noqa: B023 - used at once
+            await stand.sweep()
+        assert (await job.status()).state == "running"
+        gate.open.set()
+        await stand.in_state(job, "succeeded")
+    assert gate.begun == [job.id]
+
+
+@pytest.mark.requirement("D4")
+async def test_a_job_shorter_than_one_heartbeat_is_never_renewed(stand: Stand):
+    gate = Gate()
+    job = await stand.submit("t")
+    async with stand.running(gated(gate, lease_s=60, heartbeat_s=15)):
+        await stand.until(lambda: bool(gate.begun))
+        claimed_until = await lease_end(job)
+        target = claimed_until - 31 + 14
+        await stand.until(lambda: stand.clock() >= target, step_s=0.5)
+        assert await lease_end(job) == claimed_until
+
+        async def renewed() -> bool:
+            return await lease_end(job) >= claimed_until + 14
+
+        await stand.until(renewed, step_s=0.1)
+        gate.open.set()
+
+
+@pytest.mark.requirement("DJ-7", "DJ-21")
+async def test_a_worker_whose_lease_is_lost_stops_its_handler_and_its_outcome_is_dropped(stand: Stand):
+    gate = Gate()
+    seen: list[Any] = []
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> str:
+        try:
+            await gate.pass_through(ctx)
+        except asyncio.CancelledError:
+            seen.append((ctx.lease_valid, ctx.cancelled))
+            with pytest.raises(LeaseConflictError):
+                await ctx.checkpoint("from a worker that lost its lease")
+            seen.append("refused")
+        return f"attempt {ctx.attempt}"
+
+    job = await stand.submit("t")
+    async with stand.running(app) as worker:
+        await stand.until(lambda: bool(gate.begun))
+        await lose_all(stand, worker)
+        await stand.until(lambda: not worker.holdings.jobs)
+        assert gate.cut == [job.id]
+        assert seen == [(False, True), "refused"]
+        gate.open.set()
+        worker.turns.claiming = True
+        worker.holdings.changed.set()
+        await stand.in_state(job, "succeeded", step_s=0.1)
+    assert await job.result() != "attempt 1"
+    assert (await stand.events(job)).count("job_lease_expired") == 1
+
+
+async def lose_all(stand: Stand, worker: Worker) -> None:
+    """The worker is cut off until the sweep has taken its leases away, then hears of it."""
+    worker.turns.claiming = False
+    stand.faults.down = True
+    for _ in range(80):
+        stand.clock.advance(1.0)
+        await stand.sweep()
+    stand.faults.down = False
+    await stand.until(lambda: all(held.fate is not None for held in worker.holdings.jobs.values()), step_s=0.5)
+
+
+@pytest.mark.requirement("DJ-11")
+async def test_a_soft_cancel_reaches_the_handler_which_may_checkpoint_and_end(stand: Stand):
+    app = App()
+    begun = asyncio.Event()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        assert not ctx.cancelled
+        begun.set()
+        await ctx.cancel_requested()
+        assert ctx.cancelled
+        await ctx.checkpoint({"stopped_at": 3})
+
+    job = await stand.submit("t")
+    async with stand.running(app):
+        await stand.until(begun.is_set)
+        await job.cancel(mode="soft", cause="no longer wanted")
+        assert (await job.status()).cancel_requested
+        status = await stand.in_state(job, "cancelled", step_s=0.5)
+        assert status.place is Place.ENDED
+    assert (await job.events())[-1].role == "worker"
+    with pytest.raises(JobCancelled, match="soft cancel"):
+        await job.result(timeout_s=0)
+    with pytest.raises(InvalidTransition, match="cancelled"):
+        await job.cancel()
+
+
+@pytest.mark.requirement("DJ-11")
+async def test_a_sync_handler_sees_a_soft_cancel_too(stand: Stand):
+    app = App()
+    begun: list[str] = []
+
+    @app.job("t")
+    def handler(ctx: SyncContext) -> None:
+        begun.append(ctx.job_id)
+        while not ctx.cancelled:
+            pass
+
+    job = await stand.submit("t")
+    async with stand.running(app):
+        await stand.until(lambda: bool(begun))
+        await job.cancel()
+        await stand.in_state(job, "cancelled", step_s=0.5)
+
+
+@pytest.mark.requirement("DJ-11")
+async def test_a_hard_cancel_ends_the_job_at_once_and_the_handler_with_the_next_heartbeat(stand: Stand):
+    gate = Gate()
+    job = await stand.submit("t")
+    async with stand.running(gated(gate)) as worker:
+        await stand.until(lambda: bool(gate.begun))
+        await job.cancel(mode="hard")
+        assert (await job.status()).state == "cancelled"
+        await stand.until(lambda: not worker.holdings.jobs, step_s=0.5)
+    assert gate.cut == [job.id]
+    assert (await stand.events(job))[-1] == "job_cancelled"
+
+
+async def test_a_job_finished_before_the_cancel_was_heard_is_a_success_and_the_cancel_is_refused(stand: Stand):
+    gate = Gate()
+    job = await stand.submit("t")
+    async with stand.running(gated(gate)):
+        await stand.until(lambda: bool(gate.begun))
+        await job.cancel(mode="soft")
+        gate.open.set()
+        await stand.in_state(job, "succeeded")
+        with pytest.raises(InvalidTransition, match="succeeded"):
+            await job.cancel(mode="hard")
+
+
+@pytest.mark.requirement("D31")
+async def test_after_an_outage_of_three_leases_no_running_job_is_run_again(stand: Stand):
+    gate = Gate()
+    app = gated(gate, lease_s=60, heartbeat_s=15)
+    jobs = await stand.trellis.submit_many("t", [None] * 50)
+    async with stand.running(app, concurrency=50):
+        await stand.until(lambda: len(gate.begun) == 50)
+        await stand.sweep()
+        stand.faults.down = True
+        outage_over = stand.clock() + 180
+        await stand.until(lambda: stand.clock() >= outage_over, step_s=1.0)
+        gate.open.set()
+        await stand.until(lambda: stand.faults.failed.count("turn") > 2, step_s=0.5)
+        stand.faults.down = False
+        await stand.sweep()
+        for job in jobs:
+            await stand.in_state(job, "succeeded", step_s=0.5)
+    assert len(gate.begun) == 50
+    assert gate.cut == []
+    assert "renew" in stand.faults.failed
+
+
+async def test_a_turn_whose_answer_was_lost_has_one_effect(stand: Stand):
+    app = App()
+    ran: list[int] = []
+
+    @app.job("t")
+    async def handler(ctx: Context, n: int) -> None:
+        ran.append(n)
+
+    jobs = await stand.trellis.submit_many("t", list(range(30)))
+    stand.faults.lose_answers = 4
+    async with stand.running(app, concurrency=8):
+        for job in jobs:
+            await stand.in_state(job, "succeeded", step_s=0.05)
+    assert stand.faults.failed == ["turn"] * 4
+    assert sorted(ran) == list(range(30))
+    for job in jobs:
+        assert await stand.events(job) == ["job_queued", "job_claimed", "job_started", "job_succeeded"]
+
+
+def sweep_elsewhere(stand: Stand) -> None:
+    """A sweep by somebody else, while this whole process stands still."""
+    thread = threading.Thread(target=lambda: asyncio.run(stand.sweep()))  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.requirement("DJ-7", "D2")
+@pytest.mark.parametrize("taken_away", [False, True])
+async def test_past_its_own_fence_a_worker_begins_nothing(stand: Stand, taken_away: bool):
+    """The worker stands still (SIGSTOP, a long pause) while it holds a started job that no handler has seen."""
+    app = App()
+    ran: list[str] = []
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        ran.append(ctx.job_id)
+        if len(ran) == 1:
+            for _ in range(32):
+                stand.clock.advance(1)
+                if taken_away:
+                    sweep_elsewhere(stand)
+
+    await stand.sweep()
+    first, second = await stand.trellis.submit_many("t", [None, None])
+    worker = stand.worker(app, concurrency=1)
+    worker.turns._pace.per_s = 1_000.0
+    await worker.start(listening=False)
+    await stand.until(lambda: not worker.holdings.jobs and ran != [])
+    worker.turns.claiming = False
+    events = await stand.events(second)
+    assert events[:3] == ["job_queued", "job_claimed", "job_started"]
+    assert events[3] == ("job_lease_expired" if taken_away else "job_released")
+    await worker.drain()
+    assert (await stand.events(first))[3] == ("job_lease_expired" if taken_away else "job_succeeded")
+
+
+async def test_a_handler_that_must_not_overlap_is_stopped_when_its_lease_is_in_doubt(stand: Stand):
+    gate = Gate()
+    job = await stand.submit("t")
+    async with stand.running(gated(gate, on_lease_doubt="stop")) as worker:
+        await stand.until(lambda: bool(gate.begun))
+        worker.turns.claiming = False
+        stand.faults.down = True
+        await stand.until(lambda: gate.cut == [job.id], step_s=0.5)
+        stand.faults.down = False
+        status = await stand.in_state(job, "queued", step_s=0.5)
+        assert (status.attempt, status.max_attempts) == (1, 6)
+    assert (await stand.events(job))[-1] == "job_released"
+
+
+async def test_a_handler_past_its_timeout_is_cut_and_retried(stand: Stand):
+    gate = Gate()
+    job = await stand.submit("t")
+    async with stand.running(gated(gate, timeout_s=5)) as worker:
+        await stand.until(lambda: bool(gate.begun))
+        began = stand.clock()
+        worker.turns.claiming = False
+        await stand.until(lambda: gate.cut == [job.id], step_s=0.1)
+        assert 5 <= stand.clock() - began <= 6
+        await stand.in_state(job, "queued")
+    event = (await job.events())[-1]
+    assert event.type == "job_retry_scheduled"
+    assert "no end after 5 s" in (event.cause or "")
+
+
+async def test_a_failed_renewal_is_tried_again_at_half_of_what_is_left(stand: Stand):
+    gate = Gate()
+    job = await stand.submit("t")
+    async with stand.running(gated(gate, lease_s=60, heartbeat_s=15)):
+        await stand.until(lambda: bool(gate.begun))
+        claimed_at = await lease_end(job) - 31
+        stand.faults.down = True
+        tries: list[float] = []
+
+        def tried() -> bool:
+            if stand.faults.failed.count("renew") > len(tries):
+                tries.append(stand.clock() - claimed_at)
+            return len(tries) == 4
+
+        await stand.until(tried, step_s=0.05)
+        stand.faults.down = False
+        gate.open.set()
+        await stand.in_state(job, "succeeded", step_s=0.5)
+    # The lease holds for 31 s: after 15, then half of 16, of 8, of 4.
+    assert tries == pytest.approx([15, 23, 27, 29], abs=1.0)

@@ -1,0 +1,415 @@
+"""Handlers run, and their ends become the job's next step."""
+
+import asyncio
+import contextvars
+import random
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.worker.conftest import Stand
+from trellis.engine.errors import JobDeadLettered, JobFailed, PermanentError, TransientError, ValidationError
+from trellis.engine.jobs import JobFilter, ReasonCode, Stage
+from trellis.engine.retries import RetryPolicy
+from trellis.worker.app import App
+from trellis.worker.context import Context, Item, SyncContext
+from trellis.worker.listener import Listener
+from trellis.worker.options import WorkerOptions
+from trellis.worker.outcomes import Snooze
+
+SUCCEEDED = ["job_queued", "job_claimed", "job_started", "job_succeeded"]
+NOW = RetryPolicy(base_s=0.0)
+
+
+@dataclass
+class Document:
+    title: str
+
+
+@dataclass
+class Indexed:
+    words: int
+
+
+@pytest.mark.requirement("DJ-19", "D47")
+async def test_an_async_handler_gets_its_type_and_its_result_comes_back_as_one(stand: Stand):
+    app = App()
+    stored: list[str] = []
+
+    @app.job("index")
+    async def index(ctx: Context, doc: Document) -> Indexed:
+        stored.append((await stand.trellis.job(ctx.job_id)).state)
+        return Indexed(words=len(doc.title.split()))
+
+    job = await stand.submit("index", Document("three little words"))
+    await stand.run_until_idle(app)
+    assert await job.result(timeout_s=0) == {"words": 3}
+    assert await stand.trellis.handle(job.id, returns=Indexed).result(timeout_s=0) == Indexed(words=3)
+    assert await stand.events(job) == SUCCEEDED
+    assert stored == ["running"]
+
+
+async def test_a_sync_handler_runs_on_a_thread_and_may_block_on_its_context(stand: Stand):
+    app = App()
+    threads: set[int] = set()
+
+    @app.job("sync")
+    def handler(ctx: SyncContext, n: int) -> str:
+        threads.add(threading.get_ident())
+        ctx.checkpoint({"n": n})
+        assert ctx.last_checkpoint == {"n": n}
+        child = ctx.submit("child", n)
+        return ctx.journal("made", lambda: f"{ctx.job_id}:{child}")
+
+    @app.job("child")
+    async def child(ctx: Context, n: int) -> None: ...
+
+    job = await stand.submit("sync", 5)
+    await stand.run_until_idle(app)
+    assert await job.result(timeout_s=0) == f"{job.id}:id-3"
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, StopIteration, asyncio.CancelledError])
+async def test_a_sync_handler_that_raises_what_means_something_to_the_loop_only_fails(
+    stand: Stand, error: type[BaseException]
+):
+    app = App()
+
+    @app.job("sync", max_attempts=1)
+    def handler(ctx: SyncContext) -> None:
+        raise error
+
+    job = await stand.submit("sync", max_attempts=1)
+    await stand.run_until_idle(app)
+    with pytest.raises(JobDeadLettered, match=error.__name__):
+        await job.result(timeout_s=0)
+
+
+async def test_a_handler_that_exits_ends_itself_and_not_the_worker(stand: Stand):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        sys.exit(3)
+
+    job = await stand.submit("t", max_attempts=1)
+    await stand.run_until_idle(app)
+    with pytest.raises(JobDeadLettered, match="SystemExit: 3"):
+        await job.result(timeout_s=0)
+
+
+async def test_a_batch_handler_decides_for_each_job(stand: Stand):
+    app = App()
+    sizes: list[int] = []
+
+    @app.job("batch", batch=4, retry=NOW, max_attempts=2)
+    async def handler(items: list[Item[int]]) -> None:
+        sizes.append(len(items))
+        for item in items:
+            if item.payload == 1:
+                item.fail(PermanentError("one is no good"))
+            elif item.payload == 2 and item.ctx.attempt == 1:
+                item.fail(TransientError("later"))
+            elif item.payload != 3:
+                item.done(item.payload * 10)
+
+    jobs = await stand.trellis.submit_many("batch", list(range(6)))
+    await stand.run_until_idle(app)
+    await stand.sweep()
+    await stand.run_until_idle(app)
+    assert [(await job.status()).state for job in jobs] == ["succeeded", "failed", *["succeeded"] * 4]
+    assert [await jobs[n].result() for n in (0, 2, 3, 5)] == [0, 20, None, 50]
+    assert sizes[0] == 4
+    assert sum(sizes) == 7
+
+
+async def test_a_batch_handler_that_raises_fails_those_it_had_not_decided(stand: Stand):
+    app = App()
+
+    @app.job("batch", batch=10, max_attempts=1)
+    async def handler(items: list[Item[int]]) -> None:
+        items[0].done("first")
+        raise RuntimeError("and then it broke")
+
+    jobs = await stand.trellis.submit_many("batch", [0, 1], max_attempts=1)
+    await stand.run_until_idle(app)
+    assert [(await job.status()).state for job in jobs] == ["succeeded", "dead_lettered"]
+
+
+@pytest.mark.requirement("DJ-9", "DJ-10", "DJ-16", "D38")
+async def test_a_failing_job_is_retried_with_backoff_and_then_dead_lettered(stand: Stand):
+    app = App()
+    attempts: list[int] = []
+
+    @app.job("flaky", max_attempts=3, retry=RetryPolicy(jitter=0.0))
+    async def handler(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        raise TransientError(f"attempt {ctx.attempt}")
+
+    job = await stand.submit("flaky", max_attempts=3)
+    waits: list[float] = []
+    for _ in range(2):
+        await stand.run_until_idle(app)
+        status = await job.status()
+        assert status.due_at is not None
+        waits.append((status.due_at - await stand.ledger.now()).total_seconds())
+        stand.clock.advance(waits[-1])
+        await stand.sweep()
+    await stand.run_until_idle(app)
+    assert attempts == [1, 2, 3]
+    assert waits == pytest.approx([0.5, 1.0])
+    with pytest.raises(JobDeadLettered, match="attempt 3") as caught:
+        await job.result(timeout_s=0)
+    assert caught.value.data["reason_code"] == "exhausted_retries"
+    (letter,) = await stand.ledger.dead_letters(JobFilter(), limit=10)
+    assert (letter.attempts, letter.stage, letter.last_owner) == (3, Stage.EXEC, "w1")
+
+
+@pytest.mark.requirement("DJ-10", "DJ-16")
+@pytest.mark.parametrize(
+    "error,options,state,letters",
+    [
+        (PermanentError("no"), {}, "failed", 0),
+        (PermanentError("no"), {"dlq_on_fail": True}, "failed", 1),
+        (ValidationError("no"), {}, "dead_lettered", 1),
+        (RuntimeError("no"), {"max_attempts": 1, "on_exhausted": "fail"}, "failed", 0),
+    ],
+)
+async def test_the_class_of_an_error_decides(stand: Stand, error: Exception, options: Any, state: str, letters: int):
+    app = App()
+
+    @app.job("t", **options)
+    async def handler(ctx: Context) -> None:
+        raise error
+
+    job = await stand.submit("t", max_attempts=options.get("max_attempts", 5))
+    await stand.run_until_idle(app)
+    assert (await job.status()).state == state
+    assert len(await stand.ledger.dead_letters(JobFilter(), limit=10)) == letters
+    with pytest.raises((JobFailed, JobDeadLettered), match="no"):
+        await job.result(timeout_s=0)
+
+
+@pytest.mark.requirement("DJ-18", "DJ-19")
+@pytest.mark.parametrize("payload,says", [({"wrong": 1}, "title"), (None, "object")])
+async def test_a_payload_that_does_not_fit_never_reaches_user_code(stand: Stand, payload: Any, says: str):
+    app = App()
+    ran: list[Any] = []
+
+    @app.job("t")
+    async def handler(ctx: Context, doc: Document) -> None:
+        ran.append(doc)
+
+    job = await stand.submit("t", payload)
+    await stand.run_until_idle(app)
+    assert ran == []
+    assert (await job.status()).state == "dead_lettered"
+    (letter,) = await stand.ledger.dead_letters(JobFilter(), limit=10)
+    assert (letter.reason_code, letter.stage) == (ReasonCode.VALIDATION_FAILED, Stage.INPUT)
+    assert says in letter.last_error
+
+
+async def test_a_result_that_cannot_be_stored_is_dead_lettered_at_the_output_stage(stand: Stand):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> Indexed:
+        return "not indexed at all"  # type: ignore[return-value]
+
+    await stand.submit("t")
+    await stand.run_until_idle(app)
+    (letter,) = await stand.ledger.dead_letters(JobFilter(), limit=10)
+    assert (letter.reason_code, letter.stage) == (ReasonCode.VALIDATION_FAILED, Stage.OUTPUT)
+
+
+async def test_a_snoozed_job_comes_back_later_and_keeps_its_attempts(stand: Stand):
+    app = App()
+    calls: list[int] = []
+
+    @app.job("t", max_attempts=2)
+    async def handler(ctx: Context) -> None:
+        calls.append(ctx.attempt)
+        if len(calls) < 6:
+            raise Snooze(30)
+
+    job = await stand.submit("t", max_attempts=2)
+    for _ in range(5):
+        await stand.run_until_idle(app)
+        stand.clock.advance(29)
+        await stand.sweep()
+        await stand.run_until_idle(app)
+        stand.clock.advance(1)
+        await stand.sweep()
+    await stand.run_until_idle(app)
+    assert len(calls) == 6
+    assert (await job.status()).state == "succeeded"
+    assert (await stand.events(job)).count("job_snoozed") == 5
+
+
+@pytest.mark.requirement("DJ-21")
+async def test_a_later_attempt_gets_the_same_key_the_last_checkpoint_and_the_journal(stand: Stand):
+    app = App()
+    seen: list[tuple[Any, ...]] = []
+    paid: list[str] = []
+
+    async def pay() -> str:
+        paid.append("paid")
+        return f"receipt-{len(paid)}"
+
+    @app.job("t", retry=NOW)
+    async def handler(ctx: Context) -> str:
+        receipt = await ctx.journal("pay", pay)
+        seen.append((ctx.attempt, ctx.idempotency_key, ctx.last_checkpoint, receipt))
+        await ctx.checkpoint({"page": ctx.attempt})
+        if ctx.attempt < 3:
+            raise TransientError("again")
+        return receipt
+
+    job = await stand.submit("t")
+    for _ in range(3):
+        await stand.run_until_idle(app)
+        await stand.sweep()
+    assert seen == [
+        (1, job.id, None, "receipt-1"),
+        (2, job.id, {"page": 1}, "receipt-1"),
+        (3, job.id, {"page": 2}, "receipt-1"),
+    ]
+    assert paid == ["paid"]
+
+
+async def test_children_inherit_parent_correlation_and_trace(stand: Stand):
+    app = App()
+
+    @app.job("parent")
+    async def parent(ctx: Context) -> str:
+        return await ctx.submit("child", 1)
+
+    @app.job("child")
+    async def child(ctx: Context, n: int) -> list[str | None]:
+        return [ctx.parent_id, ctx.correlation_id, ctx.trace]
+
+    job = await stand.submit("parent", correlation_id="order-7", trace="00-abc-def-01")
+    await stand.run_until_idle(app)
+    child_id = await job.result(timeout_s=0)
+    assert await stand.trellis.handle(child_id).result(timeout_s=0) == [job.id, "order-7", "00-abc-def-01"]
+
+
+async def test_log_lines_and_progress_are_kept_with_the_job_and_bounded(stand: Stand):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        ctx.progress({"done": 1})
+        ctx.progress({"done": 2})
+        for n in range(300):
+            ctx.logger.info("line %d of %s", n, "many", n=n)
+
+    job = await stand.submit("t")
+    await stand.run_until_idle(app)
+    signals = await job.signals()
+    logs = [signal.data or b"" for signal in signals if signal.type == "job_log"]
+    assert len(logs) == 201
+    assert b'"line 0 of many"' in logs[0]
+    assert b'"dropped": 100' in logs[-1]
+    assert [signal.data for signal in signals if signal.type == "job_heartbeat"] == [b'{"done":2}']
+    assert (await stand.events(job)) == SUCCEEDED
+
+
+async def test_what_a_handler_sets_in_its_context_variables_does_not_reach_the_next_job(stand: Stand):
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+    app = App()
+    seen: list[str] = []
+
+    @app.job("t")
+    async def handler(ctx: Context, n: int) -> None:
+        seen.append(tenant.get())
+        tenant.set(f"tenant-{n}")
+
+    await stand.trellis.submit_many("t", list(range(20)))
+    await stand.run_until_idle(app, concurrency=2)
+    assert seen == ["nobody"] * 20
+
+
+async def test_never_more_handlers_than_slots_run_at_once_and_every_job_runs_once(stand: Stand):
+    app = App()
+    now = peak = 0
+    full = asyncio.Event()
+    ran: list[int] = []
+
+    @app.job("t")
+    async def handler(ctx: Context, n: int) -> None:
+        nonlocal now, peak
+        now += 1
+        peak = max(peak, now)
+        if peak == 5:
+            full.set()
+        await full.wait()
+        for _ in range(n % 3):
+            await asyncio.sleep(0)
+        now -= 1
+        ran.append(n)
+
+    await stand.trellis.submit_many("t", list(range(500)))
+    await stand.run_until_idle(app, concurrency=5)
+    assert peak == 5
+    assert sorted(ran) == list(range(500))
+
+
+async def test_handlers_that_never_suspend_do_not_keep_a_turn_from_leaving_with_what_is_finished(stand: Stand):
+    app = App()
+    unsettled = 0
+
+    @app.job("t")
+    async def handler(ctx: Context, n: int) -> None:
+        nonlocal unsettled
+        stand.clock.advance(0.002)  # busy for two milliseconds of the worker's own time
+        unsettled = max(unsettled, len(worker.holdings.finished))
+
+    await stand.trellis.submit_many("t", list(range(200)))
+    worker = stand.worker(app, concurrency=200, prefetch=0)
+    await worker.start(listening=False)
+    await worker.until_idle()
+    await worker.drain()
+    assert 0 < unsettled < 199
+
+
+@pytest.mark.requirement("D32")
+async def test_a_worker_without_hints_finds_new_work_by_polling(stand: Stand):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None: ...
+
+    async with stand.running(app) as worker:
+        await stand.until(worker.turns.idle.is_set)
+        job = await stand.submit("t")
+        await stand.in_state(job, "succeeded", step_s=0.05)
+
+
+@pytest.mark.requirement("D32")
+async def test_a_poll_comes_within_half_a_second(stand: Stand):
+    polled: list[float] = []
+
+    async def found() -> None:
+        polled.append(stand.clock())
+
+    listener = Listener(
+        ledger=stand.ledger,
+        clock=stand.clock,
+        rng=random.Random(3),
+        types=("t",),
+        poll_s=WorkerOptions().poll_s,
+        hints=False,
+        found=found,
+    )
+    for _ in range(20):
+        polling = asyncio.ensure_future(listener.run_once())
+        await asyncio.sleep(0)
+        stand.clock.advance(0.5)
+        await asyncio.wait_for(polling, 5)
+    assert len(polled) == 20

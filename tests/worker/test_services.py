@@ -1,0 +1,161 @@
+"""The loop of every service, and the sweeper on it."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.worker.conftest import Stand
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.jobs import Actor, RetentionOptions, SweepOptions, SweepReport, WorkerSeen
+from trellis.engine.service import Presence, Retention, Sweeper, backoff_s, serve
+from trellis.lifecycles import Role
+from trellis.testing import FakeClock
+from trellis.worker.app import App
+from trellis.worker.context import Context
+
+SWEEPING = Actor(role=Role.SWEEPER, name="s1")
+
+
+@dataclass
+class Counting:
+    """A service that fails as often as it is told."""
+
+    clock: FakeClock
+    fails: list[Exception] = field(default_factory=list)
+    passes: list[float] = field(default_factory=list)
+    name: str = "counting"
+
+    async def run_once(self) -> int:
+        self.passes.append(self.clock())
+        if self.fails:
+            raise self.fails.pop(0)
+        return len(self.passes)
+
+    def pause_s(self, report: int) -> float:
+        return 10.0
+
+
+async def turns_of_the_loop() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_service_runs_at_its_interval_and_stops_at_once():
+    clock, stop = FakeClock(0.0), asyncio.Event()
+    service = Counting(clock)
+    serving = asyncio.ensure_future(serve(service, clock, random.Random(1), stop))
+    for _ in range(60):
+        await turns_of_the_loop()
+        clock.advance(0.5)
+    await turns_of_the_loop()
+    assert service.passes == [0.0, 10.0, 20.0, 30.0]
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+
+
+async def test_a_service_outlives_bad_passes_and_backs_off():
+    clock, stop = FakeClock(0.0), asyncio.Event()
+    service = Counting(
+        clock, fails=[LedgerUnavailable(reason="x"), RuntimeError("a bug"), LedgerUnavailable(reason="x")]
+    )
+    serving = asyncio.ensure_future(serve(service, clock, random.Random(1), stop))
+    for _ in range(300):
+        await turns_of_the_loop()
+        clock.advance(0.01)
+    gaps = [after - before for before, after in zip(service.passes, service.passes[1:], strict=False)]
+    assert len(service.passes) == 4
+    assert 0.05 <= gaps[0] <= 0.11 < gaps[2] <= 0.41
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+
+
+def test_the_backoff_doubles_up_to_its_bound():
+    assert [backoff_s(n, 1.0) for n in (1, 2, 3, 10, 1000)] == [0.1, 0.2, 0.4, 5.0, 5.0]
+    assert backoff_s(1, 0.0) == 0.05
+
+
+@pytest.mark.requirement("D33")
+async def test_the_elected_sweeper_comes_back_when_the_next_lease_ends_not_an_interval_later(stand: Stand):
+    await stand.submit("t")
+    await stand.claim("t", lease_s=0.3, heartbeat_s=0.1)
+    sweeper = Sweeper(ledger=stand.ledger, actor=SWEEPING)
+    report = await sweeper.run_once()
+    assert report.elected
+    pause = sweeper.pause_s(report)
+    assert 0.02 <= pause <= 0.31
+    stand.clock.advance(pause)
+    report = await sweeper.run_once()
+    assert report.expired == 1
+
+
+@pytest.mark.requirement("D33")
+async def test_of_two_sweepers_one_is_elected(stand: Stand):
+    one, other = (Sweeper(ledger=stand.ledger, actor=SWEEPING) for _ in range(2))
+    reports = [await one.run_once(), await other.run_once()]
+    assert [report.elected for report in reports] == [True, False]
+    assert other.pause_s(reports[1]) == 1.0
+    stand.clock.advance(1.0)
+    assert (await other.run_once()).elected
+
+
+def test_a_sweep_with_more_to_do_is_followed_at_once(stand: Stand):
+    sweeper = Sweeper(ledger=stand.ledger, actor=SWEEPING, options=SweepOptions(interval_s=1.0))
+    assert sweeper.pause_s(SweepReport(elected=True, expired=500, next_due_s=0.0)) == 0.02
+
+
+async def test_retention_removes_what_is_over_and_keeps_the_rest(stand: Stand):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None: ...
+
+    old = await stand.submit("t")
+    await stand.run_until_idle(app)
+    stand.clock.advance(3_600)
+    new = await stand.submit("t")
+    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=60.0))
+    report = await retention.run_once()
+    assert (report.jobs, retention.pause_s(report)) == (1, 60.0)
+    assert await stand.ledger.job(old.id) is None
+    assert await stand.ledger.job(new.id) is not None
+
+
+async def test_a_running_worker_can_be_seen(stand: Stand):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None: ...
+
+    async with stand.running(app):
+        seen: list[WorkerSeen] = []
+
+        async def visible() -> bool:
+            seen[:] = await stand.ledger.workers()
+            return bool(seen)
+
+        await stand.until(visible)
+    assert seen[0].name == "w1"
+    assert b'"t"' in (seen[0].info or b"")
+    await Presence(ledger=stand.ledger, actor=Actor(role=Role.WORKER, name="w2")).run_once()
+    assert {worker.name for worker in await stand.ledger.workers()} == {"w1", "w2"}
+
+
+@pytest.mark.requirement("DJ-8", "D33")
+async def test_every_worker_sweeps_so_a_dead_workers_job_is_run_again(stand: Stand):
+    app = App()
+    ran: list[int] = []
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        ran.append(ctx.attempt)
+
+    job = await stand.submit("t")
+    await stand.claim("t", lease_s=60, heartbeat_s=15)
+    claimed_at = stand.clock()
+    async with stand.running(app, sweep=SweepOptions()):
+        await stand.in_state(job, "succeeded", step_s=0.1)
+    expired = next(event for event in await job.events() if event.type == "job_lease_expired")
+    assert ran == [2]
+    assert expired.ts.timestamp() - claimed_at >= 31
