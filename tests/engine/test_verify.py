@@ -1,0 +1,187 @@
+"""`verify` finds each kind of damage, on histories that a real ledger wrote."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.ledgers.conformance.opening import sqlite_rig
+from tests.ledgers.conformance.rig import DEATH, Rig
+from trellis.engine import verify as verify_module
+from trellis.engine.jobs import Epoch, Event, History, JobId, Place
+from trellis.engine.verify import Rule, VerifyProgress, check_history, verify
+from trellis.lifecycles import Role, Trigger
+
+SOME_TIME = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with sqlite_rig(tmp_path / "ledger.db") as opened:
+        yield opened
+
+
+async def _history(rig: Rig, job_id: JobId) -> History:
+    return next(iter([history async for history in rig.ledger.histories() if history.job.job_id == job_id]))
+
+
+async def _lives(rig: Rig) -> dict[str, History]:
+    """One job in each situation the rules speak about."""
+    done = await rig.running()
+    await rig.pull(done, Trigger.COMPLETE)
+    dead = await rig.running()
+    await rig.pull(dead, "reject", death=DEATH)
+    held = await rig.running(concurrency_key="k")
+    parked = await rig.submit_one(concurrency_key="k")
+    resting = await rig.submit_one(delay_s=100.0)
+    ready = await rig.submit_one(type="other")
+    run = await rig.submit_one(lifecycle="run")
+    names = {
+        "done": done.lease.job_id,
+        "dead": dead.lease.job_id,
+        "held": held.lease.job_id,
+        "parked": parked,
+        "resting": resting,
+        "ready": ready,
+        "run": run,
+    }
+    return {name: await _history(rig, job_id) for name, job_id in names.items()}
+
+
+def _job(**changes: object) -> Callable[[History], History]:
+    return lambda history: replace(history, job=replace(history.job, **changes))
+
+
+def _event(index: int, **changes: object) -> Callable[[History], History]:
+    def damage(history: History) -> History:
+        events: list[Event] = list(history.events)
+        events[index] = replace(events[index], **changes)
+        return replace(history, events=tuple(events))
+
+    return damage
+
+
+def _letter(**changes: object) -> Callable[[History], History]:
+    return lambda history: replace(
+        history, dead_letters=tuple(replace(letter, **changes) for letter in history.dead_letters)
+    )
+
+
+DAMAGES: list[tuple[str, Rule, Callable[[History], History]]] = [
+    ("done", Rule.HISTORY, lambda history: replace(history, events=())),
+    ("done", Rule.HISTORY, lambda history: replace(history, events=history.events[1:])),
+    ("done", Rule.HISTORY, lambda history: replace(history, events=(*history.events[:1], *history.events[2:]))),
+    ("done", Rule.HISTORY, lambda history: replace(history, events=(*history.events, history.events[-1]))),
+    ("done", Rule.HISTORY, _event(2, source="queued")),
+    ("done", Rule.HISTORY, _event(3, target="queued")),
+    ("done", Rule.HISTORY, _event(3, role=Role.OWNER)),
+    ("done", Rule.HISTORY, _event(3, type="job_failed")),
+    ("done", Rule.HISTORY, _event(3, attempt=1)),
+    ("done", Rule.HISTORY, _event(3, generation=1)),
+    ("done", Rule.ROW, lambda history: replace(history, events=history.events[:-1])),
+    ("done", Rule.ROW, _job(version=5)),
+    ("done", Rule.ROW, _job(state="failed")),
+    ("done", Rule.ROW, _job(attempt=1)),
+    ("done", Rule.ROW, _job(generation=1)),
+    ("done", Rule.ROW, _job(lifecycle="no-such")),
+    ("done", Rule.ROW, _job(state="no-such")),
+    ("done", Rule.ROW, _event(1, id="another-2")),
+    ("done", Rule.ROW, _event(1, correlation_id="another")),
+    ("done", Rule.ROW, _event(1, job_id=JobId("another"))),
+    ("done", Rule.PLACE, _job(place=Place.READY)),
+    ("done", Rule.PLACE, _job(place=Place.HELD)),
+    ("held", Rule.PLACE, _job(place=Place.READY)),
+    ("held", Rule.PLACE, _job(place=Place.ENDED)),
+    ("ready", Rule.PLACE, _job(place=Place.HELD)),
+    ("ready", Rule.PLACE, _job(place=Place.PARKED)),
+    ("run", Rule.PLACE, _job(place=Place.READY)),
+    ("resting", Rule.PLACE, _job(due_at=None)),
+    ("held", Rule.LEASE, _job(owner=None)),
+    ("held", Rule.LEASE, _job(lease_expires_at=None)),
+    ("ready", Rule.LEASE, _job(lease_expires_at=SOME_TIME)),
+    ("held", Rule.EPOCH, _job(epoch=Epoch(0))),
+    ("done", Rule.EPOCH, _event(3, epoch=Epoch(0))),
+    ("dead", Rule.DEAD_LETTER, lambda history: replace(history, dead_letters=())),
+    ("dead", Rule.DEAD_LETTER, lambda history: replace(history, dead_letters=history.dead_letters * 2)),
+    ("dead", Rule.DEAD_LETTER, _letter(last_error=" ")),
+    ("dead", Rule.DEAD_LETTER, _letter(attempts=2)),
+    ("dead", Rule.DEAD_LETTER, _letter(correlation_id="another")),
+    ("dead", Rule.DEAD_LETTER, _letter(last_owner=None)),
+    ("dead", Rule.DEAD_LETTER, _letter(last_owner=None, last_lease_expires_at=None)),
+    ("dead", Rule.DEAD_LETTER, _letter(version=3)),
+    ("dead", Rule.DEAD_LETTER, _letter(version=99)),
+]
+
+
+@pytest.mark.requirement("DJ-3", "DJ-4", "DJ-12", "D1", "D2", "D6")
+async def test_each_damage_is_found_under_its_rule_and_nothing_before_it(rig: Rig):
+    lives = await _lives(rig)
+    assert [check_history(history) for history in lives.values()] == [[]] * len(lives)
+    for name, rule, damage in DAMAGES:
+        found = check_history(damage(lives[name]))
+        assert rule in {violation.rule for violation in found}, (name, rule, found)
+        assert all(violation.detail and violation.job_id for violation in found)
+
+
+async def test_a_dead_letter_may_not_invent_a_holder(rig: Rig):
+    job_id = await rig.submit_one()
+    await rig.drive(job_id, "dead_lettered")
+    history = await _history(rig, job_id)
+    assert check_history(history) == []
+    damaged = _letter(last_owner="somebody", last_lease_expires_at=SOME_TIME)(history)
+    assert [violation.rule for violation in check_history(damaged)] == [Rule.DEAD_LETTER]
+
+
+class Damaged:
+    """A real ledger whose rows were tampered with on the way."""
+
+    def __init__(self, rig: Rig, damage: Callable[[History], list[History]]) -> None:
+        self.rig = rig
+        self.damage = damage
+
+    async def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+        async for history in self.rig.ledger.histories(batch=batch):
+            for damaged in self.damage(history):
+                yield damaged
+
+
+@pytest.mark.requirement("DJ-3", "DJ-4")
+async def test_a_report_counts_what_was_read_and_what_was_found(rig: Rig):
+    await _lives(rig)
+    report = await verify(rig.ledger)
+    assert (report.ok, report.jobs, report.events, report.violations) == (True, 7, 15, ())
+    broken = await verify(Damaged(rig, lambda history: [_job(version=99)(history)]))
+    assert (broken.ok, broken.jobs, broken.found >= 7, len(broken.violations)) == (False, 7, True, broken.found)
+
+
+async def test_a_job_in_two_places_is_found(rig: Rig):
+    await rig.submit(2)
+    report = await verify(Damaged(rig, lambda history: [history, history]))
+    assert [violation.rule for violation in report.violations] == [Rule.PLACE, Rule.PLACE]
+
+
+async def test_no_more_violations_are_kept_than_the_bound(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify_module, "VIOLATIONS_MAX", 3)
+    await rig.submit(10)
+    report = await verify(Damaged(rig, lambda history: [_job(version=99)(history)]))
+    assert (report.found, len(report.violations)) == (10, 3)
+
+
+async def test_progress_is_told_on_the_way(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify_module, "PROGRESS_EVERY", 4)
+    await rig.submit(10)
+    told: list[VerifyProgress] = []
+    await verify(rig.ledger, on_progress=told.append, batch=3)
+    assert told == [VerifyProgress(jobs=4, events=4, found=0), VerifyProgress(jobs=8, events=8, found=0)]
+
+
+@pytest.mark.requirement("D49")
+async def test_a_key_held_beyond_its_limit_is_found(rig: Rig):
+    await rig.submit(3, concurrency_key="k", concurrency_limit=2)
+    await rig.claim(3)
+    assert (await verify(rig.ledger, key_limits={"k": 2})).ok
+    report = await verify(rig.ledger, key_limits={"k": 1})
+    assert [violation.rule for violation in report.violations] == [Rule.KEY_LIMIT]
+    assert "'k'" in report.violations[0].detail

@@ -1,0 +1,206 @@
+"""Cancelling: soft and hard, from every state, against everything that happens at the same time."""
+
+import asyncio
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, LENGTH_S, SUBMITTER, WORKER, Rig, actor, answer_of
+from trellis.engine.errors import InvalidTransition, JobNotFound, NotAllowed
+from trellis.engine.jobs import (
+    Advance,
+    Applied,
+    CancelMode,
+    CancelRequested,
+    JobId,
+    LeaseLost,
+    Moved,
+    NotMoved,
+    Place,
+    Turn,
+)
+from trellis.lifecycles import LIFECYCLES, Phase, Role, Trigger
+
+
+@pytest.mark.requirement("D19", "DJ-11", "JQ-2", "RUN-1", "BUS-1")
+@pytest.mark.parametrize("mode", list(CancelMode))
+@pytest.mark.parametrize("lifecycle", sorted(LIFECYCLES))
+async def test_a_cancel_does_what_the_lifecycle_declares_in_every_state(rig: Rig, lifecycle: str, mode: CancelMode):
+    for state in LIFECYCLES[lifecycle].states:
+        job_id = await rig.submit_one(lifecycle=lifecycle)
+        lease = await rig.drive(job_id, state.name)
+        before = await rig.snapshot(job_id)
+        transition = LIFECYCLES[lifecycle].pull(state.name, Trigger.CANCEL)
+        by = actor(min(transition.actors)) if transition else ADMIN
+        answer = await rig.cancel(job_id, mode, by=by, cause="CANCELLED: enough")
+        if transition is None:
+            assert isinstance(answer, NotMoved), state
+            assert (answer.job_id, answer.state) == (job_id, state.name)
+            assert await rig.snapshot(job_id) == before
+        elif state.phase is Phase.HELD and mode is CancelMode.SOFT:
+            assert answer == CancelRequested(job_id=job_id, state=state.name)
+            assert (await rig.job(job_id)).cancel_requested
+            assert await rig.ledger.events(job_id) == list(before.events), "a wish is no transition"
+        else:
+            assert isinstance(answer, Moved), state
+            event = await rig.last_event(job_id)
+            assert (event.target, event.type, event.cause) == (
+                transition.target,
+                transition.event,
+                "CANCELLED: enough",
+            )
+            if lease is not None and state.phase is Phase.HELD:
+                assert await rig.ledger.renew(by, [lease]) == [LeaseLost(lease)]
+
+
+@pytest.mark.requirement("D43", "JQ-6")
+async def test_only_the_declared_roles_may_cancel(rig: Rig):
+    allowed = LIFECYCLES["leased-job"].by_trigger["queued", Trigger.CANCEL].actors
+    job_id = await rig.submit_one()
+    before = await rig.snapshot(job_id)
+    for role in set(Role) - allowed:
+        for mode in CancelMode:
+            answer = await answer_of(rig.cancel(job_id, mode, by=actor(role)))
+            assert isinstance(answer, NotMoved | NotAllowed | InvalidTransition)
+    assert await rig.snapshot(job_id) == before
+    assert isinstance(await rig.cancel(job_id, by=SUBMITTER), Moved)
+
+
+@pytest.mark.requirement("DJ-11", "D43")
+async def test_only_the_declared_roles_may_ask_a_holder_to_stop(rig: Rig):
+    held = await rig.running()
+    before = await rig.snapshot(held.lease.job_id)
+    answer = await answer_of(rig.cancel(held.lease.job_id, CancelMode.SOFT, by=actor(Role.FRONTEND)))
+    assert isinstance(answer, NotMoved | NotAllowed | InvalidTransition)
+    assert await rig.snapshot(held.lease.job_id) == before
+
+
+async def test_an_unknown_job_is_not_found(rig: Rig):
+    with pytest.raises(JobNotFound):
+        await rig.cancel(JobId("nobody"))
+
+
+@pytest.mark.requirement("DJ-11", "DJ-21")
+async def test_a_soft_cancel_asked_again_gives_the_same_answer(rig: Rig):
+    held = await rig.running()
+    job_id = held.lease.job_id
+    request = rig.request()
+    first = await rig.cancel(job_id, CancelMode.SOFT, request_id=request)
+    assert await rig.cancel(job_id, CancelMode.SOFT, request_id=request) == first
+    assert await rig.cancel(job_id, CancelMode.SOFT) == first
+    assert len(await rig.ledger.events(job_id)) == 3
+
+
+@pytest.mark.requirement("DJ-11")
+async def test_asking_again_does_not_prolong_the_grace(rig: Rig):
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT, grace_s=20.0)
+    await rig.pass_time(15)
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT, grace_s=20.0)
+    await rig.pass_time(5)
+    assert await rig.state(held.lease.job_id) == "cancelled"
+
+
+@pytest.mark.requirement("DJ-11", "D19")
+async def test_a_hard_cancel_overtakes_a_soft_one(rig: Rig):
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT)
+    assert isinstance(await rig.cancel(held.lease.job_id, CancelMode.HARD), Moved)
+    job = await rig.job(held.lease.job_id)
+    assert (job.state, job.place, job.epoch) == ("cancelled", Place.ENDED, held.lease.epoch + 1)
+    assert await rig.pull(held, "stop") == LeaseLost(held.lease)
+
+
+@pytest.mark.requirement("DJ-21")
+async def test_the_same_hard_cancel_again_returns_the_first_answer(rig: Rig):
+    job_id = await rig.submit_one()
+    request = rig.request()
+    first = await rig.cancel(job_id, request_id=request)
+    again = await rig.cancel(job_id, request_id=request)
+    assert isinstance(first, Moved)
+    assert isinstance(again, Moved)
+    assert (again.version, again.repeated) == (first.version, True)
+    assert len(await rig.ledger.events(job_id)) == 2
+
+
+@pytest.mark.requirement("D19")
+@pytest.mark.oldest_server
+async def test_complete_then_cancel_stays_complete(rig: Rig):
+    held = await rig.running()
+    await rig.pull(held, Trigger.COMPLETE)
+    for mode in CancelMode:
+        answer = await rig.cancel(held.lease.job_id, mode)
+        assert isinstance(answer, NotMoved)
+        assert answer.state == "succeeded"
+
+
+@pytest.mark.requirement("D19", "DJ-7")
+async def test_cancel_then_complete_stays_cancelled(rig: Rig):
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id)
+    assert await rig.pull(held, Trigger.COMPLETE, result=b"1") == LeaseLost(held.lease)
+    assert await rig.state(held.lease.job_id) == "cancelled"
+    assert await rig.ledger.result(held.lease.job_id) is None
+
+
+@pytest.mark.requirement("D19")
+async def test_a_soft_cancelled_job_may_still_complete_first(rig: Rig):
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT)
+    assert isinstance(await rig.pull(held, Trigger.COMPLETE), Applied)
+    await rig.pass_time(60)
+    assert await rig.state(held.lease.job_id) == "succeeded"
+
+
+@pytest.mark.requirement("D19")
+async def test_cancel_and_complete_at_the_same_time_have_one_winner(rig: Rig):
+    another = await rig.open_another()
+    await rig.submit(40)
+    held = await rig.claim(40)
+
+    async def complete(one):
+        step = Advance(lease=one.lease, source="running", trigger=Trigger.COMPLETE)
+        return (await another.turn(Turn(actor=WORKER, advances=(step,)))).outcomes[0]
+
+    outcomes = await asyncio.gather(*(pair for one in held for pair in (complete(one), rig.cancel(one.lease.job_id))))
+    for one, completed, cancelled in zip(held, outcomes[::2], outcomes[1::2], strict=True):
+        won = isinstance(completed, Applied)
+        assert won != isinstance(cancelled, Moved)
+        assert await rig.state(one.lease.job_id) == ("succeeded" if won else "cancelled")
+        assert len(await rig.ledger.events(one.lease.job_id)) == 4
+
+
+@pytest.mark.requirement("DJ-11", "D19")
+@pytest.mark.parametrize("trigger", [Trigger.RETRY, Trigger.SNOOZE, Trigger.RELEASE])
+async def test_a_wish_to_stop_outlives_the_attempt_it_found(rig: Rig, trigger: str):
+    """The holder gives the job back instead of stopping: it must not start once more."""
+    held = await rig.running(max_attempts=9)
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT, grace_s=10.0)
+    await rig.pull(held, trigger, delay_s=5.0)
+    await rig.pass_time(11, step_s=4)
+    assert await rig.claim() == []
+    assert await rig.state(held.lease.job_id) == "cancelled"
+
+
+async def test_a_requeued_job_does_not_remember_an_old_wish_to_stop(rig: Rig):
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT, grace_s=60.0)
+    await rig.pull(held, Trigger.FAIL)
+    await rig.ledger.requeue(ADMIN, [held.lease.job_id], rig.request(), limit=1, cause=None)
+    again = await rig.claim_one()
+    await rig.sweep()
+    await rig.advance(14.0)
+    (answer,) = await rig.ledger.renew(WORKER, [again.lease])
+    assert not isinstance(answer, LeaseLost)
+    assert not answer.cancel
+    await rig.advance(LENGTH_S + 60)
+    await rig.sweep()
+    assert await rig.state(held.lease.job_id) != "cancelled"
+
+
+async def test_a_resting_job_is_cancelled_at_once(rig: Rig):
+    job_id = await rig.submit_one(delay_s=1000.0)
+    for mode in (CancelMode.SOFT, CancelMode.HARD):
+        answer = await rig.cancel(job_id, mode)
+        assert isinstance(answer, Moved if mode is CancelMode.SOFT else NotMoved)
+    job = await rig.job(job_id)
+    assert (job.state, job.place, job.due_at) == ("cancelled", Place.ENDED, None)

@@ -1,0 +1,234 @@
+"""Under load, on real separate connections: nothing is claimed twice, nothing is skipped, nothing is lost."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, SUBMITTER, SWEEPER, Rig, actor
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.jobs import (
+    Advance,
+    Applied,
+    CancelMode,
+    Claim,
+    Claimed,
+    ClaimId,
+    JobFilter,
+    LeaseLost,
+    Moved,
+    SweepOptions,
+    Turn,
+    TurnResult,
+    TypeClaim,
+)
+from trellis.engine.ledger import Ledger
+from trellis.lifecycles import Role, Trigger
+
+pytestmark = pytest.mark.serial
+
+CLAIMERS = 64
+BUSY_TRIES = 10
+WORK = (TypeClaim(type="work"),)
+
+
+def _complete(claimed: Claimed, **options) -> Advance:
+    return Advance(lease=claimed.lease, source="running", trigger=Trigger.COMPLETE, **options)
+
+
+async def _take(ledger: Ledger, turn: Turn) -> TurnResult:
+    """As a worker does it: a ledger that is too busy to answer is asked again with the same ids."""
+    for _ in range(BUSY_TRIES):
+        try:
+            return await ledger.turn(turn)
+        except LedgerUnavailable:
+            continue
+    pytest.fail("the ledger never answered")
+
+
+async def _fill(rig: Rig, n: int, **options) -> None:
+    for _ in range(n // 1_000):
+        await rig.submit(1_000, **options)
+
+
+@pytest.mark.requirement("DJ-2", "DJ-14", "DJ-4")
+async def test_sixty_four_claimers_take_each_of_ten_thousand_jobs_once(rig: Rig):
+    await _fill(rig, 10_000)
+    ledgers = await asyncio.gather(*(rig.reopen() for _ in range(CLAIMERS)))
+    rig.others += ledgers
+    claims: list[tuple[str, int]] = []
+
+    async def work(number: int, ledger: Ledger) -> int:
+        worker, finished, settled = actor(Role.WORKER, f"worker-{number}"), (), 0
+        for turn in range(10_000):
+            claim = Claim(claim_id=ClaimId(f"{number}-{turn}"), types=WORK, start=1 + number % 16)
+            result = await _take(ledger, Turn(actor=worker, advances=finished, claim=claim))
+            settled += sum(isinstance(outcome, Applied) for outcome in result.outcomes)
+            claims.extend((one.lease.job_id, one.lease.epoch) for one in result.claimed)
+            finished = tuple(map(_complete, result.claimed))
+            if not finished:
+                return settled
+        return settled
+
+    settled = await asyncio.gather(*(work(number, ledger) for number, ledger in enumerate(ledgers)))
+    assert len(claims) == 10_000
+    assert len({job_id for job_id, _ in claims}) == 10_000
+    assert {epoch for _, epoch in claims} == {1}
+    assert sum(settled) == 10_000
+    assert sum(1 for number in settled if number) > CLAIMERS // 8, "the work was shared"
+    assert sum(queue.ready + queue.held for queue in await rig.ledger.queues()) == 0
+
+
+FATES = ("succeed", "retry", "snooze", "fail", "cancel", "reject", "stop", "release")
+
+
+class MixedFate:
+    """A claimer that gives each job the fate its number says, and counts every transition it made."""
+
+    def __init__(self, rig: Rig, number: int, ledger: Ledger) -> None:
+        self.rig = rig
+        self.ledger = ledger
+        self.actor = actor(Role.WORKER, f"worker-{number}")
+        self.number = number
+        self.transitions = 0
+
+    async def run(self) -> int:
+        for turn in range(10_000):
+            claim = Claim(claim_id=ClaimId(f"{self.number}-{turn}"), types=WORK, start=5)
+            claimed = (await self.ledger.turn(Turn(actor=self.actor, claim=claim))).claimed
+            if not claimed:
+                return self.transitions
+            self.transitions += 2 * len(claimed)
+            steps = [step for one in claimed if (step := await self.decide(one)) is not None]
+            result = await self.ledger.turn(Turn(actor=self.actor, advances=tuple(steps)))
+            self.transitions += sum(isinstance(outcome, Applied) for outcome in result.outcomes)
+        raise AssertionError("the work never ended")
+
+    async def decide(self, one: Claimed) -> Advance | None:
+        fate = FATES[int(one.lease.job_id.rpartition("-")[2]) % len(FATES)]
+        if fate == "cancel":
+            answer = await self.ledger.cancel(
+                ADMIN, one.lease.job_id, CancelMode.HARD, self.rig.request(), grace_s=1, cause=None
+            )
+            self.transitions += isinstance(answer, Moved)
+            return _complete(one)
+        if fate == "stop":
+            await self.ledger.cancel(
+                ADMIN, one.lease.job_id, CancelMode.SOFT, self.rig.request(), grace_s=600, cause=None
+            )
+        again = one.attempt < 2 and fate in {"retry", "snooze", "release"}
+        trigger = fate if again or fate in {"fail", "reject", "stop"} else Trigger.COMPLETE
+        death = DEATH if trigger == "reject" else None
+        return Advance(
+            lease=one.lease,
+            source="running",
+            trigger=trigger,
+            death=death,
+            spare_attempt=trigger in {Trigger.SNOOZE, Trigger.RELEASE},
+        )
+
+
+@pytest.mark.requirement("DJ-4", "DJ-3", "D6", "D1")
+async def test_a_thousand_jobs_of_mixed_fate_have_one_event_for_each_transition(rig: Rig):
+    await _fill(rig, 1_000)
+    ledgers = await asyncio.gather(*(rig.reopen() for _ in range(16)))
+    rig.others += ledgers
+    made = await asyncio.gather(*(MixedFate(rig, number, ledger).run() for number, ledger in enumerate(ledgers)))
+    transitions = 1_000 + sum(made)
+    versions = events = 0
+    states: Counter[str] = Counter()
+    async for history in rig.ledger.histories():
+        versions += history.job.version
+        events += len(history.events)
+        states[history.job.state] += 1
+        assert [event.version for event in history.events] == list(range(1, history.job.version + 1))
+    assert events == transitions == versions
+    assert states == {"succeeded": 500, "failed": 125, "cancelled": 250, "dead_lettered": 125}
+    seen, position = set(), None
+    while (page := await rig.ledger.feed(position, limit=1_000)).events:
+        seen |= {event.id for event in page.events}
+        position = page.position
+    assert len(seen) == events
+
+
+KEYS = 20
+PER_KEY = 500
+
+
+class Keyed:
+    """Claimers on keyed work: now and then one falls silent with a job in its hands, and time goes on."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.limits = {f"user:{number}": 1 + number % 3 for number in range(KEYS)}
+        self.unlucky = set(sorted(self.limits)[: KEYS // 2])
+        """A key waits for its abandoned leases to end; the others show whether claims are fair."""
+        self.done: Counter[str] = Counter()
+        self.total = 0
+        self.halfway: Counter[str] = Counter()
+        self.over: list[tuple[str, int]] = []
+        self.abandoned = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.total == KEYS * PER_KEY
+
+    async def claimer(self, number: int, ledger: Ledger) -> None:
+        worker, finished, turn = actor(Role.WORKER, f"worker-{number}"), (), 0
+        while not self.finished:
+            turn += 1
+            claim = Claim(claim_id=ClaimId(f"{number}-{turn}"), types=WORK, start=4)
+            result = await _take(ledger, Turn(actor=worker, advances=finished, claim=claim))
+            self.count(finished, result.outcomes)
+            kept = [one for one in result.claimed if not self.abandons(one)]
+            finished = tuple(map(_complete, kept))
+            if not finished:
+                await ledger.wait_for_work(("work",), 0.2)
+
+    def abandons(self, one: Claimed) -> bool:
+        key, _, number = one.lease.job_id.rpartition("-")
+        gone = one.attempt == 0 and key in self.unlucky and int(number) % 50 == 7
+        self.abandoned += gone
+        return gone
+
+    def count(self, steps, outcomes) -> None:
+        for step, outcome in zip(steps, outcomes, strict=True):
+            if isinstance(outcome, LeaseLost):
+                continue
+            self.done[step.lease.job_id.rpartition("-")[0]] += 1
+            self.total += 1
+            if self.total == KEYS * PER_KEY // 2:
+                self.halfway = self.done.copy()
+
+    async def watch(self) -> None:
+        """Look at what is held, all the time, and let time pass so that abandoned leases end."""
+        while not self.finished:
+            running = await self.rig.ledger.jobs(JobFilter(state="running"), limit=500)
+            held = Counter(str(job.concurrency_key) for job in running.jobs)
+            self.over += [(key, count) for key, count in held.items() if count > self.limits[key]]
+            await self.rig.advance(LENGTH_S / 4)
+            await self.rig.ledger.sweep(SWEEPER, SweepOptions(elect=False))
+
+
+@pytest.mark.requirement("D49", "JQ-7", "DJ-2", "DJ-8")
+@pytest.mark.timeout(240)
+async def test_keyed_work_never_exceeds_its_limits_and_all_of_it_gets_done(rig: Rig):
+    keyed = Keyed(rig)
+    rig.key_limits = keyed.limits
+    for _ in range(PER_KEY // 50):
+        jobs = [
+            rig.new_job(
+                job_id=rig.new_id(key), concurrency_key=key, concurrency_limit=limit, max_attempts=9, max_deaths=0
+            )
+            for _ in range(50)
+            for key, limit in keyed.limits.items()
+        ]
+        await rig.ledger.submit(SUBMITTER, jobs)
+    ledgers = await asyncio.gather(*(rig.reopen() for _ in range(CLAIMERS)))
+    rig.others += ledgers
+    await asyncio.gather(keyed.watch(), *(keyed.claimer(number, ledger) for number, ledger in enumerate(ledgers)))
+    assert keyed.over == []
+    assert keyed.abandoned >= 50, "some claimers fell silent"
+    assert set(keyed.done.values()) == {PER_KEY}
+    lucky = keyed.limits.keys() - keyed.unlucky
+    assert min(keyed.halfway[key] for key in lucky) >= PER_KEY // 50, "no key was left behind"

@@ -1,0 +1,229 @@
+"""Moves: declared steps by roles that hold no lease."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig, actor, answer_of
+from trellis.engine.errors import InvalidTransition, JobNotFound, OptionInvalid, TrellisError
+from trellis.engine.jobs import (
+    Applied,
+    JobFilter,
+    JobId,
+    LeaseLost,
+    Move,
+    Moved,
+    NotMoved,
+    Place,
+    ReasonCode,
+    RequestId,
+)
+from trellis.lifecycles import Role, Trigger
+
+OWNER = actor(Role.OWNER)
+ORCHESTRATOR = actor(Role.ORCHESTRATOR)
+SCHEDULER = actor(Role.SCHEDULER)
+APPLY = actor(Role.APPLY_ENGINE)
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("RUN-1", "DJ-15", "D17")
+async def test_a_move_is_one_transition_with_its_event(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="run")
+    moved = await rig.move(job_id, "queued", by=ORCHESTRATOR, cause="a slot is free", data=b'{"slot": 1}')
+    assert moved == Moved(job_id=job_id, source="requested", target="queued", version=2)
+    event = await rig.last_event(job_id)
+    assert (event.type, event.role, event.cause, event.data) == (
+        "run.queued",
+        Role.ORCHESTRATOR,
+        "a slot is free",
+        b'{"slot": 1}',
+    )
+    assert (await rig.job(job_id)).place is Place.READY
+
+
+@pytest.mark.requirement("DJ-21", "D37")
+async def test_the_same_request_again_returns_the_first_answer(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="run")
+    request = rig.request()
+    first = await rig.move(job_id, "queued", by=ORCHESTRATOR, request_id=request)
+    assert isinstance(first, Moved)
+    await rig.claim_one(lifecycle="run")
+    before = await rig.snapshot(job_id)
+    again = await rig.move(job_id, "queued", by=ORCHESTRATOR, request_id=request)
+    assert again == Moved(job_id=job_id, source="requested", target="queued", version=first.version, repeated=True)
+    assert await rig.snapshot(job_id) == before
+
+
+@pytest.mark.requirement("DJ-21")
+async def test_a_request_id_belongs_to_one_job(rig: Rig):
+    first, second = await rig.submit(2, lifecycle="run")
+    request = rig.request()
+    assert isinstance(await rig.move(first, "queued", by=ORCHESTRATOR, request_id=request), Moved)
+    moved = await rig.move(second, "queued", by=ORCHESTRATOR, request_id=request)
+    assert isinstance(moved, Moved)
+    assert not moved.repeated
+
+
+@pytest.mark.requirement("D37", "BUS-6")
+@pytest.mark.parametrize("state", ["PENDING", "SCHEDULED", "RUNNING", "CANCELLED"])
+async def test_the_same_state_twice_is_a_no_op(rig: Rig, state: str):
+    job_id = await rig.submit_one(lifecycle="bus-job")
+    await rig.drive(job_id, state)
+    before = await rig.snapshot(job_id)
+    moved = await rig.move(job_id, state, by=ADMIN)
+    assert isinstance(moved, Moved)
+    assert before.job is not None
+    assert (moved.repeated, moved.version, moved.target) == (True, before.job.version, state)
+    assert await rig.snapshot(job_id) == before
+
+
+@pytest.mark.requirement("BUS-6", "JQ-3", "JQ-4", "DJ-3")
+async def test_an_undeclared_step_is_refused_with_the_state_it_found(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="bus-job")
+    await rig.drive(job_id, "SUCCEEDED")
+    before = await rig.snapshot(job_id)
+    refused = await rig.move(job_id, "SCHEDULED", by=SCHEDULER)
+    assert isinstance(refused, NotMoved)
+    assert (refused.job_id, refused.state, refused.target) == (job_id, "SUCCEEDED", "SCHEDULED")
+    assert refused.reason
+    assert await rig.snapshot(job_id) == before
+
+
+async def test_a_state_of_another_lifecycle_is_refused(rig: Rig):
+    job_id = await rig.submit_one()
+    for target in ("RUNNING", "no such state", ""):
+        answer = await answer_of(rig.move(job_id, target, by=ADMIN))
+        assert isinstance(answer, NotMoved | InvalidTransition | OptionInvalid)
+    assert await rig.state(job_id) == "queued"
+
+
+@pytest.mark.requirement("DJ-7")
+async def test_a_step_that_only_the_holder_may_make_is_no_move(rig: Rig):
+    held = await rig.running()
+    for target in ("succeeded", "failed"):
+        assert isinstance(await rig.move(held.lease.job_id, target, by=WORKER), NotMoved)
+    assert await rig.state(held.lease.job_id) == "running"
+
+
+async def test_an_unknown_job_is_not_found(rig: Rig):
+    with pytest.raises(JobNotFound) as missing:
+        await rig.move(JobId("nobody"), "queued", by=ORCHESTRATOR)
+    assert missing.value.data["job_id"] == "nobody"
+
+
+@pytest.mark.requirement("DJ-21")
+async def test_a_version_is_a_condition(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="proposal")
+    stale = await rig.move(job_id, "approved", by=OWNER, version=7)
+    assert isinstance(stale, NotMoved)
+    assert await rig.state(job_id) == "pending"
+    assert isinstance(await rig.move(job_id, "approved", by=OWNER, version=1), Moved)
+
+
+@pytest.mark.requirement("D22")
+async def test_two_people_decide_at_the_same_time_and_one_wins(rig: Rig):
+    another = await rig.open_another()
+    for _ in range(5):
+        job_id = await rig.submit_one(lifecycle="proposal")
+        answers = await asyncio.gather(
+            rig.move(job_id, "approved", by=OWNER, version=1),
+            another.move(OWNER, Move(job_id=job_id, target="rejected", request_id=rig.request(), version=1)),
+        )
+        assert sorted(type(answer).__name__ for answer in answers) == ["Moved", "NotMoved"]
+        assert len(await rig.ledger.events(job_id)) == 2
+
+
+@pytest.mark.requirement("D22", "D2")
+async def test_a_claim_by_id_grants_a_lease(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="proposal")
+    await rig.move(job_id, "approved", by=OWNER)
+    moved = await rig.move(job_id, "applying", by=APPLY, lease_s=60.0, heartbeat_s=15.0)
+    assert isinstance(moved, Moved)
+    assert moved.lease is not None
+    job = await rig.job(job_id)
+    assert (job.place, job.owner, job.epoch) == (Place.HELD, APPLY.name, moved.lease.epoch)
+    assert job.lease_expires_at == await rig.ledger.now() + timedelta(seconds=LENGTH_S)
+    assert isinstance(await rig.pull(moved.lease, Trigger.COMPLETE, source="applying", by=APPLY), Applied)
+
+
+@pytest.mark.requirement("D22", "DJ-21")
+async def test_a_claim_by_id_asked_again_gives_the_same_lease(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="proposal")
+    await rig.move(job_id, "approved", by=OWNER)
+    request = rig.request()
+    first = await rig.move(job_id, "applying", by=APPLY, request_id=request)
+    again = await rig.move(job_id, "applying", by=APPLY, request_id=request)
+    assert isinstance(first, Moved)
+    assert isinstance(again, Moved)
+    assert (again.lease, again.version, again.repeated) == (first.lease, first.version, True)
+
+
+@pytest.mark.requirement("D22")
+async def test_a_failed_proposal_can_be_applied_again(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="proposal")
+    lease = await rig.drive(job_id, "applying")
+    assert lease is not None
+    await rig.pull(lease, Trigger.FAIL, source="applying", by=APPLY, cause="the target changed")
+    assert (await rig.job(job_id)).place is Place.RESTING
+    again = await rig.move(job_id, "applying", by=APPLY)
+    assert isinstance(again, Moved)
+    assert again.lease is not None
+    assert again.lease.epoch > lease.epoch
+    assert (await rig.job(job_id)).attempt == 1
+
+
+@pytest.mark.requirement("D2", "DJ-7")
+async def test_a_move_out_of_a_held_state_revokes_the_lease(rig: Rig):
+    held = await rig.running()
+    moved = await rig.move(held.lease.job_id, "dead_lettered", by=ADMIN, death=DEATH)
+    assert isinstance(moved, Moved)
+    assert moved.lease is None
+    job = await rig.job(held.lease.job_id)
+    assert (job.place, job.epoch, job.owner) == (Place.ENDED, held.lease.epoch + 1, None)
+    assert await rig.pull(held, Trigger.COMPLETE) == LeaseLost(held.lease)
+
+
+@pytest.mark.requirement("DJ-18", "DJ-12")
+@pytest.mark.parametrize("state", ["queued", "assigned", "running"])
+async def test_a_policy_violation_dead_letters_at_once_from_any_open_state(rig: Rig, state: str):
+    job_id = await rig.submit_one()
+    lease = await rig.drive(job_id, state)
+    assert isinstance(await rig.move(job_id, "dead_lettered", by=ADMIN, death=DEATH), Moved)
+    (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=5)
+    assert (letter.reason_code, letter.last_error) == (ReasonCode.POLICY_VIOLATION, DEATH.last_error)
+    assert (letter.last_owner is None, letter.last_lease_expires_at is None) == (lease is None, lease is None)
+    assert letter.attempts == 1
+
+
+@pytest.mark.requirement("DJ-12")
+async def test_a_move_into_a_dead_letter_state_needs_its_reason(rig: Rig):
+    job_id = await rig.submit_one()
+    before = await rig.snapshot(job_id)
+    answer = await answer_of(rig.move(job_id, "dead_lettered", by=ADMIN))
+    assert isinstance(answer, NotMoved | TrellisError)
+    assert await rig.snapshot(job_id) == before
+
+
+async def test_a_move_into_a_waiting_state_may_wait(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="bus-job")
+    await rig.move(job_id, "SCHEDULED", by=SCHEDULER, delay_s=30.0)
+    assert (await rig.job(job_id)).place is Place.RESTING
+    assert await rig.claim(lifecycle="bus-job") == []
+    await rig.pass_time(30)
+    assert len(await rig.claim(lifecycle="bus-job")) == 1
+
+
+async def test_moves_at_the_same_time_make_one_step(rig: Rig):
+    ledgers = [rig.ledger, await rig.open_another(), await rig.open_another()]
+    job_id = await rig.submit_one(lifecycle="run")
+    answers = await asyncio.gather(
+        *(
+            ledgers[i % 3].move(ORCHESTRATOR, Move(job_id=job_id, target="queued", request_id=RequestId(f"r-{i}")))
+            for i in range(12)
+        )
+    )
+    made = [answer for answer in answers if isinstance(answer, Moved) and not answer.repeated]
+    assert len(made) == 1
+    assert len(await rig.ledger.events(job_id)) == 2

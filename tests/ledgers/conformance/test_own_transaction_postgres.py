@@ -1,0 +1,99 @@
+"""Submitting inside the caller's own transaction, from any driver, through the SQL function."""
+
+import asyncpg
+import pytest
+
+from tests.ledgers.conformance.rig import Rig, claimed_ids
+from trellis.engine.jobs import JobFilter, JobId, Place, Priority
+from trellis.lifecycles import Trigger
+
+pytestmark = [pytest.mark.only("postgres"), pytest.mark.oldest_server]
+
+
+@pytest.fixture
+async def shell(rig: Rig):
+    """The caller's own connection, with the application's role."""
+    connection = await asyncpg.connect(rig.app_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.requirement("DJ-5", "D48")
+async def test_a_submit_that_is_rolled_back_leaves_nothing(rig: Rig, shell: asyncpg.Connection):
+    transaction = shell.transaction()
+    await transaction.start()
+    job_id = await shell.fetchval(
+        "SELECT trellis.submit_job('work', p_idempotency_key => 'k', p_concurrency_key => 'c')"
+    )
+    assert await rig.ledger.job(job_id) is None, "nobody else sees it yet"
+    await transaction.rollback()
+    assert await rig.ledger.job(job_id) is None
+    assert (await rig.ledger.jobs(JobFilter(), limit=5)).jobs == ()
+    assert (await rig.ledger.feed(None, limit=5)).events == ()
+    await rig.submit_one(concurrency_key="c")
+    assert len(await rig.claim()) == 1, "the key's slot was given back"
+
+
+@pytest.mark.requirement("D6")
+async def test_a_submit_that_commits_late_is_not_passed_over_by_the_feed(rig: Rig, shell: asyncpg.Connection):
+    """Its transaction began first and ends last: a reader in between must wait for it or come back to it."""
+    transaction = shell.transaction()
+    await transaction.start()
+    late = await shell.fetchval("SELECT trellis.submit_job('work')")
+    early = await rig.submit(3)
+    seen, position = [], None
+    for _ in range(5):
+        page = await rig.ledger.feed(position, limit=10)
+        seen += page.events
+        position = page.position
+    await transaction.commit()
+    while (page := await rig.ledger.feed(position, limit=10)).events:
+        seen += page.events
+        position = page.position
+    assert sorted(event.job_id for event in seen) == sorted([late, *early])
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_a_submit_that_commits_is_a_job_like_any_other(rig: Rig, shell: asyncpg.Connection):
+    job_id = await shell.fetchval(
+        "SELECT trellis.submit_job('work', $1, p_priority => 'critical', p_correlation_id => 'c-1', p_delay_s => 5)",
+        '{"n": 1}',
+    )
+    job = await rig.job(JobId(job_id))
+    assert (job.state, job.place, job.priority, job.correlation_id) == (
+        "queued",
+        Place.RESTING,
+        Priority.CRITICAL,
+        "c-1",
+    )
+    await rig.pass_time(5)
+    (held,) = await rig.claim()
+    assert claimed_ids([held]) == [job_id]
+    await rig.pull(held, Trigger.COMPLETE)
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_the_same_key_again_answers_with_the_same_job(rig: Rig, shell: asyncpg.Connection):
+    ask = "SELECT trellis.submit_job('work', $1, p_idempotency_key => 'k')"
+    first = await shell.fetchval(ask, "1")
+    assert await shell.fetchval(ask, "1") == first
+    with pytest.raises(asyncpg.PostgresError):
+        await shell.fetchval(ask, "2")
+    assert len(await rig.ledger.events(JobId(first))) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "'no good name'",
+        "'work', p_delay_s => -1",
+        "'work', p_priority => 'urgent'",
+        "'work', p_max_attempts => 0",
+        "'work', p_concurrency_key => 'k', p_concurrency_limit => 0",
+        "'work', p_payload => to_jsonb(repeat('x', 1048577))",
+    ],
+)
+async def test_bad_input_is_refused_and_nothing_is_written(rig: Rig, shell: asyncpg.Connection, arguments: str):
+    with pytest.raises(asyncpg.PostgresError):
+        await shell.fetchval(f"SELECT trellis.submit_job({arguments})")
+    assert (await rig.ledger.jobs(JobFilter(), limit=5)).jobs == ()

@@ -1,0 +1,109 @@
+"""The heartbeat: it prolongs leases, all of a worker at once, and brings back the wish to stop."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.ledgers.conformance.rig import LENGTH_S, OTHER_WORKER, WORKER, Rig
+from trellis.engine.jobs import Applied, CancelMode, CancelRequested, LeaseLost, Renewed
+from trellis.lifecycles import Trigger
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("DJ-6", "D3", "D4")
+async def test_a_renewed_lease_runs_on_from_now(rig: Rig):
+    held = await rig.running()
+    await rig.sweep()
+    for _ in range(10):
+        await rig.advance(15.0)
+        assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=False)]
+        await rig.sweep()
+    job = await rig.job(held.lease.job_id)
+    assert job.lease_expires_at == await rig.ledger.now() + timedelta(seconds=LENGTH_S)
+    assert (job.state, job.epoch, job.version) == ("running", 1, 3), "a renewal is no transition"
+
+
+@pytest.mark.requirement("DJ-6", "D3", "D33")
+async def test_a_silent_holder_loses_its_job_after_two_intervals_and_a_second(rig: Rig):
+    held = await rig.running()
+    await rig.pass_time(LENGTH_S - 0.5)
+    assert await rig.state(held.lease.job_id) == "running"
+    await rig.pass_time(0.5)
+    assert await rig.state(held.lease.job_id) == "queued"
+    assert await rig.event_types(held.lease.job_id) == [
+        "job_queued",
+        "job_claimed",
+        "job_started",
+        "job_lease_expired",
+    ]
+    assert (await rig.claim_one(by=OTHER_WORKER)).attempt == 1
+
+
+async def test_each_lease_is_renewed_for_its_own_length(rig: Rig):
+    await rig.submit(1, type="quick")
+    await rig.submit(1, type="slow")
+    quick = await rig.claim_one(types=("quick",), lease_s=30, heartbeat_s=10)
+    slow = await rig.claim_one(types=("slow",), lease_s=120, heartbeat_s=30)
+    await rig.advance(5.0)
+    await rig.ledger.renew(WORKER, [quick.lease, slow.lease])
+    now = await rig.ledger.now()
+    assert (await rig.job(quick.lease.job_id)).lease_expires_at == now + timedelta(seconds=21)
+    assert (await rig.job(slow.lease.job_id)).lease_expires_at == now + timedelta(seconds=61)
+
+
+@pytest.mark.requirement("DJ-7")
+async def test_answers_stand_in_the_order_of_the_leases(rig: Rig):
+    await rig.submit(6)
+    held = await rig.claim(6)
+    await rig.cancel(held[1].lease.job_id)
+    await rig.cancel(held[4].lease.job_id, CancelMode.SOFT)
+    await rig.pull(held[3], Trigger.COMPLETE)
+    answers = await rig.ledger.renew(WORKER, [one.lease for one in reversed(held)])
+    assert answers[::-1] == [
+        Renewed(cancel=False),
+        LeaseLost(held[1].lease),
+        Renewed(cancel=False),
+        LeaseLost(held[3].lease),
+        Renewed(cancel=True),
+        Renewed(cancel=False),
+    ]
+
+
+async def test_renewing_nothing_is_fine(rig: Rig):
+    assert await rig.ledger.renew(WORKER, []) == []
+
+
+async def test_the_same_lease_twice_in_one_call_gets_two_answers(rig: Rig):
+    held = await rig.running()
+    assert await rig.ledger.renew(WORKER, [held.lease, held.lease]) == [Renewed(cancel=False)] * 2
+
+
+@pytest.mark.requirement("DJ-11", "D19")
+async def test_the_wish_to_stop_comes_back_until_the_holder_settles(rig: Rig):
+    held = await rig.running()
+    job_id = held.lease.job_id
+    assert await rig.cancel(job_id, CancelMode.SOFT) == CancelRequested(job_id=job_id, state="running")
+    assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
+    assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
+    assert (await rig.job(job_id)).cancel_requested
+    await rig.ledger.save_checkpoint(held.lease, b'"so far"')
+    assert isinstance(await rig.pull(held, "stop"), Applied)
+    assert await rig.state(job_id) == "cancelled"
+    assert (await rig.event_types(job_id))[-1] == "job_cancelled"
+
+
+@pytest.mark.requirement("DJ-6", "DJ-19")
+async def test_a_start_counts_as_the_first_heartbeat(rig: Rig):
+    job_id = await rig.submit_one()
+    claimed = await rig.claim_one(start=False)
+    await rig.advance(20.0)
+    await rig.pull(claimed, Trigger.START, source="assigned")
+    assert (await rig.job(job_id)).lease_expires_at == await rig.ledger.now() + timedelta(seconds=LENGTH_S)
+
+
+async def test_a_thousand_leases_are_renewed_in_one_call(rig: Rig):
+    await rig.submit(1_000)
+    held = await rig.claim(1_000)
+    assert len(held) == 1_000
+    await rig.advance(10.0)
+    assert await rig.ledger.renew(WORKER, [one.lease for one in held]) == [Renewed(cancel=False)] * 1_000

@@ -1,0 +1,125 @@
+"""Retention: ended work leaves in small batches, whole, and nothing else does."""
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig
+from trellis.engine.jobs import JobFilter, JobId, RetentionOptions, Submitted
+from trellis.lifecycles import Trigger
+
+DAY_S = 24 * 3600.0
+
+
+async def _finished(rig: Rig, n: int = 1, **options) -> list[JobId]:
+    jobs = await rig.submit(n, **options)
+    for held in await rig.claim(n):
+        await rig.ledger.journal(held.lease, "entry", b"1")
+        await rig.ledger.save_checkpoint(held.lease, b"1")
+        await rig.ledger.signal(held.lease, [("job_log", b"1")])
+        await rig.pull(held, Trigger.COMPLETE, result=b'"done"')
+    return jobs
+
+
+async def _retain_all(rig: Rig, options: RetentionOptions) -> list[int]:
+    """Pass after pass until one says that there is no more; how many jobs each removed."""
+    removed = []
+    for _ in range(100):
+        report = await rig.ledger.retain(options)
+        removed.append(report.jobs)
+        if not report.more:
+            return removed
+    pytest.fail("retention never ends")
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("DJ-13")
+async def test_ended_work_leaves_whole_when_its_time_is_over(rig: Rig):
+    (job_id,) = await _finished(rig)
+    await rig.advance(10 * DAY_S)
+    assert (await rig.ledger.retain(RetentionOptions(ended_s=11 * DAY_S))).jobs == 0
+    assert await rig.ledger.job(job_id) is not None
+    await rig.advance(2 * DAY_S)
+    report = await rig.ledger.retain(RetentionOptions(ended_s=11 * DAY_S))
+    assert report.jobs == 1
+    assert await rig.ledger.job(job_id) is None
+    assert await rig.ledger.events(job_id) == []
+    assert await rig.ledger.result(job_id) is None
+    assert await rig.ledger.read_journal(job_id) == {}
+    assert await rig.ledger.signals(job_id, limit=10) == []
+    assert (await rig.ledger.jobs(JobFilter(), limit=10)).jobs == ()
+
+
+async def test_what_has_not_ended_stays(rig: Rig):
+    waiting = await rig.submit_one(type="later")
+    held = await rig.running()
+    resting = await rig.submit_one(delay_s=1000 * DAY_S / 3)
+    await rig.advance(365 * DAY_S)
+    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0))).jobs == 0
+    for job_id in (waiting, held.lease.job_id, resting):
+        assert await rig.ledger.job(job_id) is not None
+        assert await rig.ledger.events(job_id)
+
+
+async def test_ended_work_leaves_in_batches_that_say_whether_there_is_more(rig: Rig):
+    await _finished(rig, 25)
+    await rig.advance(2 * DAY_S)
+    removed = await _retain_all(rig, RetentionOptions(ended_s=DAY_S, batch=10))
+    assert sum(removed) == 25
+    assert max(removed) <= 10
+    assert (await rig.ledger.jobs(JobFilter(), limit=100)).jobs == ()
+
+
+async def test_dead_letters_and_failures_leave_too(rig: Rig):
+    rejected, failed = await rig.running(), await rig.running()
+    await rig.pull(rejected, "reject", death=DEATH)
+    await rig.pull(failed, Trigger.FAIL)
+    await rig.advance(2 * DAY_S)
+    await _retain_all(rig, RetentionOptions(ended_s=DAY_S))
+    assert await rig.ledger.dead_letters(JobFilter(), limit=10) == []
+    assert await rig.ledger.job(failed.lease.job_id) is None
+
+
+@pytest.mark.requirement("DJ-5", "D27")
+async def test_a_key_is_kept_at_least_a_day_and_leaves_with_its_job(rig: Rig):
+    first = rig.new_job(idempotency_key="k", fingerprint=b"x")
+    await rig.offer(first)
+    held = await rig.claim_one()
+    await rig.pull(held, Trigger.COMPLETE)
+    await rig.advance(DAY_S - 60)
+    await rig.ledger.retain(RetentionOptions(ended_s=1.0))
+    again = await rig.offer(rig.new_job(idempotency_key="k", fingerprint=b"x"))
+    assert again == Submitted(job_id=first.job_id, created=False), "the promise of 24 hours"
+    await rig.advance(40 * DAY_S)
+    await _retain_all(rig, RetentionOptions())
+    fresh = rig.new_job(idempotency_key="k", fingerprint=b"y")
+    assert await rig.offer(fresh) == Submitted(job_id=fresh.job_id, created=True)
+
+
+async def test_the_feed_goes_on_after_retention(rig: Rig):
+    await _finished(rig, 3)
+    page = await rig.ledger.feed(None, limit=2)
+    await rig.advance(2 * DAY_S)
+    await _retain_all(rig, RetentionOptions(ended_s=DAY_S))
+    (job_id,) = await rig.submit(1)
+    position, seen = page.position, []
+    while True:
+        page = await rig.ledger.feed(position, limit=5)
+        if not page.events:
+            break
+        seen += page.events
+        position = page.position
+    assert seen[-1].job_id == job_id
+    assert len({event.id for event in seen}) == len(seen)
+
+
+async def test_retention_of_an_empty_ledger_removes_nothing(rig: Rig):
+    report = await rig.ledger.retain(RetentionOptions())
+    assert (report.jobs, report.events, report.results, report.signals, report.more) == (0, 0, 0, 0, False)
+
+
+async def test_a_requeued_job_is_not_taken_for_ended(rig: Rig):
+    held = await rig.running()
+    await rig.pull(held, Trigger.FAIL)
+    await rig.advance(2 * DAY_S)
+    await rig.ledger.requeue(ADMIN, [held.lease.job_id], rig.request(), limit=1, cause=None)
+    await rig.ledger.retain(RetentionOptions(ended_s=DAY_S))
+    assert await rig.state(held.lease.job_id) == "queued"

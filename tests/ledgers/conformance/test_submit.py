@@ -1,0 +1,305 @@
+"""Submitting: one job or many, now or later, once for each key."""
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor, answer_of, claimed_ids
+from trellis.engine.errors import NotAllowed, UnknownLifecycle
+from trellis.engine.jobs import JobFilter, JobId, Mismatch, Place, Priority, Submitted
+from trellis.lifecycles import LIFECYCLES, Role, Trigger
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("DJ-1", "DJ-13", "DJ-15", "D5", "D48")
+async def test_a_submitted_job_is_in_its_first_state_with_one_event(rig: Rig):
+    before = await rig.ledger.now()
+    job_id = await rig.submit_one(payload=b'{"n": 7}', correlation_id="order-7", trace="00-ab-cd-01", parent_id=None)
+    job = await rig.job(job_id)
+    assert (job.state, job.place, job.version, job.epoch) == ("queued", Place.READY, 1, 0)
+    assert (job.generation, job.attempt, job.deaths, job.payload) == (0, 0, 0, b'{"n": 7}')
+    assert (job.correlation_id, job.trace, job.created_at) == ("order-7", "00-ab-cd-01", before)
+    assert (job.owner, job.lease_expires_at, job.cancel_requested) == (None, None, False)
+    (event,) = await rig.ledger.events(job_id)
+    assert (event.id, event.type, event.version, event.source, event.target) == (
+        f"{job_id}-1",
+        "job_queued",
+        1,
+        None,
+        "queued",
+    )
+    assert (event.role, event.actor, event.correlation_id, event.ts) == (
+        Role.SUBMITTER,
+        SUBMITTER.name,
+        "order-7",
+        before,
+    )
+
+
+@pytest.mark.requirement("DJ-12", "DJ-13")
+async def test_correlation_defaults_to_the_job_itself(rig: Rig):
+    job_id = await rig.submit_one()
+    assert (await rig.job(job_id)).correlation_id == job_id
+    assert (await rig.last_event(job_id)).correlation_id == job_id
+
+
+async def test_parent_and_trace_reach_the_holder(rig: Rig):
+    parent = await rig.submit_one(type="parent")
+    child = await rig.submit_one(parent_id=parent, trace="trace-1", correlation_id="c-1", payload=b'["x"]')
+    claimed = await rig.claim_one()
+    assert (claimed.lease.job_id, claimed.parent_id, claimed.trace) == (child, parent, "trace-1")
+    assert (claimed.correlation_id, claimed.payload, claimed.type) == ("c-1", b'["x"]', "work")
+
+
+async def test_a_thousand_jobs_go_in_with_one_call(rig: Rig):
+    jobs = await rig.submit(1_000)
+    assert len(set(jobs)) == 1_000
+    (queue,) = await rig.ledger.queues()
+    assert (queue.type, queue.ready, queue.resting, queue.held) == ("work", 1_000, 0, 0)
+
+
+async def test_many_jobs_of_one_call_keep_their_order(rig: Rig):
+    jobs = await rig.submit(50)
+    assert claimed_ids(await rig.claim(50)) == jobs
+
+
+async def test_nothing_to_submit_is_fine(rig: Rig):
+    assert await rig.ledger.submit(SUBMITTER, []) == []
+
+
+@pytest.mark.parametrize("how", ["delay_s", "run_at"])
+async def test_a_delayed_job_rests_until_it_is_due(rig: Rig, how: str):
+    at = await rig.ledger.now() + timedelta(seconds=20)
+    job_id = await rig.submit_one(**({"delay_s": 20.0} if how == "delay_s" else {"run_at": at}))
+    job = await rig.job(job_id)
+    assert (job.place, job.due_at) == (Place.RESTING, at)
+    await rig.pass_time(19)
+    assert await rig.claim() == []
+    await rig.pass_time(1)
+    assert claimed_ids(await rig.claim()) == [job_id]
+    assert await rig.event_types(job_id) == ["job_queued", "job_claimed", "job_started"]
+
+
+async def test_a_wish_for_the_past_means_now(rig: Rig):
+    job_id = await rig.submit_one(run_at=await rig.ledger.now() - timedelta(days=1))
+    assert claimed_ids(await rig.claim()) == [job_id]
+
+
+async def test_a_delayed_claimable_job_becomes_ready_without_an_event(rig: Rig):
+    job_id = await rig.submit_one(delay_s=5.0)
+    reports = await rig.pass_time(5)
+    assert sum(report.due for report in reports) == 1
+    job = await rig.job(job_id)
+    assert (job.place, job.version, job.due_at) == (Place.READY, 1, None)
+
+
+@pytest.mark.parametrize("lifecycle", sorted(LIFECYCLES))
+@pytest.mark.requirement("JQ-6", "RUN-1", "BUS-1", "JQ-2")
+async def test_only_the_declared_roles_may_submit(rig: Rig, lifecycle: str):
+    declared = LIFECYCLES[lifecycle].pull(None, Trigger.SUBMIT)
+    assert declared is not None
+    for role in Role:
+        job = rig.new_job(lifecycle=lifecycle)
+        if role in declared.actors:
+            assert await rig.offer(job, actor(role)) == Submitted(job_id=job.job_id, created=True)
+            assert await rig.state(job.job_id) == declared.target
+        else:
+            with pytest.raises(NotAllowed) as refused:
+                await rig.offer(job, actor(role))
+            assert refused.value.data["role"] == role
+            assert await rig.ledger.job(job.job_id) is None
+
+
+async def test_an_unknown_lifecycle_takes_the_whole_call_back(rig: Rig):
+    good, bad = rig.new_job(), rig.new_job(lifecycle="no-such")
+    with pytest.raises(UnknownLifecycle) as refused:
+        await rig.ledger.submit(SUBMITTER, [good, bad])
+    assert refused.value.data["name"] == "no-such"
+    assert await rig.ledger.job(good.job_id) is None
+
+
+@pytest.mark.requirement("DJ-5", "DJ-21")
+@pytest.mark.oldest_server
+async def test_the_same_key_and_request_answers_with_the_first_job(rig: Rig):
+    first = rig.new_job(idempotency_key="k", fingerprint=b"same")
+    again = rig.new_job(idempotency_key="k", fingerprint=b"same")
+    assert await rig.offer(first) == Submitted(job_id=first.job_id, created=True)
+    assert await rig.offer(again) == Submitted(job_id=first.job_id, created=False)
+    assert await rig.ledger.job(again.job_id) is None
+    assert len(await rig.ledger.events(first.job_id)) == 1
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_the_same_key_with_another_request_is_refused(rig: Rig):
+    first = rig.new_job(idempotency_key="k", fingerprint=b"one")
+    other = rig.new_job(idempotency_key="k", fingerprint=b"two")
+    await rig.offer(first)
+    before = await rig.snapshot(first.job_id)
+    assert await rig.offer(other) == Mismatch(key="k", job_id=first.job_id)
+    assert await rig.ledger.job(other.job_id) is None
+    assert await rig.snapshot(first.job_id) == before
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_a_mismatch_leaves_its_neighbours_alone(rig: Rig):
+    await rig.offer(rig.new_job(idempotency_key="k", fingerprint=b"one"))
+    jobs = [rig.new_job(), rig.new_job(idempotency_key="k", fingerprint=b"two"), rig.new_job()]
+    answers = await rig.ledger.submit(SUBMITTER, jobs)
+    assert [type(answer) for answer in answers] == [Submitted, Mismatch, Submitted]
+    assert [await rig.ledger.job(job.job_id) is not None for job in jobs] == [True, False, True]
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_a_key_counts_in_its_scope_only(rig: Rig):
+    jobs = [rig.new_job(idempotency_key="k", idempotency_scope=scope, fingerprint=b"x") for scope in ("a", "b", "")]
+    assert [answer.created for answer in await rig.ledger.submit(SUBMITTER, jobs) if isinstance(answer, Submitted)] == [
+        True,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_the_same_key_twice_in_one_call_makes_one_job(rig: Rig):
+    jobs = [rig.new_job(idempotency_key="k", fingerprint=b"x") for _ in range(3)]
+    answers = await rig.ledger.submit(SUBMITTER, jobs)
+    assert answers == [
+        Submitted(job_id=jobs[0].job_id, created=True),
+        Submitted(job_id=jobs[0].job_id, created=False),
+        Submitted(job_id=jobs[0].job_id, created=False),
+    ]
+
+
+@pytest.mark.requirement("DJ-5")
+@pytest.mark.oldest_server
+async def test_a_hundred_concurrent_submits_of_one_key_make_one_job(rig: Rig):
+    ledgers = [rig.ledger, *[await rig.open_another() for _ in range(3)]]
+    jobs = [rig.new_job(idempotency_key="k", fingerprint=b"x") for _ in range(100)]
+    answers = await asyncio.gather(*(ledgers[i % 4].submit(SUBMITTER, [job]) for i, job in enumerate(jobs)))
+    made = Counter(answer.created for (answer,) in answers if isinstance(answer, Submitted))
+    assert made == {True: 1, False: 99}
+    assert len({answer.job_id for (answer,) in answers}) == 1
+    assert len((await rig.ledger.jobs(JobFilter(), limit=200)).jobs) == 1
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_concurrent_submits_of_crossed_keys_all_answer(rig: Rig):
+    """Two calls that hold each other's keys in opposite order must not end each other."""
+    ledgers = [rig.ledger, await rig.open_another()]
+
+    async def both(ledger, keys):
+        jobs = [rig.new_job(idempotency_key=key, fingerprint=b"x") for key in keys]
+        return await ledger.submit(SUBMITTER, jobs)
+
+    rounds = [(f"a{i}", f"b{i}") for i in range(20)]
+    answers = await asyncio.gather(
+        *(both(ledgers[0], keys) for keys in rounds), *(both(ledgers[1], keys[::-1]) for keys in rounds)
+    )
+    created = [answer.job_id for call in answers for answer in call if isinstance(answer, Submitted) and answer.created]
+    assert len(created) == len(set(created)) == 40
+
+
+@pytest.mark.requirement("BUS-11", "DJ-21", "D48")
+async def test_a_given_id_submitted_again_is_the_existing_job(rig: Rig):
+    def same(fingerprint: bytes):
+        return rig.new_job(job_id=JobId("mine"), id_is_given=True, fingerprint=fingerprint)
+
+    assert await rig.offer(same(b"x")) == Submitted(job_id=JobId("mine"), created=True)
+    assert await rig.offer(same(b"x")) == Submitted(job_id=JobId("mine"), created=False)
+    assert await rig.offer(same(b"y")) == Mismatch(key="mine", job_id=JobId("mine"))
+    assert len(await rig.ledger.events(JobId("mine"))) == 1
+
+
+@pytest.mark.requirement("BUS-11")
+async def test_ids_are_unique_over_all_lifecycles(rig: Rig):
+    await rig.offer(rig.new_job(job_id=JobId("mine"), id_is_given=True, fingerprint=b"x"))
+    other = rig.new_job(job_id=JobId("mine"), id_is_given=True, lifecycle="bus-job", fingerprint=b"y")
+    assert await rig.offer(other) == Mismatch(key="mine", job_id=JobId("mine"))
+    assert (await rig.job(JobId("mine"))).lifecycle == "leased-job"
+
+
+@pytest.mark.requirement("DJ-21", "BUS-11")
+async def test_a_submit_asked_again_after_a_lost_answer_makes_no_second_job(rig: Rig):
+    job = rig.new_job(payload=b"1")
+    await rig.offer(job)
+    before = await rig.snapshot(job.job_id)
+    again = await rig.offer(job)
+    assert isinstance(again, Submitted)
+    assert again.job_id == job.job_id
+    assert await rig.snapshot(job.job_id) == before
+
+
+async def test_a_made_id_cannot_take_over_a_job(rig: Rig):
+    """A made id never repeats; when it does all the same, nothing of the first job may change."""
+    first = await rig.submit_one(payload=b"1", fingerprint=b"1")
+    before = await rig.snapshot(first)
+    await answer_of(rig.offer(rig.new_job(job_id=first, payload=b"2", fingerprint=b"2")))
+    assert await rig.snapshot(first) == before
+    assert claimed_ids(await rig.claim(5)) == [first]
+
+
+async def test_a_key_and_a_given_id_hold_together(rig: Rig):
+    def asked(job_id: str, key: str):
+        return rig.new_job(job_id=JobId(job_id), id_is_given=True, idempotency_key=key, fingerprint=b"x")
+
+    assert await rig.offer(asked("one", "k")) == Submitted(job_id=JobId("one"), created=True)
+    assert await rig.offer(asked("one", "k")) == Submitted(job_id=JobId("one"), created=False)
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_a_key_outlives_its_finished_job(rig: Rig):
+    first = rig.new_job(idempotency_key="k", fingerprint=b"x")
+    await rig.offer(first)
+    claimed = await rig.claim_one()
+    await rig.pull(claimed, Trigger.COMPLETE)
+    again = await rig.offer(rig.new_job(idempotency_key="k", fingerprint=b"x"))
+    assert again == Submitted(job_id=first.job_id, created=False)
+
+
+async def test_every_submitted_field_can_be_read_back(rig: Rig):
+    parent = await rig.submit_one(type="other")
+    job_id = await rig.submit_one(
+        priority=Priority.INTERACTIVE,
+        max_attempts=3,
+        max_deaths=1,
+        deadline_s=90.0,
+        concurrency_key="user:1",
+        parent_id=parent,
+        compensates=None,
+    )
+    job = await rig.job(job_id)
+    assert (job.priority, job.max_attempts, job.concurrency_key, job.parent_id) == (
+        Priority.INTERACTIVE,
+        3,
+        "user:1",
+        parent,
+    )
+    assert job.deadline_at == job.created_at + timedelta(seconds=90)
+
+
+@pytest.mark.parametrize("payload", [b"null", b'"\\u0000 \xc3\xa9 \xf0\x9f\x8c\xb1"', b'{"a": [1, 2.5, {}]}', b" [1 ]"])
+async def test_payload_bytes_come_back_as_they_went_in(rig: Rig, payload: bytes):
+    job_id = await rig.submit_one(payload=payload)
+    assert (await rig.job(job_id)).payload == payload
+    assert (await rig.claim_one()).payload == payload
+
+
+async def test_a_payload_of_one_mebibyte_fits(rig: Rig):
+    payload = b'"' + b"x" * (1024 * 1024 - 2) + b'"'
+    await rig.submit_one(payload=payload)
+    assert (await rig.claim_one()).payload == payload
+
+
+async def test_another_view_sees_a_job_at_once(rig: Rig):
+    another = await rig.open_another()
+    job_id = await rig.submit_one()
+    assert await another.job(job_id) == await rig.ledger.job(job_id)
+    assert claimed_ids(await rig.claim(ledger=another)) == [job_id]
+
+
+async def test_roles_of_other_lifecycles_submit_through_the_same_verb(rig: Rig):
+    run = await rig.submit_one(lifecycle="run", by=actor(Role.GATEWAY), type="agent.run")
+    job = await rig.job(run)
+    assert (job.state, job.place, job.due_at) == ("requested", Place.RESTING, None)

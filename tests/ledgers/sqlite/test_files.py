@@ -1,0 +1,228 @@
+"""Files that are no ledger, cannot be one, or are one of another time: a typed error, and nothing half written."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.ledgers.sqlite.people import SUBMITTER, claim, complete, new_job, submit
+from tests.ledgers.sqlite.shell import Shell
+from trellis.engine.errors import (
+    LedgerFull,
+    LedgerNotMigrated,
+    LedgerReadOnly,
+    LedgerTooOld,
+    LedgerUnavailable,
+    LedgerUrlInvalid,
+)
+from trellis.engine.jobs import JobId
+from trellis.ledgers import migrate, open_ledger
+from trellis.ledgers.sqlite import contract
+from trellis.ledgers.sqlite.connection import parse_url, refuse_old
+from trellis.ledgers.sqlite.ledger import SqliteLedger
+from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION
+from trellis.ledgers.sqlite.migrate import migrate as migrate_file
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:/one.db",
+        "sqlite://relative.db",
+        "sqlite:///",
+        "sqlite:///folder/",
+        "sqlite:///a.db?mode=ro",
+        "mysql://x",
+        "x.db",
+    ],
+)
+async def test_a_url_that_names_no_file_is_refused(url: str):
+    with pytest.raises(LedgerUrlInvalid, match=r"is no ledger address"):
+        await open_ledger(url)
+
+
+def test_three_slashes_are_relative_and_four_absolute():
+    assert parse_url("sqlite:///a/b.db").path == Path("a/b.db")
+    assert parse_url("sqlite:////a/b.db").path == Path("/a/b.db")
+    assert parse_url("sqlite://").path is None
+
+
+async def test_a_relative_url_is_a_file_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    await (await open_ledger("sqlite:///here.db")).close()
+    assert (tmp_path / "here.db").exists()
+
+
+async def test_a_ledger_in_memory_does_the_whole_round():
+    ledger = await open_ledger("sqlite://")
+    await submit(ledger, 3)
+    held = await claim(ledger, 3)
+    await complete(ledger, held)
+    assert (await ledger.queues())[0].held == 0
+    assert [event.type for event in await ledger.events(held[0].lease.job_id)][-1] == "job_succeeded"
+    await ledger.close()
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path):
+    with pytest.raises(LedgerUrlInvalid, match=r"folder .*nowhere does not exist"):
+        await open_ledger(f"sqlite:///{tmp_path}/nowhere/ledger.db")
+
+
+async def test_a_folder_is_no_ledger(tmp_path: Path):
+    with pytest.raises(LedgerUrlInvalid, match="is a folder"):
+        await open_ledger(f"sqlite:///{tmp_path}")
+
+
+def test_a_file_that_is_no_database_is_left_alone(path: Path):
+    path.write_bytes(b"dear diary, " * 1000)
+    with pytest.raises(LedgerUrlInvalid, match="not an SQLite database"):
+        asyncio.run(open_ledger(f"sqlite:///{path}"))
+    assert path.read_bytes() == b"dear diary, " * 1000
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root; the test with a mount is for root")
+def test_a_file_this_user_may_not_write_is_refused(path: Path, shell: Shell):
+    path.chmod(0o444)
+    with pytest.raises(LedgerReadOnly, match="may not be written"):
+        asyncio.run(open_ledger(f"sqlite:///{path}"))
+
+
+@pytest.mark.serial
+def test_a_file_on_a_device_that_is_read_only_is_refused(device: Path):
+    path = device / "ledger.db"
+    migrate_file(parse_url(f"sqlite:///{path}"))
+    remount(device, "ro")
+    with pytest.raises(LedgerReadOnly, match="may not be written"):
+        asyncio.run(open_ledger(f"sqlite:///{path}"))
+
+
+async def test_a_full_disk_is_said_and_forgotten_when_there_is_room(tmp_path: Path):
+    """SQLite's own page limit stands in for the device: it fails with the same code in the same places."""
+    ledger = await SqliteLedger.open(f"sqlite:///{tmp_path}/ledger.db", clock=lambda: 1.8e9)
+    await submit(ledger, 5)
+    pages = await ledger._writer.peek("PRAGMA page_count")
+    await ledger._writer.run(lambda tx: tx.db.execute(f"PRAGMA max_page_count = {pages + 3}").fetchall())
+    with pytest.raises(LedgerFull):
+        await ledger.submit(SUBMITTER, [new_job(payload=b"x" * 100_000) for _ in range(20)])
+    assert await ledger.feed_end() == f"{5:016d}"
+    await ledger._writer.peek("PRAGMA max_page_count = 1000000")
+    assert len(await submit(ledger, 5)) == 5
+    assert len(await claim(ledger, 20)) == 10
+    await ledger.close()
+
+
+@pytest.mark.serial
+async def test_a_full_device_is_said_and_forgotten_when_there_is_room(device: Path):
+    ledger = await SqliteLedger.open(f"sqlite:///{device}/ledger.db", clock=lambda: 1.8e9)
+    with pytest.raises(LedgerFull):
+        await submit_until_full(ledger)
+    before = await ledger.feed_end()
+    with pytest.raises(LedgerFull):
+        await ledger.submit(SUBMITTER, [new_job(payload=b"x" * 20_000) for _ in range(40)])
+    assert await ledger.feed_end() == before
+    remount(device, "size=16m")
+    await submit(ledger, 5)
+    assert len([one async for one in ledger.histories()]) == int(before) + 5
+    await ledger.close()
+
+
+async def submit_until_full(ledger: SqliteLedger) -> None:
+    for _ in range(200):
+        await ledger.submit(SUBMITTER, [new_job(payload=b"x" * 20_000)])
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    """A device of one mebibyte."""
+    folder = tmp_path / "device"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"mount is not permitted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def remount(device: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", str(device)], check=True)
+
+
+async def test_a_newer_schema_is_not_touched(path: Path, shell: Shell):
+    shell.db.execute("UPDATE trellis_meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION + 1,))
+    with pytest.raises(LedgerNotMigrated, match="newer program"):
+        await open_ledger(f"sqlite:///{path}")
+
+
+async def test_migrating_twice_changes_nothing(path: Path):
+    await migrate(f"sqlite:///{path}")
+    before = Shell(path).dump()
+    await migrate(f"sqlite:///{path}")
+    assert Shell(path).dump() == before
+
+
+async def test_the_ledger_lives_beside_the_tables_of_an_application(path: Path):
+    own = apsw.Connection(str(path))
+    own.execute("CREATE TABLE job (id INTEGER PRIMARY KEY, note TEXT); INSERT INTO job VALUES (1, 'mine')")
+    ledger = await open_ledger(f"sqlite:///{path}")
+    await submit(ledger)
+    await ledger.close()
+    assert own.execute("SELECT note FROM job").fetchall() == [("mine",)]
+
+
+async def test_processes_that_open_a_new_file_at_once_all_get_it(path: Path):
+    ledgers = await asyncio.gather(*(open_ledger(f"sqlite:///{path}") for _ in range(8)))
+    await asyncio.gather(*(submit(one) for one in ledgers))
+    assert await ledgers[0].feed_end() == f"{8:016d}"
+    await asyncio.gather(*(one.close() for one in ledgers))
+
+
+@pytest.mark.requirement("DJ-22")
+async def test_lifecycles_of_a_newer_program_are_kept(path: Path, shell: Shell):
+    """An older program meets a state it does not know: it adds its own and takes nothing away."""
+    shell.db.execute("INSERT INTO trellis_meta VALUES ('contract_loading', 1)")
+    shell.db.execute("INSERT INTO trellis_state VALUES (79, 4, 'from_the_future', 2, 3, 64, 0)")
+    shell.db.execute("DELETE FROM trellis_meta WHERE key IN ('contract', 'contract_loading')")
+    await migrate(f"sqlite:///{path}")
+    assert shell.rows("SELECT name FROM trellis_state WHERE id = 79") == [("from_the_future",)]
+    assert shell.value("SELECT value FROM trellis_meta WHERE key = 'contract'") == contract.contract_hash()
+
+
+async def test_a_number_that_means_another_state_is_refused(path: Path, shell: Shell):
+    shell.db.execute("INSERT INTO trellis_meta VALUES ('contract_loading', 1)")
+    shell.db.execute("UPDATE trellis_state SET name = 'paused' WHERE id = 65")
+    shell.db.execute("DELETE FROM trellis_meta WHERE key IN ('contract', 'contract_loading')")
+    with pytest.raises(LedgerNotMigrated, match="another meaning of paused"):
+        await open_ledger(f"sqlite:///{path}")
+
+
+def test_a_library_that_damages_files_is_refused():
+    refuse_old("3.51.3")
+    with pytest.raises(LedgerTooOld, match=r"SQLite 3\.51\.2 is too old: 3\.51\.3"):
+        refuse_old("3.51.2")
+
+
+async def test_a_writer_that_never_ends_is_waited_for_with_a_bound(ledger: SqliteLedger, shell: Shell):
+    assert ledger._writer._room is not None
+    ledger._writer._room._patience_s = 0.05
+    shell.db.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerUnavailable, match="another process has been writing"):
+        await submit(ledger)
+    shell.db.execute("COMMIT")
+    assert len(await submit(ledger)) == 1
+
+
+async def test_a_sound_file_is_called_sound(ledger: SqliteLedger):
+    findings = {finding.check: finding for finding in await ledger.inspect()}
+    assert {finding.severity.value for finding in findings.values()} == {"ok"}
+    assert findings["sqlite"].detail == f"SQLite {apsw.sqlite_lib_version()}"
+
+
+async def test_an_unknown_job_has_no_events(ledger: SqliteLedger):
+    assert await ledger.events(JobId("nobody")) == []

@@ -1,0 +1,153 @@
+"""Calls that share a transaction: none hurts its neighbour, all are answered, and closing finishes them."""
+
+import asyncio
+import threading
+from typing import Self
+
+import pytest
+
+from tests.ledgers.sqlite.people import SUBMITTER, WORKER, claim, new_job, submit
+from trellis.engine.errors import JobNotFound, LedgerUnavailable, NotAllowed, UnknownLifecycle
+from trellis.engine.jobs import CancelMode, JobId, Mismatch, RequestId, Submitted
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.ledger import SqliteLedger
+
+
+class Gate:
+    """Holds the writer inside a call, so that the calls after it gather."""
+
+    def __init__(self, ledger: SqliteLedger) -> None:
+        self.ledger, self.entered, self.opened = ledger, threading.Event(), threading.Event()
+
+    async def __aenter__(self) -> Self:
+        self._held = asyncio.ensure_future(self.ledger._writer.run(self._wait))
+        await asyncio.get_running_loop().run_in_executor(None, self.entered.wait)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.opened.set()
+        await self._held
+
+    def _wait(self, _: Transaction) -> None:
+        self.entered.set()
+        self.opened.wait(30)
+
+
+async def gathered(ledger: SqliteLedger, *calls) -> list:
+    """Run calls that wait together and therefore share one transaction."""
+    async with Gate(ledger):
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def commits(ledger: SqliteLedger) -> list[int]:
+    """Counts the transactions the writer commits from now on."""
+    seen = [0]
+
+    def hook() -> bool:
+        seen[0] += 1
+        return False
+
+    ledger._writer._connection.set_commit_hook(hook)
+    return seen
+
+
+async def test_waiting_calls_are_committed_together(ledger: SqliteLedger):
+    seen = commits(ledger)
+    answers = await gathered(ledger, *(submit(ledger, 2) for _ in range(20)))
+    assert all(len(answer) == 2 for answer in answers)
+    assert seen[0] == 2, "one for the gate that held them back, one for all of them"
+    assert await ledger.feed_end() == f"{40:016d}"
+
+
+async def test_submits_that_wait_together_are_one_and_know_each_other(ledger: SqliteLedger):
+    job = new_job(idempotency_key="k", fingerprint=b"a")
+    twin = new_job(idempotency_key="k", fingerprint=b"a")
+    other = new_job(idempotency_key="k", fingerprint=b"b")
+    calls = [ledger.submit(SUBMITTER, [one]) for one in (job, job, twin, other)]
+    assert await gathered(ledger, *calls) == [
+        [Submitted(job_id=job.job_id, created=True)],
+        [Submitted(job_id=job.job_id, created=False)],
+        [Submitted(job_id=job.job_id, created=False)],
+        [Mismatch(key="k", job_id=job.job_id)],
+    ]
+
+
+async def test_a_refused_call_takes_nothing_of_its_neighbours_with_it(ledger: SqliteLedger):
+    bad = new_job(lifecycle="no-such")
+    answers = await gathered(
+        ledger,
+        submit(ledger),
+        ledger.submit(SUBMITTER, [new_job(), bad]),
+        submit(ledger),
+        ledger.submit(SUBMITTER, [new_job(lifecycle="run")]),
+        ledger.cancel(WORKER, JobId("nobody"), CancelMode.HARD, RequestId("r"), grace_s=1, cause=None),
+        submit(ledger),
+    )
+    assert [type(answer) for answer in answers] == [list, UnknownLifecycle, list, NotAllowed, JobNotFound, list]
+    assert await ledger.feed_end() == f"{3:016d}"
+    assert len(await claim(ledger, 10)) == 3
+
+
+async def test_a_call_that_fails_half_way_leaves_nothing(ledger: SqliteLedger):
+    """The last of its jobs compensates a job that is not there: the first ones, and the names they brought, go too."""
+    lost = [new_job(type="brand-new"), new_job(compensates=JobId("nobody"))]
+    answers = await gathered(ledger, submit(ledger), ledger.submit(SUBMITTER, lost), submit(ledger, type="brand-new"))
+    assert [type(answer) for answer in answers] == [list, JobNotFound, list]
+    assert [depth.ready for depth in await ledger.queues()] == [1, 1]
+    assert await ledger.job(lost[0].job_id) is None
+
+
+async def test_an_error_of_our_own_is_its_callers_alone(ledger: SqliteLedger):
+    def broken(tx: Transaction) -> None:
+        tx.db.execute("INSERT INTO trellis_actor (name) VALUES ('half')")
+        raise ZeroDivisionError
+
+    answers = await gathered(ledger, submit(ledger), ledger._writer.run(broken), submit(ledger))
+    assert [type(answer) for answer in answers] == [list, ZeroDivisionError, list]
+    with pytest.raises(ZeroDivisionError):
+        await ledger._writer.run(broken)
+    left = await ledger._reader.run(
+        lambda tx: tx.db.execute("SELECT 1 FROM trellis_actor WHERE name = 'half'").fetchall()
+    )
+    assert left == []
+
+
+async def test_closing_finishes_the_calls_under_way(ledger: SqliteLedger, reopen):
+    async with Gate(ledger):
+        under_way = [asyncio.ensure_future(submit(ledger)) for _ in range(10)]
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(ledger.close())
+        await asyncio.sleep(0)
+        with pytest.raises(LedgerUnavailable, match="closed"):
+            await submit(ledger)
+    await closing
+    assert len(await asyncio.gather(*under_way)) == 10
+    assert await (await reopen()).feed_end() == f"{10:016d}"
+
+
+async def test_closing_twice_is_closing(ledger: SqliteLedger):
+    await ledger.close()
+    await ledger.close()
+
+
+async def test_a_caller_who_gave_up_harms_nobody(ledger: SqliteLedger):
+    async with Gate(ledger):
+        given_up, kept = asyncio.ensure_future(submit(ledger)), asyncio.ensure_future(submit(ledger))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.sleep(0)
+    await kept
+    assert await ledger.feed_end() == f"{1:016d}"
+
+
+async def test_event_loops_in_other_threads_use_the_same_ledger(ledger: SqliteLedger):
+    def elsewhere() -> int:
+        return len(asyncio.run(submit(ledger, 3)))
+
+    loop = asyncio.get_running_loop()
+    there = [loop.run_in_executor(None, elsewhere) for _ in range(4)]
+    await submit(ledger, 3)
+    assert await asyncio.gather(*there) == [3, 3, 3, 3]
+    assert await ledger.feed_end() == f"{15:016d}"

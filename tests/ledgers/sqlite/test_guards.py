@@ -1,0 +1,334 @@
+"""What the file refuses to anybody with a SQL prompt, each refusal with the guard that makes it.
+
+For each there is the mutant: without that guard the same statement goes through, so the test can fail.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.ledgers.sqlite.shell import Shell
+from trellis.ledgers.sqlite.connection import Target
+from trellis.ledgers.sqlite.migrate import migrate, migrations
+from trellis.lifecycles import LIFECYCLES
+
+KEY = "INSERT INTO trellis_concurrency_key (id, name, slots) VALUES (1, 'k', 1), (2, 'two', 2)"
+EVENT = "INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait)"
+TRANSITION = "trellis_event_is_the_transition"
+MOVES = "trellis_job_moves_with_its_event"
+FITS = "trellis_job_place_fits"
+SLOT = "trellis_job_slot_within_limit"
+
+# Jobs of `furnished`: 1 queued, 2 running, 3 succeeded, 4 dead-lettered, 5 ready with the slot of key k, 6 parked
+# behind it, 7 a run that lost nothing yet, 8 failed. Roles: 6 control-plane, 9 worker, 10 submitter, 15 sweeper.
+REFUSED = {
+    "a state without its event": (MOVES, "UPDATE trellis_job SET state = 2 WHERE id = 1", "only by its event"),
+    "a version without its event": (MOVES, "UPDATE trellis_job SET version = 2 WHERE id = 1", "only by its event"),
+    "an attempt without its event": (MOVES, "UPDATE trellis_job SET attempt = 1 WHERE id = 1", "only by its event"),
+    "a generation without its event": (
+        MOVES,
+        "UPDATE trellis_job SET generation = 1 WHERE id = 1",
+        "only by its event",
+    ),
+    "a step back": (MOVES, "UPDATE trellis_job SET state = 1, version = 2 WHERE id = 2", "only by its event"),
+    "a change to an ended job": (
+        MOVES,
+        "UPDATE trellis_job SET state = 1, version = version + 1 WHERE id = 3",
+        "only by its event",
+    ),
+    "a version gap": (TRANSITION, f"{EVENT} VALUES (1, 3, 6, 1, 6, 6, 1, 9, 0, 0, 0, 6, NULL)", "version gap"),
+    "a second event for a version": (None, f"{EVENT} VALUES (1, 1, 6, 1, 6, 6, 1, 9, 0, 0, 0, 6, NULL)", None),
+    "an event that leaves another state": (
+        TRANSITION,
+        f"{EVENT} VALUES (1, 2, 4, 3, 4, 9, 1, 0, 0, 0, 0, 5, NULL)",
+        "not in the state",
+    ),
+    "an event of no job": (TRANSITION, f"{EVENT} VALUES (99, 1, 1, 0, 1, 10, 1, 0, 0, 0, 0, 1, NULL)", "no such job"),
+    "an undeclared step out of an ended state": (
+        TRANSITION,
+        f"{EVENT} VALUES (3, 5, 13, 4, 1, 6, 1, 9, 1, 0, 0, 1, NULL)",
+        "not declared",
+    ),
+    "a retry in the same attempt": (
+        TRANSITION,
+        f"{EVENT} VALUES (2, 4, 9, 3, 1, 9, 1, 9, 0, 0, 0, 1, NULL)",
+        "progress",
+    ),
+    "a success in the next attempt": (
+        TRANSITION,
+        f"{EVENT} VALUES (2, 4, 4, 3, 4, 9, 1, 9, 0, 1, 0, 5, NULL)",
+        "progress",
+    ),
+    "a requeue in the same generation": (
+        TRANSITION,
+        f"{EVENT} VALUES (8, 5, 13, 5, 1, 6, 1, 9, 0, 0, 0, 1, NULL)",
+        "progress",
+    ),
+    "a requeue that keeps the attempt": (
+        TRANSITION,
+        f"{EVENT} VALUES (8, 5, 13, 5, 1, 6, 1, 9, 1, 1, 0, 1, NULL)",
+        "progress",
+    ),
+    "a dead letter state without its letter": (
+        TRANSITION,
+        f"{EVENT} VALUES (2, 4, 7, 3, 7, 9, 1, 9, 0, 0, 0, 6, NULL)",
+        "dead letter is required",
+    ),
+    "an ended state in the place of the ready": (
+        (TRANSITION, FITS),
+        f"{EVENT} VALUES (2, 4, 4, 3, 4, 9, 1, 9, 0, 0, 0, 1, NULL)",
+        "place does not fit",
+    ),
+    "a claim that keeps the epoch": (
+        TRANSITION,
+        f"{EVENT} VALUES (1, 2, 2, 1, 2, 9, 1, 1, 0, 0, 0, 4, 1000)",
+        "epoch must rise",
+    ),
+    "an event with an older epoch": (
+        (TRANSITION, FITS),
+        f"{EVENT} VALUES (2, 4, 4, 3, 4, 9, 1, 0, 0, 0, 0, 5, NULL)",
+        "never fall",
+    ),
+    "a lease without an end": (
+        TRANSITION,
+        f"{EVENT} VALUES (1, 2, 2, 1, 2, 9, 1, 9, 0, 0, 0, 4, NULL)",
+        "needs a length",
+    ),
+    "an event put before others": (
+        (TRANSITION, "trellis_event_is_new"),
+        (
+            "INSERT INTO trellis_event (seq, job, version, type, source, target, role, actor, epoch, generation, attempt, at,"
+            " place) VALUES (-5, 1, 2, 6, 1, 6, 6, 1, 9, 0, 0, 0, 6)"
+        ),
+        "appended",
+    ),
+    "an event replaced by another of its job": (
+        "trellis_event_is_new",
+        (
+            "INSERT OR REPLACE INTO trellis_event (seq, job, version, type, source, target, role, actor, epoch, generation,"
+            " attempt, at, place) SELECT max(seq), 1, 2, 6, 1, 6, 6, 1, 9, 0, 0, 0, 6 FROM trellis_event"
+        ),
+        "never replaced",
+    ),
+    "an event changed": (
+        "trellis_event_never_changes",
+        "UPDATE trellis_event SET cause = 'x' WHERE job = 1",
+        "never changes",
+    ),
+    "an event removed": ("trellis_event_stays", "DELETE FROM trellis_event WHERE job = 1", "only with its job"),
+    "an epoch that falls": (FITS, "UPDATE trellis_job SET epoch = 0 WHERE id = 2", "never falls"),
+    "a lease taken without an event": (
+        FITS,
+        "UPDATE trellis_job SET place = 4, epoch = epoch + 1, until = 1, length = 1, owner = 1 WHERE id = 1",
+        "place does not fit",
+    ),
+    "a lease ended without an event": (
+        FITS,
+        "UPDATE trellis_job SET place = 1, epoch = epoch + 1 WHERE id = 2",
+        "does not fit",
+    ),
+    "a lease lost without a new epoch": (FITS, "UPDATE trellis_job SET place = 1 WHERE id = 7", "raise the epoch"),
+    "an ended job made claimable": (FITS, "UPDATE trellis_job SET place = 1 WHERE id = 3", "does not fit"),
+    "a slot beyond the limit": (SLOT, "UPDATE trellis_job SET place = 1, slot = 1 WHERE id = 6", "at its limit"),
+    "a slot that is taken": (None, "UPDATE trellis_job SET place = 1, slot = 0 WHERE id = 6", None),
+    "a slot torn from its owner": (
+        SLOT,
+        "UPDATE OR REPLACE trellis_job SET place = 1, slot = 0 WHERE id = 6",
+        "slot taken",
+    ),
+    "a keyed job ready without a slot": (None, "UPDATE trellis_job SET place = 1 WHERE id = 6", "CHECK"),
+    "a keyed job parked with a slot": (None, "UPDATE trellis_job SET place = 3 WHERE id = 5", "CHECK"),
+    "a job of another key": (
+        "trellis_job_identity_never_changes",
+        "UPDATE trellis_job SET ckey = 2 WHERE id = 6",
+        "never changes",
+    ),
+    "a job of another lifecycle": (
+        "trellis_job_identity_never_changes",
+        "UPDATE trellis_job SET lifecycle = 1 WHERE id = 1",
+        "never changes",
+    ),
+    "a job removed": ("trellis_job_stays", "DELETE FROM trellis_job WHERE id = 1", "only through purge"),
+    "a job replaced": (
+        "trellis_job_begins_unsubmitted",
+        "INSERT OR REPLACE INTO trellis_job (id, lifecycle, type, prio, max_attempts) VALUES (2, 4, 1, 0, 5)",
+        "begins without a state",
+    ),
+    "a job born in a state": (
+        "trellis_job_begins_unsubmitted",
+        "INSERT INTO trellis_job (lifecycle, type, prio, max_attempts, state, version, place) VALUES (4, 1, 0, 5, 1, 1, 1)",
+        "begins without a state",
+    ),
+    "a submission changed": (
+        "trellis_submission_never_changes",
+        "UPDATE trellis_submission SET payload = x'00'",
+        "never changes",
+    ),
+    "a submission replaced": (
+        "trellis_submission_is_new",
+        (
+            "INSERT OR REPLACE INTO trellis_submission (job_id, created_at, max_attempts, max_deaths, payload)"
+            " VALUES ('raw-1', 0, 1, 1, x'00')"
+        ),
+        "never replaced",
+    ),
+    "a submission removed": (
+        "trellis_submission_stays",
+        "DELETE FROM trellis_submission WHERE id = 1",
+        "only with its job",
+    ),
+    "a dead letter of a step already made": (
+        "trellis_dead_letter_precedes_its_event",
+        "INSERT INTO trellis_dead_letter VALUES (3, 1, 'timeout', 'exec', 'x', 1, NULL, NULL, 0)",
+        "about to be made",
+    ),
+    "a dead letter without an error": (
+        None,
+        "INSERT INTO trellis_dead_letter VALUES (1, 2, 'timeout', 'exec', '', 1, NULL, NULL, 0)",
+        "CHECK",
+    ),
+    "a dead letter with an unknown reason": (
+        None,
+        "INSERT INTO trellis_dead_letter VALUES (1, 2, 'bad luck', 'exec', 'x', 1, NULL, NULL, 0)",
+        "CHECK",
+    ),
+    "a dead letter with an owner and no lease end": (
+        None,
+        "INSERT INTO trellis_dead_letter VALUES (1, 2, 'timeout', 'exec', 'x', 1, 'w', NULL, 0)",
+        "CHECK",
+    ),
+    "a dead letter changed": (
+        "trellis_dead_letter_never_changes",
+        "UPDATE trellis_dead_letter SET last_error = 'y'",
+        "never changes",
+    ),
+    "a dead letter removed": ("trellis_dead_letter_stays", "DELETE FROM trellis_dead_letter", "only with its job"),
+    "a living job purged": (
+        "trellis_purge_is_of_ended_jobs",
+        "INSERT INTO trellis_purge VALUES (1)",
+        "only an ended job",
+    ),
+    "a transition declared by hand": (
+        "trellis_arrow_is_contract_i",
+        "INSERT INTO trellis_arrow VALUES (1, 65535, 0, 0, 255, 0, 0)",
+        "declared in code",
+    ),
+    "a role let in by hand": (
+        "trellis_arrow_is_contract_u",
+        "UPDATE trellis_arrow SET roles = 65535",
+        "declared in code",
+    ),
+    "a transition withdrawn by hand": ("trellis_arrow_is_contract_d", "DELETE FROM trellis_arrow", "declared in code"),
+    "a state changed by hand": (
+        "trellis_state_is_contract_u",
+        "UPDATE trellis_state SET places = 255",
+        "declared in code",
+    ),
+    "a state added by hand": (
+        "trellis_state_is_contract_i",
+        "INSERT INTO trellis_state VALUES (255, 15, 'x', 0, 0, 255, 0)",
+        "declared in code",
+    ),
+    "a state withdrawn by hand": ("trellis_state_is_contract_d", "DELETE FROM trellis_state", "declared in code"),
+}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One job in each situation the statements are about."""
+    path = tmp_path_factory.mktemp("furnished") / "ledger.db"
+    migrate(Target(url=f"sqlite:///{path}", path=path))
+    shell = Shell(path)
+    shell.db.execute(KEY)
+    for state in ("queued", "running", "succeeded", "dead_lettered"):
+        shell.job_in("leased-job", state)
+    for _ in range(2):
+        parked_job(shell, 1)
+    shell.db.execute("UPDATE trellis_job SET place = 1, slot = 0 WHERE id = 5")
+    shell.job_in("run", "running")
+    shell.job_in("leased-job", "failed")
+    shell.db.close()
+    return path
+
+
+@pytest.fixture
+def furnished(template: Path, path: Path) -> Shell:
+    shutil.copy(template, path)
+    return Shell(path)
+
+
+def parked_job(shell: Shell, key: int) -> int:
+    job = shell.new_job(LIFECYCLES["leased-job"], key=key)
+    shell.db.execute(f"{EVENT} VALUES (?, 1, 1, 0, 1, 10, 1, 0, 0, 0, 0, 3, NULL)", (job,))
+    return job
+
+
+@pytest.mark.requirement("D55")
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_file_refuses(furnished: Shell, what: str):
+    _, statement, words = REFUSED[what]
+    before = furnished.dump()
+    refusal = furnished.refusal(statement)
+    assert refusal is not None, f"{what} went through"
+    assert words is None or words in refusal
+    assert furnished.dump() == before
+
+
+@pytest.mark.parametrize("what", [what for what, (guard, _, _) in REFUSED.items() if guard is not None])
+def test_without_its_guard_it_would_go_through(furnished: Shell, what: str):
+    guards, statement, _ = REFUSED[what]
+    for guard in [guards] if isinstance(guards, str) else guards:
+        furnished.db.execute(f"DROP TRIGGER {guard}")
+    assert furnished.refusal(statement) is None
+
+
+@pytest.mark.requirement("D49", "JQ-7")
+def test_while_slots_above_a_lowered_limit_are_taken_the_count_decides(shell: Shell):
+    shell.db.execute("INSERT INTO trellis_concurrency_key (id, name, slots) VALUES (1, 'k', 3)")
+    jobs = [parked_job(shell, 1) for _ in range(4)]
+    for slot, job in ((1, jobs[0]), (2, jobs[1])):
+        shell.db.execute("UPDATE trellis_job SET place = 1, slot = ? WHERE id = ?", (slot, job))
+    shell.db.execute("UPDATE trellis_concurrency_key SET slots = 2")
+    refusal = shell.refusal("UPDATE trellis_job SET place = 1, slot = 0 WHERE id = ?", jobs[2])
+    assert refusal is not None
+    assert "at its limit" in refusal
+    shell.db.execute("UPDATE trellis_job SET place = 3, slot = NULL WHERE id = ?", (jobs[1],))
+    assert shell.refusal("UPDATE trellis_job SET place = 1, slot = 0 WHERE id = ?", jobs[2]) is None
+
+
+@pytest.mark.requirement("DJ-13")
+def test_purging_an_ended_job_takes_all_of_it_and_nothing_else(furnished: Shell):
+    furnished.db.execute("INSERT INTO trellis_purge VALUES (3)")
+    for table, column in (("trellis_job", "id"), ("trellis_submission", "id"), ("trellis_event", "job")):
+        assert furnished.rows(f"SELECT 1 FROM {table} WHERE {column} = 3") == []
+    assert furnished.value("SELECT count(*) FROM trellis_job") == 7
+    assert furnished.value("SELECT count(*) FROM trellis_purge") == 0
+
+
+@pytest.mark.requirement("D6")
+def test_a_feed_position_is_never_given_out_twice(shell: Shell):
+    first = shell.job_in("leased-job", "succeeded")
+    newest = shell.value("SELECT max(seq) FROM trellis_event")
+    shell.db.execute("INSERT INTO trellis_purge VALUES (?)", (first,))
+    assert shell.value("SELECT count(*) FROM trellis_event") == 0
+    shell.job_in("leased-job", "queued")
+    assert shell.value("SELECT min(seq) FROM trellis_event") > newest
+
+
+@pytest.mark.requirement("D6")
+def test_a_position_of_a_rolled_back_event_was_never_seen(shell: Shell, path: Path):
+    shell.job_in("leased-job", "queued")
+    seen = Shell(path)
+    shell.db.execute("BEGIN IMMEDIATE")
+    shell.job_in("leased-job", "queued")
+    assert seen.value("SELECT count(*) FROM trellis_event") == 1
+    shell.db.execute("ROLLBACK")
+    shell.job_in("leased-job", "running")
+    assert seen.rows("SELECT seq FROM trellis_event ORDER BY seq") == [(1,), (2,), (3,), (4,)]
+
+
+def test_every_guard_of_the_schema_is_tried_here():
+    made = {line.split()[2] for line in migrations()[1].splitlines() if line.startswith("CREATE TRIGGER")}
+    tried = {name for guard, _, _ in REFUSED.values() for name in ([guard] if isinstance(guard, str) else guard or [])}
+    assert made - tried == {"trellis_purge_removes"}

@@ -1,0 +1,69 @@
+"""Look-ups that people and services make go through an index, however long the history is."""
+
+import pytest
+
+from tests.ledgers.sqlite.people import claim, complete, submit
+from tests.ledgers.sqlite.shell import Shell
+from trellis.ledgers.sqlite import claims, reads, sweep
+from trellis.ledgers.sqlite.ledger import SqliteLedger
+from trellis.ledgers.sqlite.steps import Sql as StepSql
+
+LOOKUPS = {
+    "events of a job": reads._Sql.events,
+    "events by type and time": reads._Sql.events_by_type,
+    "events by correlation": reads._Sql.events_by_correlation,
+    "the feed": reads._Sql.feed,
+    "jobs of a correlation": reads._Sql.jobs_correlated,
+    "jobs in a living state": reads._Sql.jobs_in_places,
+    "ready jobs": claims._Sql.ready_of_type,
+    "jobs to claim": claims._Sql.to_claim,
+    "standings": StepSql.standings,
+    "expired leases": sweep._Sql.expired,
+    "due timers": sweep._Sql.due,
+    "passed deadlines": sweep._Sql.past_deadline,
+    "overdue cancels": sweep._Sql.overdue_cancels,
+    "the next due time": sweep._Sql.next_due,
+    "taken slots": StepSql.taken_slots,
+    "parked jobs": StepSql.parked_first,
+}
+BIG = ("trellis_job", "trellis_event", "trellis_submission")
+
+
+@pytest.mark.requirement("DJ-13")
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_no_lookup_reads_a_whole_table(shell: Shell, name: str):
+    names = dict.fromkeys(
+        ["type", "since", "limit", "correlation", "after", "end", "lifecycle", "before", "states", "key"]
+    )
+    bindings = names | dict.fromkeys(["reason", "now"])
+    sql = LOOKUPS[name]
+    plan = shell.db.execute(
+        f"EXPLAIN QUERY PLAN {sql}", bindings if ":" in sql else (None,) * sql.count("?")
+    ).fetchall()
+    for detail in (row[3] for row in plan):
+        whole = detail.startswith("SCAN") and "USING" not in detail and any(table in detail for table in BIG)
+        assert not whole, f"{name}: {detail}"
+
+
+@pytest.mark.requirement("DJ-13")
+def test_events_by_type_and_time_use_their_index(shell: Shell):
+    values = {"type": 1, "since": 0, "limit": 1}
+    plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.events_by_type}", values).fetchall()
+    assert any("trellis_event_type_at (type=? AND at>?)" in row[3] for row in plan)
+
+
+async def test_a_filtered_feed_gets_ahead_past_events_it_leaves_out(ledger: SqliteLedger):
+    await submit(ledger, 5)
+    page = await ledger.feed(None, limit=2, lifecycle="run")
+    assert page.events == ()
+    assert page.position == await ledger.feed_end()
+
+
+async def test_what_is_held_by_whom_is_counted(ledger: SqliteLedger):
+    await submit(ledger, 3)
+    held = await claim(ledger, 2)
+    (depth,) = await ledger.queues()
+    assert (depth.ready, depth.held) == (1, 2)
+    await complete(ledger, held)
+    (depth,) = await ledger.queues()
+    assert (depth.ready, depth.held) == (1, 0)

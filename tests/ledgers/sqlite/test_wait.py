@@ -1,0 +1,76 @@
+"""Waiting for work: a commit here wakes at once, a commit of another process soon, and time out ends it."""
+
+import asyncio
+
+from tests.ledgers.sqlite.people import SUBMITTER, claim, submit
+from trellis.ledgers.sqlite.ledger import SqliteLedger
+
+LONG_S = 60.0
+"""Longer than the test may last: a wait that returns was woken."""
+
+
+async def waiting(ledger: SqliteLedger, *types: str) -> asyncio.Task[None]:
+    task = asyncio.ensure_future(ledger.wait_for_work(types or ("work",), LONG_S))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_submit_of_this_process_wakes(ledger: SqliteLedger):
+    task = await waiting(ledger)
+    await submit(ledger)
+    await asyncio.wait_for(task, 10)
+
+
+async def test_a_submit_of_another_process_wakes(ledger: SqliteLedger, reopen):
+    other = await reopen()
+    await ledger.wait_for_work(("work",), 0.05)
+    task = await waiting(ledger)
+    await submit(other)
+    await asyncio.wait_for(task, 10)
+
+
+async def test_a_job_that_came_between_an_empty_claim_and_the_wait_is_not_missed(ledger: SqliteLedger):
+    assert await claim(ledger) == []
+    await submit(ledger)
+    await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
+
+
+async def test_without_work_the_wait_ends_by_itself(ledger: SqliteLedger):
+    assert await claim(ledger) == []
+    await ledger.wait_for_work(("work",), 0.01)
+
+
+async def test_jobs_of_a_paused_type_do_not_make_the_wait_spin(ledger: SqliteLedger, reopen):
+    await ledger.pause(SUBMITTER, "work", paused=True)
+    await submit(ledger)
+    assert await claim(ledger) == []
+    task = await waiting(ledger)
+    done, _ = await asyncio.wait({task}, timeout=0.1)
+    assert done == set()
+    task.cancel()
+
+
+async def test_a_job_that_rests_wakes_nobody(ledger: SqliteLedger):
+    assert await claim(ledger) == []
+    task = await waiting(ledger)
+    await submit(ledger, delay_s=60.0)
+    done, _ = await asyncio.wait({task}, timeout=0.1)
+    assert done == set()
+    task.cancel()
+
+
+async def test_every_waiter_in_every_loop_is_woken(ledger: SqliteLedger):
+    loop = asyncio.get_running_loop()
+    here = [await waiting(ledger) for _ in range(3)]
+    entered = asyncio.Event()
+
+    async def elsewhere() -> None:
+        loop.call_soon_threadsafe(entered.set)
+        await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
+
+    there = loop.run_in_executor(None, lambda: asyncio.run(elsewhere()))
+    await entered.wait()
+    await submit(ledger)
+    await asyncio.wait_for(asyncio.gather(*here), 10)
+    await submit(ledger)
+    await asyncio.wait_for(there, 10)
