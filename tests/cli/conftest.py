@@ -1,0 +1,137 @@
+"""The command line as a person calls it, on a fresh ledger of each kind."""
+
+import asyncio
+import io
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.postgres import PostgresServer
+from trellis import App, Context, PermanentError, ValidationError
+from trellis.cli import main
+from trellis.ledgers import open_ledger
+from trellis.testing import run_until_idle
+
+LOGIN = "cli_login"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Standard output as JSON Lines."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        (record,) = self.records
+        return record
+
+
+class Terminal:
+    """Calls the program in this process, with its ledger."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.url = url
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", ledger: str | None = None) -> Answer:
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        self._capsys.readouterr()
+        code = main([*arguments, "--ledger", ledger or self.url])
+        out, err = self._capsys.readouterr()
+        return Answer(code, out, err)
+
+    def bare(self, *arguments: str) -> Answer:
+        """Without naming a ledger."""
+        self._capsys.readouterr()
+        code = main(list(arguments))
+        out, err = self._capsys.readouterr()
+        return Answer(code, out, err)
+
+    def submit(self, *arguments: str) -> str:
+        """A submit that works; the id it prints."""
+        answer = self("submit", *arguments)
+        assert answer.code == 0, answer.err
+        return answer.out.strip()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A migrated ledger."""
+    if request.param == "sqlite":
+        address = f"sqlite:///{tmp_path / 'ledger.db'}"
+        assert main(["migrate", "--ledger", address]) == 0
+        return address
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    made: Callable[..., str] = request.getfixturevalue("new_postgres_database")
+    name = made(template=request.getfixturevalue("postgres_template")).rpartition("/")[2]
+    if not server.sql(f"SELECT 1 FROM pg_roles WHERE rolname = '{LOGIN}'"):
+        server.sql(f"CREATE ROLE {LOGIN} LOGIN IN ROLE trellis_app")
+    return server.url(name, LOGIN)
+
+
+@pytest.fixture
+def trellis(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terminal:
+    """The command line on a ledger of each kind."""
+    monkeypatch.chdir(tmp_path)
+    return Terminal(url, capsys, monkeypatch)
+
+
+@pytest.fixture
+def local(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terminal:
+    """The command line in an empty folder, on an SQLite ledger that is already made."""
+    monkeypatch.chdir(tmp_path)
+    made = Terminal(f"sqlite:///{tmp_path / 'ledger.db'}", capsys, monkeypatch)
+    assert made("migrate").code == 0
+    return made
+
+
+def shop() -> App:
+    """An application with one job type for each fate."""
+    app = App(testing=True)
+
+    @app.job("double")
+    async def double(ctx: Context, number: int) -> int:
+        ctx.logger.info("doubling", number=number)
+        return 2 * number
+
+    @app.job("refuse")
+    async def refuse(ctx: Context) -> None:
+        raise ValidationError("no such customer")
+
+    @app.job("mutter")
+    async def mutter(ctx: Context) -> None:
+        raise ValidationError("expected [bold] or [/nothing]")
+
+    @app.job("break")
+    async def break_(ctx: Context) -> None:
+        raise PermanentError("the shop is closed")
+
+    return app
+
+
+@pytest.fixture
+def work() -> Callable[[str], None]:
+    """Runs the shop's jobs until none is ready."""
+
+    async def run(url: str) -> None:
+        ledger = await open_ledger(url)
+        try:
+            await run_until_idle(shop(), ledger)
+        finally:
+            await ledger.close()
+
+    return lambda url: asyncio.run(run(url))

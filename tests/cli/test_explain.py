@@ -1,0 +1,235 @@
+"""`explain`: for every place a job can be in, the sentences a tired person needs."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from trellis.engine.jobs import (
+    DeadLetter,
+    Epoch,
+    Event,
+    Job,
+    JobId,
+    Place,
+    Priority,
+    QueueDepth,
+    ReasonCode,
+    Stage,
+    WorkerSeen,
+)
+from trellis.lifecycles import LIFECYCLES, Phase, Role
+from trellis.operations.explain import REASONS, Explanation, Surroundings, duration, explain
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+QUEUE = QueueDepth(
+    type="mail.send",
+    lifecycle="leased-job",
+    ready=1,
+    resting=0,
+    parked=0,
+    held=0,
+    paused=False,
+    oldest_ready_s=1.0,
+    rate_limit=None,
+)
+
+
+def job(**changes: Any) -> Job:
+    made = Job(
+        job_id=JobId("j-1"),
+        lifecycle="leased-job",
+        type="mail.send",
+        state="queued",
+        place=Place.READY,
+        priority=Priority.BATCH,
+        generation=0,
+        attempt=0,
+        max_attempts=5,
+        version=1,
+        epoch=Epoch(0),
+        deaths=0,
+        created_at=NOW - timedelta(minutes=2),
+        updated_at=NOW - timedelta(minutes=1),
+        correlation_id="j-1",
+    )
+    return replace(made, **changes)
+
+
+def held(**changes: Any) -> Job:
+    lease = {"owner": "w-1", "lease_expires_at": NOW + timedelta(seconds=40), "epoch": Epoch(3)}
+    return job(**{"state": "running", "place": Place.HELD, **lease, **changes})
+
+
+def worker(**changes: Any) -> WorkerSeen:
+    info = json.dumps({"types": ["mail.send"], "concurrency": 4}).encode()
+    return replace(WorkerSeen(name="w-1", seen_at=NOW - timedelta(seconds=3), held=1, info=info), **changes)
+
+
+def told(explanation: Explanation) -> str:
+    return "\n".join((*explanation.where, *explanation.why, *explanation.next, *explanation.you_can))
+
+
+def story(of: Job, *events: Event, **around: Any) -> str:
+    return told(explain(of, events, Surroundings(now=NOW, **around)))
+
+
+def test_a_ready_job_without_a_worker_says_so():
+    text = story(job(), queue=QUEUE)
+    assert "No worker that serves 'mail.send' has been seen" in text
+    assert "trellis worker MODULE:APP" in text
+
+
+def test_a_worker_that_fell_silent_does_not_count():
+    text = story(job(), queue=QUEUE, workers=(worker(seen_at=NOW - timedelta(minutes=5)),))
+    assert "No worker that serves" in text
+
+
+def test_a_ready_job_with_a_worker_will_be_taken():
+    text = story(job(), queue=replace(QUEUE, ready=7, rate_limit=2.5), workers=(worker(),))
+    assert "w-1 serves this type and will take it" in text
+    assert "7 jobs of this type are ready" in text
+    assert "At most 2.5 jobs of this type are handed out a second" in text
+    assert "A claim makes it assigned, its start running." in text
+
+
+def test_a_paused_type_is_the_reason():
+    text = story(job(), queue=replace(QUEUE, paused=True), workers=(worker(),))
+    assert "paused" in text
+    assert "trellis queues resume mail.send" in text
+    assert "will take it" not in text
+
+
+def test_a_resting_job_says_until_when_and_why():
+    retried = Event(
+        id="j-1-4",
+        job_id=JobId("j-1"),
+        lifecycle="leased-job",
+        type="job_retry_scheduled",
+        ts=NOW - timedelta(seconds=1),
+        role=Role.WORKER,
+        actor="w-1",
+        correlation_id="j-1",
+        cause="short",
+        source="running",
+        target="queued",
+        generation=0,
+        attempt=1,
+        epoch=Epoch(1),
+        version=4,
+        data=b'{"error": {"message": "TransientError: connection reset"}}',
+    )
+    text = story(job(place=Place.RESTING, attempt=1, due_at=NOW + timedelta(seconds=12)), retried)
+    assert "resting in 12 s" in text
+    assert "attempt 2 of 5" in text
+    assert "TransientError: connection reset" in text
+    assert "When its time comes in 12 s, it becomes ready." in text
+
+
+def test_a_parked_job_names_who_is_before_it():
+    text = story(job(place=Place.PARKED, concurrency_key="user:t1"), key_holders=(JobId("j-0"),))
+    assert "'user:t1'" in text
+    assert "j-0 holds it" in text
+
+
+def test_a_held_job_says_who_has_it_and_what_each_end_would_mean():
+    text = story(held(attempt=1))
+    assert "held by w-1" in text
+    assert "Its lease (epoch 3) holds for 40 s more" in text
+    assert "When its holder is done it goes to succeeded." in text
+    assert "A retryable error sends it to queued for attempt 3." in text
+    assert "it goes to queued for attempt 3" in text
+
+
+def test_the_last_attempt_of_a_silent_holder_ends_in_the_dead_letters():
+    text = story(held(attempt=4, lease_expires_at=NOW - timedelta(seconds=3)))
+    assert "ended 3.0 s ago: its holder is silent" in text
+    assert "This is its last attempt" in text
+    assert "The next sweep finds its lease over: it goes to dead_lettered." in text
+
+
+def test_a_soft_cancel_and_deaths_are_told():
+    text = story(held(cancel_requested=True, deaths=1))
+    assert "Somebody asked it to stop" in text
+    assert "1 worker died while running it" in text
+    assert "the sweep makes it cancelled" in text
+
+
+def test_a_deadline_is_told():
+    assert "At its deadline in 1 min 30 s" in story(job(deadline_at=NOW + timedelta(seconds=90)))
+
+
+@pytest.mark.parametrize("reason", ReasonCode)
+def test_a_dead_letter_is_translated_and_can_be_requeued(reason: ReasonCode):
+    letter = DeadLetter(
+        job_id=JobId("j-1"),
+        type="mail.send",
+        state="dead_lettered",
+        reason_code=reason,
+        stage=Stage.EXEC,
+        last_error="boom",
+        attempts=5,
+        last_owner="w-1",
+        last_lease_expires_at=NOW,
+        correlation_id="j-1",
+        at=NOW,
+        version=9,
+    )
+    text = story(job(state="dead_lettered", place=Place.ENDED), letter=letter)
+    assert REASONS[reason.value] in text
+    assert "Last error: boom" in text
+    assert "trellis job requeue j-1" in text
+    assert "trellis job cancel" not in text
+
+
+def test_a_succeeded_job_is_over():
+    text = story(job(state="succeeded", place=Place.ENDED))
+    assert "Nothing more happens by itself." in text
+    assert "requeue" not in text
+
+
+def test_a_job_that_waits_for_a_role_says_whom():
+    text = story(job(lifecycle="queue-job", state="PENDING", place=Place.RESTING))
+    assert "it waits for a person or a role" in text
+    assert "validate by orchestrator moves it to QUEUED" in text
+
+
+def test_a_timer_state_says_where_its_timer_leads():
+    resting = job(lifecycle="queue-job", state="RETRY_BACKOFF", place=Place.RESTING, due_at=NOW + timedelta(seconds=30))
+    assert "the sweep moves it to QUEUED" in story(resting)
+    assert "the sweep moves it to FAILED" in story(replace(resting, attempt=4))
+
+
+def test_a_state_that_survives_its_holder_says_so():
+    text = story(held(lifecycle="run", state="running"))
+    assert "it stays running and may be claimed again" in text
+
+
+@pytest.mark.parametrize("name", LIFECYCLES)
+def test_every_state_of_every_lifecycle_is_explained(name: str):
+    places = {Phase.WAITING: Place.RESTING, Phase.HELD: Place.HELD, Phase.ENDED: Place.ENDED}
+    for state in LIFECYCLES[name].states:
+        made = (held if state.phase is Phase.HELD else job)(lifecycle=name, state=state.name, place=places[state.phase])
+        explanation = explain(made, (), Surroundings(now=NOW))
+        assert state.name in explanation.where[0]
+        assert explanation.next
+        assert explanation.you_can
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0.04, "0.0 s"),
+        (9.96, "10.0 s"),
+        (59.6, "1 min"),
+        (90, "1 min 30 s"),
+        (3600, "1 h"),
+        (3661, "1 h 1 min"),
+        (90_000, "1 d 1 h"),
+        (-5, "5.0 s"),
+    ],
+)
+def test_durations_read_as_people_say_them(seconds: float, text: str):
+    assert duration(seconds) == text

@@ -1,0 +1,121 @@
+"""`trellis jobs` and `trellis job …`."""
+
+import pytest
+
+from tests.cli.conftest import Terminal
+
+
+def test_listings_filter_and_page(trellis: Terminal, work):
+    ids = [trellis.submit("double", str(number)) for number in range(3)]
+    work(trellis.url)
+    waiting = trellis.submit("other.type", "--correlation", "case-9")
+    assert [r["job_id"] for r in trellis("jobs", "--json", "--state", "succeeded").records] == ids[::-1]
+    assert [r["job_id"] for r in trellis("jobs", "--json", "--type", "other.type").records] == [waiting]
+    assert [r["job_id"] for r in trellis("jobs", "--json", "--correlation", "case-9").records] == [waiting]
+    assert trellis("jobs", "--json", "--lifecycle", "run").records == []
+    page = trellis("jobs", "--json", "--limit", "3")
+    cursor = page.err.partition("--cursor ")[2].strip()
+    rest = trellis("jobs", "--json", "--cursor", cursor)
+    assert [r["job_id"] for r in page.records + rest.records] == [waiting, *ids[::-1]]
+    assert rest.err == ""
+
+
+def test_a_table_is_for_people_and_is_whole_in_a_pipe(trellis: Terminal):
+    job_id = trellis.submit("a.type.with.a.long.name." + "x" * 100)
+    header, row = trellis("jobs").out.splitlines()
+    assert header.split() == ["JOB", "TYPE", "STATE", "TRY", "AGE"]
+    assert row.split()[:4] == [job_id, "a.type.with.a.long.name." + "x" * 100, "queued", "1/5"]
+    assert "\x1b" not in row
+    assert row == row.rstrip()
+
+
+def test_no_job_is_said_beside_the_answer(trellis: Terminal):
+    answer = trellis("jobs")
+    assert (answer.code, answer.out) == (0, "")
+    assert "No job" in answer.err
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--state", "runing"], "perhaps you mean running"),
+        (["--state", "complete"], "perhaps you mean COMPLETE"),
+        (["--state", "queued", "--lifecycle", "queue-job"], "perhaps you mean QUEUED"),
+        (["--lifecycle", "queue_job"], "perhaps you mean queue-job"),
+        (["--limit", "0"], "from 1 to"),
+    ],
+)
+def test_a_filter_that_names_nothing_is_refused_with_the_nearest_name(local: Terminal, arguments, says):
+    answer = local("jobs", *arguments)
+    assert answer.code == 2
+    assert says in answer.err
+
+
+def test_a_cursor_that_no_page_gave_is_refused(trellis: Terminal):
+    answer = trellis("jobs", "--cursor", "nonsense")
+    assert (answer.code, "cursor" in answer.err) == (2, True)
+
+
+def test_show_tells_the_whole_story(trellis: Terminal, work):
+    job_id = trellis.submit("double", "21")
+    work(trellis.url)
+    shown = trellis("job", "show", job_id)
+    for text in (job_id, "succeeded", "21", "42", "job_claimed", "job_succeeded", "doubling"):
+        assert text in shown.out
+    record = trellis("job", "show", job_id, "--json").record
+    assert record["result"] == 42
+    assert [event["payload"]["to"] for event in record["events"]] == ["queued", "assigned", "running", "succeeded"]
+
+
+def test_what_a_job_says_in_brackets_is_shown_as_it_is(local: Terminal, work):
+    job_id = local.submit("mutter", "--correlation", "[/red]")
+    work(local.url)
+    for arguments in (["job", "show", job_id], ["job", "explain", job_id], ["events", job_id], ["dlq"]):
+        assert "expected [bold] or [/nothing]" in local(*arguments).out
+    assert "[/red]" in local("job", "show", job_id).out
+
+
+@pytest.mark.parametrize("verb", ["show", "explain", "cancel", "requeue"])
+def test_an_unknown_job_is_an_answer_and_no_traceback(trellis: Terminal, verb: str):
+    answer = trellis("job", verb, "no-such-job")
+    assert answer.code == 1
+    assert "There is no job 'no-such-job'" in answer.err
+    assert "trellis jobs" in answer.err
+
+
+def test_cancel_ends_a_waiting_job_once(trellis: Terminal):
+    job_id = trellis.submit("a")
+    assert trellis("job", "cancel", job_id, "--cause", "not needed").out == f"{job_id} is cancelled\n"
+    record = trellis("job", "show", job_id, "--json").record
+    assert (record["state"], record["events"][-1]["cause"]) == ("cancelled", "not needed")
+    again = trellis("job", "cancel", job_id)
+    assert again.code == 1
+    assert "cannot go from cancelled" in again.err
+
+
+@pytest.mark.requirement("D39")
+def test_requeue_opens_a_generation_of_failed_jobs_only(trellis: Terminal, work):
+    failed, done = trellis.submit("break"), trellis.submit("double", "1")
+    work(trellis.url)
+    assert trellis("job", "requeue", failed, "--cause", "open again").out == f"{failed} is queued again\n"
+    record = trellis("job", "show", failed, "--json").record
+    assert (record["generation"], record["attempt"], record["state"]) == (1, 1, "queued")
+    refused = trellis("job", "requeue", done, "--json")
+    assert refused.code == 1
+    assert refused.record["requeued"] is False
+
+
+def test_requeue_needs_the_operators_key(local: Terminal, work, tmp_path):
+    failed = local.submit("break")
+    work(local.url)
+    key = tmp_path / "ledger.db.key"
+    key.chmod(0o644)
+    readable = local("job", "requeue", failed)
+    assert (readable.code, "chmod 600" in readable.err) == (1, True)
+    key.unlink()
+    missing = local("job", "requeue", failed)
+    assert missing.code == 1
+    assert "trellis migrate" in missing.err
+    assert local("job", "show", failed, "--json").record["state"] == "failed"
+    assert local("migrate").code == 0
+    assert local("job", "requeue", failed).code == 0

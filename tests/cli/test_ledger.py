@@ -1,0 +1,214 @@
+"""`trellis migrate`, `verify`, `sweep`, `doctor`, `version`, and ledgers that are not there, too old, read-only or wrong."""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.cli.conftest import Terminal
+from tests.servers.postgres import PostgresServer
+
+NOBODY = 65534
+READERS = (["jobs"], ["submit", "a"], ["queues"], ["dlq"], ["events"], ["verify"], ["workers"], ["sweep"])
+
+
+def test_migrate_makes_the_folder_the_ledger_and_the_operators_key(local: Terminal, tmp_path: Path):
+    data = tmp_path / "new" / "data"
+    assert local.bare("migrate", "--data", str(data)).code == 0
+    assert stat.S_IMODE((data / "trellis.db.key").stat().st_mode) == 0o600
+    before = (data / "trellis.db.key").read_text()
+    assert local.bare("migrate", "--data", str(data)).code == 0
+    assert (data / "trellis.db.key").read_text() == before
+    assert local.bare("jobs", "--data", str(data)).code == 0
+
+
+def test_the_ledger_is_named_by_option_folder_environment_or_file(
+    local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def ledger_of(*arguments: str) -> str:
+        records = local.bare("doctor", "--json", *arguments).records
+        (row,) = [record for record in records if record.get("setting") == "ledger"]
+        return f"{row['value']} by {row['source']}"
+
+    assert ledger_of() == "sqlite:///trellis.db by default"
+    (tmp_path / "trellis.toml").write_text('ledger = "sqlite:///from-file.db"\n')
+    assert ledger_of() == "sqlite:///from-file.db by trellis.toml"
+    monkeypatch.setenv("TRELLIS_LEDGER", "sqlite:///from-env.db")
+    assert ledger_of() == "sqlite:///from-env.db by TRELLIS_LEDGER"
+    assert ledger_of("--data", "d") == "sqlite:///d/trellis.db by --data"
+    assert ledger_of("--ledger", "sqlite:///x.db", "--data", "d") == "sqlite:///x.db by --ledger"
+    assert local.bare("--ledger", local.url, "jobs").code == 0
+
+
+@pytest.mark.parametrize("arguments", READERS, ids=lambda arguments: arguments[0])
+def test_a_ledger_that_is_not_there_is_not_made_by_looking_or_submitting(local: Terminal, tmp_path: Path, arguments):
+    answer = local(*arguments, ledger=f"sqlite:///{tmp_path / 'typo.db'}")
+    assert answer.code == 1
+    assert "there is no file" in answer.err
+    assert f"trellis migrate --ledger sqlite:///{tmp_path / 'typo.db'}" in answer.err
+    assert not (tmp_path / "typo.db").exists()
+
+
+@pytest.mark.parametrize(
+    "address, says",
+    [
+        ("mysql://localhost/db", "Use sqlite:///path/to/file.db or postgresql://"),
+        ("ledger.db", "Use sqlite:///path/to/file.db or postgresql://"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///", "names no file"),
+        ("sqlite://relative.db", "three slashes"),
+        ("postgresql://localhost:port/db", "Port could not be cast"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [["jobs"], ["migrate"]], ids=["jobs", "migrate"])
+def test_an_address_that_is_none_is_a_mistake_of_the_caller(local: Terminal, address, says, arguments):
+    answer = local(*arguments, ledger=address)
+    assert answer.code == 2
+    assert says in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_file_that_is_no_database_is_left_as_it_is(local: Terminal, tmp_path: Path):
+    note = tmp_path / "note.txt"
+    note.write_text("a shopping list, and not a short one either\n" * 40)
+    answer = local("migrate", ledger=f"sqlite:///{note}")
+    assert (answer.code, "not an SQLite database" in answer.err) == (2, True)
+    assert note.read_text().startswith("a shopping list")
+    assert not (tmp_path / "note.txt.key").exists()
+
+
+def test_a_server_that_does_not_answer_is_named_without_its_password(local: Terminal):
+    answer = local("jobs", ledger="postgresql://ada:geheim@127.0.0.1:1/db")
+    assert answer.code == 1
+    assert "does not answer" in answer.err
+    told = local("doctor", ledger="postgresql://ada:geheim@127.0.0.1:1/db")
+    assert told.code == 1
+    assert "postgresql://ada:***@127.0.0.1:1/db" in told.out
+    assert "geheim" not in answer.err + answer.out + told.out + told.err
+
+
+def test_a_database_without_the_schema_says_how_to_make_it(
+    local: Terminal, new_postgres_database: Callable[..., str], postgres_server: PostgresServer
+):
+    address = new_postgres_database()
+    answer = local("jobs", ledger=address)
+    assert answer.code == 1
+    assert f"trellis migrate --ledger {address}" in answer.err
+    assert local("migrate", ledger=address).code == 0
+    assert local("jobs", ledger=address).code == 0
+
+
+def test_software_that_is_too_old_is_refused(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trellis.ledgers.sqlite.connection.SQLITE_NEEDED", (99, 0, 0))
+    answer = local("jobs")
+    assert answer.code == 1
+    assert "is too old: 99.0.0 or newer is needed" in answer.err
+    assert "Install the newer version" in answer.err
+
+
+@pytest.fixture
+def readable_ledger(local: Terminal) -> Iterator[str]:
+    """A ledger that this process may read and not write."""
+    folder = Path(tempfile.mkdtemp(prefix="trellis-ro-"))
+    address = f"sqlite:///{folder / 'ledger.db'}"
+    assert local("migrate", ledger=address).code == 0
+    (folder / "ledger.db").chmod(0o444)
+    folder.chmod(0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    yield address
+    if root:
+        os.seteuid(0)
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("arguments", [["submit", "a"], ["migrate"], ["jobs"]], ids=lambda arguments: arguments[0])
+def test_a_ledger_that_may_only_be_read_is_refused(local: Terminal, readable_ledger: str, arguments):
+    answer = local(*arguments, ledger=readable_ledger)
+    assert answer.code == 1
+    assert "The ledger cannot be written" in answer.err
+    assert "owner and mode" in answer.err
+
+
+def test_verify_is_clean_after_work_of_every_fate(trellis: Terminal, work):
+    for type_ in ("refuse", "break"):
+        trellis.submit(type_)
+    trellis.submit("double", "1")
+    work(trellis.url)
+    answer = trellis("verify")
+    assert (answer.code, answer.out) == (0, "3 jobs, 12 events: no violation\n")
+    assert trellis("verify", "--json").record == {"jobs": 3, "events": 12, "violations": 0}
+
+
+@pytest.mark.requirement("DJ-3")
+def test_verify_finds_a_row_that_was_changed_behind_its_events(local: Terminal, work, tmp_path: Path):
+    job_id = local.submit("double", "1")
+    work(local.url)
+    raw = apsw.Connection(str(tmp_path / "ledger.db"))
+    for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        raw.execute(f'DROP TRIGGER "{name}"')
+    raw.execute("UPDATE trellis_job SET attempt = attempt + 1")
+    raw.close()
+    answer = local("verify")
+    assert answer.code == 1
+    assert job_id in answer.out
+    assert "violations" in answer.out
+    *violations, summary = local("verify", "--json").records
+    assert summary["violations"] == len(violations) > 0
+
+
+def test_sweep_says_what_it_did(trellis: Terminal):
+    assert trellis("sweep").out == "nothing was due\n"
+    record = trellis("sweep", "--json").record
+    assert set(record.values()) == {0}
+
+
+def test_doctor_says_what_is_wrong_and_what_to_do(trellis: Terminal, work):
+    trellis.submit("refuse")
+    work(trellis.url)
+    trellis.submit("double", "1")
+    answer = trellis("doctor")
+    assert answer.code == 0, answer.out
+    for text in (
+        "concurrency",
+        "Python 3.",
+        "no living worker serves the type",
+        "1 wait for a decision",
+        "trellis dlq",
+    ):
+        assert text in answer.out
+    findings = [record for record in trellis("doctor", "--json").records if "check" in record]
+    assert {"python", "workers", "dead letters", "type double"} <= {finding["check"] for finding in findings}
+
+
+def test_doctor_reports_a_missing_ledger_without_making_it(local: Terminal, tmp_path: Path):
+    answer = local("doctor", ledger=f"sqlite:///{tmp_path / 'typo.db'}")
+    assert answer.code == 1
+    assert "there is no file" in answer.out
+    assert not (tmp_path / "typo.db").exists()
+
+
+def test_doctor_reports_settings_that_do_not_exist(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRELLIS_CONCURENCY", "4")
+    answer = local.bare("doctor")
+    assert answer.code == 1
+    assert "TRELLIS_CONCURRENCY" in answer.out
+    other = local.bare("jobs")
+    assert (other.code, "TRELLIS_CONCURRENCY" in other.err) == (2, True)
+
+
+def test_version_names_what_the_program_stands_on(local: Terminal):
+    assert set(local("version", "--json").record) >= {"trellis", "python", "sqlite"}
+    assert local.bare("--version").out.startswith("trellis ")
+
+
+def test_a_traceback_is_shown_only_when_asked_for(local: Terminal):
+    assert "Traceback" not in local("job", "show", "x").err
+    assert "Traceback" in local("job", "show", "x", "--debug").err

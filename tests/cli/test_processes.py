@@ -1,0 +1,229 @@
+"""The program as a process: signals, pipes, terminals, workers, the demo."""
+
+import asyncio
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Terminal
+from trellis.cli import main
+from trellis.engine.jobs import Actor
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+
+APPLICATION = """
+import asyncio
+from trellis import App, Context
+
+app = App(testing=True)
+
+@app.job("double", lease_s=5, heartbeat_s=1)
+async def double(ctx: Context, number: int) -> int:
+    return 2 * number
+
+@app.job("linger", lease_s=5, heartbeat_s=1)
+async def linger(ctx: Context) -> str:
+    ctx.progress("begun")
+    await ctx.cancel_requested()
+    return "stopped"
+"""
+SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@contextmanager
+def running(*arguments: str, cwd: Path, **streams: int) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trellis", *arguments],
+        cwd=cwd,
+        text=True,
+        stdout=streams.get("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> str:
+    (tmp_path / "process_shop.py").write_text(APPLICATION)
+    return "process_shop:app"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_runs_jobs_until_it_is_told_to_stop(local: Terminal, application: str, tmp_path: Path, number):
+    with running("worker", application, "--ledger", local.url, "--name", "w-7", cwd=tmp_path) as process:
+        assert local("submit", "double", "21", "--wait", "60s").out == "42\n"
+        (seen,) = local("workers", "--json").records
+        assert (seen["name"], seen["info"]["types"]) == ("w-7", ["double", "linger"])
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_worker_on_postgresql(trellis: Terminal, application: str, tmp_path: Path):
+    with running("worker", application, "--ledger", trellis.url, "--concurrency", "2", cwd=tmp_path) as process:
+        assert trellis("submit", "double", "21", "--wait", "60s").out == "42\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_soft_cancel_reaches_the_handler(local: Terminal, application: str, tmp_path: Path):
+    with running("worker", application, "--ledger", local.url, cwd=tmp_path):
+        job_id = local.submit("linger")
+        while local("job", "show", job_id, "--json").record["state"] != "running":
+            pass
+        assert "was asked to stop" in local("job", "cancel", job_id).out
+        ended = local("submit", "linger", "--id", "other", "--delay", "1h")
+        assert ended.code == 0
+        while local("job", "show", job_id, "--json").record["state"] == "running":
+            pass
+    record = local("job", "show", job_id, "--json").record
+    assert record["state"] == "cancelled"
+    assert record["events"][-1]["payload"]["role"] == "worker"
+
+
+@pytest.mark.parametrize(
+    "spec, says",
+    [
+        ("process_shop", "write MODULE:APP"),
+        ("no_such_shop:app", "there is no module no_such_shop"),
+        ("process_shop:nothing", "nothing does not exist in process_shop; it has app"),
+        ("process_shop:asyncio", "asyncio is no App"),
+        ("broken_shop:app", "broken_shop.py:2: ZeroDivisionError"),
+        ("misspelt_shop:app", "misspelt_shop.py:1: SyntaxError"),
+        ("hungry_shop:app", "hungry_shop.py:1: ModuleNotFoundError: No module named 'no_such_dependency'"),
+        ("bold_shop:app", "lease_s is 1"),
+        ("empty_shop:app", "register at least one"),
+    ],
+)
+def test_an_application_that_cannot_be_used_says_where_it_breaks(
+    local: Terminal, application: str, tmp_path: Path, spec: str, says: str
+):
+    (tmp_path / "broken_shop.py").write_text("x = 1\n1 / 0\n")
+    (tmp_path / "misspelt_shop.py").write_text("def (:\n")
+    (tmp_path / "hungry_shop.py").write_text("import no_such_dependency\n")
+    (tmp_path / "empty_shop.py").write_text("from trellis import App\napp = App()\n")
+    (tmp_path / "bold_shop.py").write_text(
+        "from trellis import App\napp = App()\n@app.job('a', lease_s=1)\nasync def a(ctx): ...\n"
+    )
+    answer = local("worker", spec)
+    assert answer.code == 2
+    assert says in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_following_the_feed_shows_events_as_they_come_and_ends_with_ctrl_c(local: Terminal, tmp_path: Path):
+    with running("events", "--follow", "--json", "--ledger", local.url, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "following" in process.stderr.readline()
+        job_id = local.submit("a")
+        assert json.loads(process.stdout.readline())["id"] == f"{job_id}-1"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
+
+
+@pytest.mark.parametrize("arguments", [["jobs"], ["jobs", "--json"]], ids=["table", "json"])
+def test_a_reader_that_has_had_enough_is_no_error(local: Terminal, tmp_path: Path, arguments: list[str]):
+    local.submit("a")
+    read, write = os.pipe()
+    os.close(read)
+    with running(*arguments, "--ledger", local.url, cwd=tmp_path, stdout=write) as process:
+        os.close(write)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (141, "")
+
+
+def test_up_serves_until_it_is_told_to_stop(local: Terminal, tmp_path: Path):
+    address = f"sqlite:///{tmp_path / 'fresh' / 'ledger.db'}"
+    with running("up", "--ledger", address, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        assert "sweeper, retention" in lines[1]
+        assert "trellis worker" in lines[2]
+        assert local("doctor", ledger=address).code == 0
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, rest, errors) == (0, "stopped\n", "")
+
+
+async def _beat(url: str) -> None:
+    ledger = await open_ledger(url)
+    await ledger.beat(
+        Actor(role=Role.WORKER, name="worker@a-host-with-a-name:12345"), b'{"types": ["double", "refuse"]}'
+    )
+    await ledger.close()
+
+
+class Screen(io.StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_people_read_fits_eighty_columns(local: Terminal, work, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    refused = local.submit("refuse")
+    local.submit("double", "1")
+    work(local.url)
+    asyncio.run(_beat(local.url))
+    local.submit("a.type.with.a.rather.long.name.indeed", json.dumps("long " * 50))
+    commands = [["jobs"], ["queues"], ["dlq"], ["workers"], ["events"], ["events", refused], ["lifecycles"]]
+    commands += [["job", "show", refused], ["job", "explain", refused], ["dlq", "show", refused], ["doctor"]]
+    commands += [["lifecycles", "queue-job"], ["verify"], ["version"]]
+    for arguments in commands:
+        screen = Screen()
+        monkeypatch.setattr(sys, "stdout", screen)
+        assert main([*arguments, "--ledger", local.url]) == 0
+        plain = SEQUENCES.sub("", screen.getvalue())
+        wide = [line for line in plain.splitlines() if len(line) > 80]
+        assert plain, arguments
+        assert not wide, arguments
+        assert refused in plain or arguments[0] not in {"jobs", "dlq", "job"}, "an id is never cut"
+        assert "\x1b[" in screen.getvalue(), arguments
+
+
+@pytest.mark.serial
+def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
+    folder = tmp_path / "demo"
+    done = subprocess.run(
+        [sys.executable, "-m", "trellis", "demo", "--data", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in (
+        "kill -9",
+        "its worker is gone, the lease is over → attempt 2",
+        "report.build: succeeded on attempt 2",
+        "attempt 2 did steps",
+        "job_lease_expired",
+        "exhausted_retries",
+        "validation_failed",
+        "1 cancelled",
+        "no violation",
+        f"cd {folder}",
+    ):
+        assert text in done.stdout, text
+    for pid in re.findall(r"process (\d+)", done.stdout):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+    assert (folder / "demo_app.py").is_file()
+    assert main(["verify", "--data", str(folder)]) == 0

@@ -1,0 +1,140 @@
+"""`trellis queues`, `trellis dlq`, `trellis events`, `trellis workers`."""
+
+import pytest
+
+from tests.cli.conftest import Terminal
+
+
+def test_queues_count_what_waits(trellis: Terminal):
+    trellis.submit("a")
+    trellis.submit("a", "--delay", "1h")
+    (queue,) = trellis("queues", "--json").records
+    assert (queue["type"], queue["ready"], queue["resting"], queue["held"], queue["paused"]) == ("a", 1, 1, 0, False)
+    assert trellis("queues").out.split()[:2] == ["TYPE", "READY"]
+
+
+def test_a_paused_type_is_not_handed_out_until_it_is_resumed(trellis: Terminal, work):
+    job_id = trellis.submit("double", "1")
+    assert trellis("queues", "pause", "double").code == 0
+    work(trellis.url)
+    assert trellis("job", "show", job_id, "--json").record["state"] == "queued"
+    assert "paused" in trellis("queues").out
+    assert "trellis queues resume double" in trellis("job", "explain", job_id).out
+    assert trellis("queues", "resume", "double").code == 0
+    work(trellis.url)
+    assert trellis("job", "show", job_id, "--json").record["state"] == "succeeded"
+
+
+def test_pausing_a_type_nobody_uses_says_so(local: Terminal):
+    local.submit("double", "1")
+    answer = local("queues", "pause", "dubble")
+    assert "perhaps you mean double" in answer.err
+
+
+def test_a_mistyped_verb_is_answered_with_the_nearest(trellis: Terminal):
+    answer = trellis.bare("queues", "pasue", "a")
+    assert (answer.code, "'pause'" in answer.err) == (2, True)
+
+
+@pytest.mark.requirement("DJ-12")
+def test_dead_letters_are_listed_shown_and_requeued_one_by_one(trellis: Terminal, work):
+    job_id = trellis.submit("refuse")
+    work(trellis.url)
+    (letter,) = trellis("dlq", "--json").records
+    assert letter["job_id"] == job_id
+    assert (letter["reason_code"], letter["stage"], letter["attempts"]) == ("validation_failed", "exec", 1)
+    shown = trellis("dlq", "show", job_id)
+    for text in ("its payload can never work", "no such customer", "last owner", "job_dead_lettered"):
+        assert text in shown.out
+    assert trellis("dlq", "requeue", job_id).code == 0
+    assert trellis("dlq", "--json").records == []
+    assert "has no dead letter" in trellis("dlq", "show", job_id).err
+
+
+@pytest.mark.requirement("DJ-12")
+def test_dead_letters_are_counted_then_requeued_by_filter(trellis: Terminal, work):
+    ids = [trellis.submit("refuse") for _ in range(3)]
+    failed = trellis.submit("break")
+    work(trellis.url)
+    assert trellis("dlq", "requeue", "--type", "refuse", "--dry-run").out == "3 jobs would be requeued\n"
+    unsure = trellis("dlq", "requeue", "--type", "refuse")
+    assert (unsure.code, "--yes" in unsure.err) == (2, True)
+    assert len(trellis("dlq", "--json").records) == 3
+    some = trellis("dlq", "requeue", "--reason", "validation_failed", "--limit", "2", "--yes", "--json")
+    assert [(r["job_id"], r["requeued"]) for r in some.records] == [(ids[1], True), (ids[2], True)]
+    assert "1 of 1" not in trellis("dlq", "requeue", "--all", "--yes").out
+    assert trellis("dlq", "--json").records == []
+    assert trellis("job", "show", failed, "--json").record["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "Name jobs, or filter"),
+        (["some-id", "--type", "a"], "not both"),
+        (["--reason", "exhausted"], "perhaps you mean exhausted_retries"),
+    ],
+)
+def test_a_requeue_that_says_too_little_or_too_much_is_refused(local: Terminal, arguments, says):
+    answer = local("dlq", "requeue", *arguments)
+    assert (answer.code, says in answer.err) == (2, True)
+
+
+def test_a_long_dead_letter_queue_is_paged(trellis: Terminal, work):
+    ids = [trellis.submit("refuse") for _ in range(3)]
+    work(trellis.url)
+    page = trellis("dlq", "--json", "--limit", "2")
+    assert "--cursor" in page.err
+    rest = trellis("dlq", "--json", "--cursor", page.records[-1]["job_id"])
+    assert [r["job_id"] for r in page.records + rest.records] == ids[::-1]
+
+
+@pytest.mark.requirement("DJ-13")
+def test_events_of_a_job_have_the_nine_fields(trellis: Terminal, work):
+    job_id = trellis.submit("double", "1")
+    work(trellis.url)
+    records = trellis("events", job_id, "--json").records
+    names = ["id", "job_id", "type", "ts", "actor", "correlation_id", "cause", "payload", "version"]
+    assert [list(record) for record in records] == [names] * 4
+    assert [record["version"] for record in records] == [1, 2, 3, 4]
+    assert (records[1]["payload"]["from"], records[1]["payload"]["to"]) == ("queued", "assigned")
+    assert "job_succeeded" in trellis("events", job_id).out
+
+
+def test_the_feed_goes_on_from_a_position(trellis: Terminal, work):
+    ids = [trellis.submit("double", str(number)) for number in range(2)]
+    work(trellis.url)
+    first = trellis("events", "--json", "--limit", "3")
+    position = first.err.partition("--after ")[2].strip()
+    rest = trellis("events", "--json", "--after", position)
+    seen = [record["id"] for record in first.records + rest.records]
+    assert sorted(seen) == sorted(f"{job_id}-{version}" for job_id in ids for version in (1, 2, 3, 4))
+
+
+def test_events_are_found_by_type_and_correlation(trellis: Terminal, work):
+    trellis.submit("double", "1")
+    job_id = trellis.submit("refuse", "--correlation", "case-3")
+    work(trellis.url)
+    by_type = trellis("events", "--type", "job_dead_lettered", "--json").records
+    assert [record["job_id"] for record in by_type] == [job_id]
+    by_case = trellis("events", "--correlation", "case-3", "--json").records
+    assert {record["job_id"] for record in by_case} == {job_id}
+
+
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        (["--type", "job_dead"], 2, "perhaps you mean job_"),
+        (["no-such-job"], 1, "There is no job"),
+        (["some-job", "--follow"], 2, "feed is of all jobs"),
+    ],
+)
+def test_events_that_cannot_be_meant_are_refused(local: Terminal, arguments, code, says):
+    answer = local("events", *arguments)
+    assert answer.code == code
+    assert says in answer.err
+
+
+def test_a_position_that_the_feed_never_gave_is_refused(trellis: Terminal):
+    answer = trellis("events", "--after", "nonsense")
+    assert (answer.code, "position" in answer.err) == (2, True)

@@ -1,0 +1,152 @@
+"""`trellis submit`: what goes in, and everything that does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Terminal
+
+LIMIT = 1024 * 1024
+
+
+def jobs(trellis: Terminal) -> list[str]:
+    return [record["job_id"] for record in trellis("jobs", "--json").records]
+
+
+def test_a_submitted_job_is_printed_listed_and_shown(trellis: Terminal):
+    job_id = trellis.submit("index.document", '{"id": 7}', "--priority", "interactive", "--correlation", "case-1")
+    assert jobs(trellis) == [job_id]
+    shown = trellis("job", "show", job_id, "--json").record
+    assert shown["payload"] == {"id": 7}
+    assert (shown["priority"], shown["correlation_id"], shown["attempt"]) == ("interactive", "case-1", 1)
+    assert [event["type"] for event in shown["events"]] == ["job_queued"]
+
+
+@pytest.mark.requirement("DJ-5")
+def test_the_same_key_is_the_same_job_and_another_request_under_it_is_refused(trellis: Terminal):
+    first = trellis.submit("index.document", "1", "--key", "doc-7")
+    again = trellis("submit", "index.document", "1", "--key", "doc-7", "--json")
+    assert again.record == {"job_id": first, "created": False}
+    other = trellis("submit", "index.document", "2", "--key", "doc-7")
+    assert other.code == 1
+    assert first in other.err
+    assert jobs(trellis) == [first]
+
+
+def test_delay_and_start_time_are_kept(trellis: Terminal):
+    trellis.submit("a", "--delay", "2h")
+    trellis.submit("a", "--run-at", "2031-01-02T03:04:05+00:00")
+    later, delayed = trellis("jobs", "--json").records
+    assert later["due_at"] == "2031-01-02T03:04:05+00:00"
+    assert (later["place"], delayed["place"]) == ("resting", "resting")
+
+
+def test_a_keyed_job_waits_behind_the_other(trellis: Terminal):
+    first = trellis.submit("a", "--concurrency-key", "tenant-1")
+    second = trellis.submit("a", "--concurrency-key", "tenant-1")
+    places = {r["job_id"]: r["place"] for r in trellis("jobs", "--concurrency-key", "tenant-1", "--json").records}
+    assert places == {first: "ready", second: "parked"}
+    told = trellis("job", "explain", second)
+    assert "parked behind its concurrency key" in told.out
+    assert first in told.out
+
+
+def test_the_payload_comes_from_a_file_or_standard_input(local: Terminal, tmp_path: Path):
+    (tmp_path / "body.json").write_text('{"from": "file"}')
+    by_file = local.submit("a", "@body.json")
+    by_stdin = local("submit", "a", "-", stdin=b'{"from": "stdin"}').out.strip()
+    payloads = [local("job", "show", job_id, "--json").record["payload"]["from"] for job_id in (by_file, by_stdin)]
+    assert payloads == ["file", "stdin"]
+
+
+def test_waiting_prints_the_result(local: Terminal, work):
+    job_id = local.submit("double", "21", "--id", "d-1")
+    work(local.url)
+    waited = local("submit", "double", "21", "--id", "d-1", "--wait", "5s")
+    assert (job_id, waited.code, waited.out) == ("d-1", 0, "42\n")
+
+
+def test_waiting_says_when_time_is_over(local: Terminal):
+    waited = local("submit", "double", "21", "--id", "d-1", "--wait", "10ms")
+    assert waited.code == 1
+    assert "d-1 has not ended" in waited.err
+    assert "trellis job explain d-1" in waited.err
+
+
+def test_waiting_for_a_job_that_ends_otherwise_says_why(local: Terminal, work):
+    local.submit("refuse", "--id", "r-1")
+    work(local.url)
+    waited = local("submit", "refuse", "--id", "r-1", "--wait", "5s")
+    assert waited.code == 1
+    assert "no such customer" in waited.err
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["a", "{oops"], "not JSON: Expecting property name enclosed in double quotes at line 1, column 2"),
+        (["a", "NaN"], "NaN is no JSON number"),
+        (["a", "1e999"], "too large"),
+        (["a", "[" * 5000 + "]" * 5000], "nested too deeply"),
+        (["a", "@missing.json"], "the file cannot be read"),
+        (["a", "--delay", "-5"], "must not be negative"),
+        (["a", "--delay", "soon"], "30s, 10m, 2h"),
+        (["a", "--run-at", "tomorrow"], "ISO 8601"),
+        (["a", "--run-at", "2031-01-02T03:04:05"], "time zone"),
+        (["a", "--deadline", "-1s"], "must not be negative"),
+        (["a", "--priority", "urgent"], "critical, interactive, batch"),
+        (["a", "--max-attempts", "0"], "from 1 to"),
+        (["a", "--max-attempts", "many"], "valid integer"),
+        (["a", "--id", "no spaces"], "must match"),
+        (["a", "--key", ""], "1 to 200 characters"),
+        (["a", "--concurrency-limit", "0"], "from 1 to"),
+        (["a", "--lifecycle", "leased-jobs"], "perhaps you mean leased-job"),
+        (["no such type"], "must match"),
+        (["a", "--colour", "red"], "No such option"),
+        (["a", "1", "2"], "unexpected extra argument"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would_and_nothing_is_written(local: Terminal, arguments, says):
+    answer = local("submit", *arguments)
+    assert answer.code == 2
+    assert says in answer.err
+    assert "Traceback" not in answer.err
+    assert answer.out == ""
+    assert jobs(local) == []
+
+
+@pytest.mark.parametrize("given", ["stdin", "file"])
+def test_one_byte_too_many_is_refused_and_the_last_one_that_fits_is_not(local: Terminal, tmp_path: Path, given: str):
+    fits = json.dumps("x" * (LIMIT - 2)).encode()
+    assert len(fits) == LIMIT
+    for body, code in ((fits, 0), (fits[:-1] + b'x"', 2)):
+        (tmp_path / "body.json").write_bytes(body)
+        answer = local("submit", "a", "-" if given == "stdin" else "@body.json", stdin=body)
+        assert answer.code == code, answer.err
+    assert "limit is 1048576" in answer.err
+    assert len(jobs(local)) == 1
+
+
+APPLICATION = """
+from trellis import App, Context
+app = App()
+@app.job("double")
+async def double(ctx: Context, number: int) -> int:
+    return 2 * number
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["dubble", "1"], "No handler is registered for job type 'dubble'; known types: double"),
+        (["double", '"one"'], "valid integer"),
+    ],
+)
+def test_an_application_checks_type_and_payload(local: Terminal, tmp_path: Path, arguments, says):
+    (tmp_path / "checked_shop.py").write_text(APPLICATION)
+    answer = local("submit", *arguments, "--app", "checked_shop:app")
+    assert (answer.code, jobs(local)) == (2, [])
+    assert says in answer.err
+    assert local("submit", "double", "1", "--app", "checked_shop:app").code == 0
