@@ -1,0 +1,138 @@
+"""What is measured, in groups that can be asked for by name. A group takes every subject's figure once; a run is rounds.
+
+A figure's name is `<what>.<store>.<subject>`; the table (`table.py`) refers to figures by these names.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from bench.guards import GUARDS
+from bench.measures import Drained, drain, drain_file, latencies_ms, percentile, submit_rate, submit_rate_file
+from bench.stores import Stores
+from bench.task import Task
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """How much work a measurement takes: enough for a steady rate, small enough for ten minutes in all."""
+
+    bulk: int = 20_000
+    singles: int = 1_500
+    drain: int = 40_000
+    peer_drain: int = 20_000
+    guard_drain: int = 20_000
+    sqlite_drain: int = 20_000
+    huey_drain: int = 5_000
+    latency: int = 200
+    latency_without_hints: int = 40
+    steps: int = 600
+
+
+SMALL = Sizes(
+    bulk=200,
+    singles=20,
+    drain=400,
+    peer_drain=200,
+    guard_drain=100,
+    sqlite_drain=200,
+    huey_drain=50,
+    latency=10,
+    latency_without_hints=5,
+    steps=10,
+)
+"""For the test of this program."""
+
+WORKER = Task(url="", concurrency=500)
+"""How our worker is set for drains; the batch is the one PgQueuer gets."""
+LATENCY_PER_S = 20.0
+HUEY_THREADS = (1, 4)
+
+
+def submits(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Acknowledged submits per second of one client process."""
+    for subject in ("trellis", "peer_pgqueuer"):
+        yield {f"bulk.pg.{subject}": submit_rate(stores, subject, "bulk", Task(url="", jobs=sizes.bulk))}
+    yield {"bulk.sqlite.trellis": submit_rate_file(stores, "trellis", "bulk", Task(url="", jobs=sizes.bulk))}
+    for callers in (1, 16):
+        task = Task(url="", jobs=sizes.singles, concurrency=callers)
+        for subject in ("trellis", "peer_pgqueuer"):
+            yield {f"single{callers}.pg.{subject}": submit_rate(stores, subject, "singles", task)}
+        for subject in ("trellis", "peer_huey"):
+            yield {f"single{callers}.sqlite.{subject}": submit_rate_file(stores, subject, "singles", task)}
+
+
+def drains(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Claim to settle on PostgreSQL, with one and two worker processes."""
+    jobs = {"trellis": sizes.drain, "peer_pgqueuer": sizes.peer_drain, "floor_postgres": sizes.drain}
+    for workers in (1, 2):
+        for subject, count in {**jobs, "ledger": sizes.drain}.items():
+            task = replace(WORKER, jobs=count)
+            yield _drain_figures(f"{workers}.pg.{subject}", drain(stores, subject, task, workers=workers))
+
+
+def _drain_figures(name: str, drained: Drained) -> Figures:
+    return {
+        f"drain{name}": drained.per_s,
+        f"cpu{name}": drained.worker_cpu_us + drained.server_cpu_us,
+        f"cpu_worker{name}": drained.worker_cpu_us,
+        f"cpu_server{name}": drained.server_cpu_us,
+        f"wal{name}": drained.wal_bytes,
+    }
+
+
+def sqlite_drains(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Claim to settle on SQLite with synchronous=FULL, one worker process."""
+    for subject in ("trellis", "ledger", "floor_sqlite"):
+        yield _file_figures(subject, drain_file(stores, subject, replace(WORKER, jobs=sizes.sqlite_drain)))
+    for threads in HUEY_THREADS:
+        task = Task(url="", jobs=sizes.huey_drain, concurrency=threads)
+        yield _file_figures(f"peer_huey{threads}", drain_file(stores, "peer_huey", task))
+
+
+def _file_figures(subject: str, drained: Drained) -> Figures:
+    return {f"drain1.sqlite.{subject}": drained.per_s, f"cpu1.sqlite.{subject}": drained.worker_cpu_us}
+
+
+def latency(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Submit to handler start on an idle worker."""
+    task = Task(url="", jobs=sizes.latency, per_s=LATENCY_PER_S, concurrency=16, batch=100)
+    for subject in ("trellis", "peer_pgqueuer"):
+        yield _percentiles(f"pg.{subject}", latencies_ms(stores, subject, task))
+    without = replace(task, hints=False, jobs=sizes.latency_without_hints, per_s=7.0)
+    yield _percentiles("pg_no_hints.trellis", latencies_ms(stores, "trellis", without))
+
+
+def _percentiles(name: str, values: list[float]) -> Figures:
+    figures = {f"latency{share}.{name}": percentile(values, share / 100) for share in (50, 95, 99)}
+    return {**figures, f"latency_max.{name}": max(values)}
+
+
+def guards(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Our ledger, one connection, with one guard taken away at a time."""
+    task = Task(url="", jobs=sizes.guard_drain)
+    for guard in GUARDS:
+        drained = drain(stores, "ledger", task, alter=guard.remove)
+        yield {
+            f"guard.pg.{guard.name}": drained.per_s,
+            f"guard_cpu.pg.{guard.name}": drained.server_cpu_us,
+            f"guard_wal.pg.{guard.name}": drained.wal_bytes,
+        }
+
+
+def steps(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Jobs of four journalled steps, with one and two worker processes."""
+    for workers in (1, 2):
+        task = Task(url="", jobs=sizes.steps, handler="steps", concurrency=100, batch=100)
+        yield {f"steps{workers}.pg.trellis": drain(stores, "trellis", task, workers=workers).per_s}
+
+
+GROUPS: dict[str, Callable[[Stores, Sizes], Iterator[Figures]]] = {
+    "submit": submits,
+    "drain": drains,
+    "sqlite": sqlite_drains,
+    "latency": latency,
+    "guards": guards,
+    "steps": steps,
+}

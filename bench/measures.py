@@ -1,0 +1,186 @@
+"""How a figure is taken: drains, submits and latencies, each of one subject on a fresh store."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import apsw
+import asyncpg
+
+from bench.marks import Marks
+from bench.processes import Child, ChildFailed, ask, children, cpu_s, family
+from bench.stores import Database, Stores
+from bench.task import Task
+
+DRAIN_TIMEOUT_S = 60.0
+POLL_S = 0.02
+UNSETTLED = {
+    "trellis": "select exists (select from trellis.ready) or exists (select from trellis.lease)",
+    "floor_postgres": "select exists (select from floor.ready) or exists (select from floor.lease)",
+    "peer_pgqueuer": "select exists (select from pgqueuer)",
+}
+UNSETTLED["ledger"] = UNSETTLED["trellis"]
+UNSETTLED_IN_FILE = {
+    "trellis": "select exists (select 1 from trellis_job where place in (1, 4))",
+    "floor_sqlite": "select exists (select 1 from job where state < 4)",
+}
+UNSETTLED_IN_FILE["ledger"] = UNSETTLED_IN_FILE["trellis"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drained:
+    """One drain: jobs per second from the first handler start to the last durable end, and what it cost."""
+
+    per_s: float
+    worker_cpu_us: float
+    """Processor time of the worker processes for each job, in microseconds."""
+    server_cpu_us: float = 0.0
+    wal_bytes: float = 0.0
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` of them lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+# --- PostgreSQL ----------------------------------------------------------------------------------------------------
+
+
+def submit_rate(stores: Stores, subject: str, action: str, task: Task) -> float:
+    """Acknowledged jobs per second of one client process."""
+    database = stores.database(subject)
+    try:
+        seconds = ask(subject, action, replace(task, url=database.url(subject)).as_dict(), stores.folder)
+    finally:
+        database.drop()
+    return task.jobs / seconds
+
+
+def drain(
+    stores: Stores, subject: str, task: Task, *, workers: int = 1, alter: Callable[[Database], None] | None = None
+) -> Drained:
+    """Fill a fresh database, then have worker processes empty it. `alter` changes the schema first."""
+    database = stores.database(subject)
+    try:
+        if alter is not None:
+            alter(database)
+        return drain_database(stores, database, subject, task, workers=workers)
+    finally:
+        database.drop()
+
+
+def drain_database(stores: Stores, database: Database, subject: str, task: Task, *, workers: int) -> Drained:
+    """`drain` on a database that is there."""
+    marks = Marks(stores.fresh_marks())
+    task = replace(task, url=database.url(subject), marks=str(marks.folder))
+    filler = "trellis" if subject == "ledger" else subject
+    ask(filler, "bulk", replace(task, batch=1_000, concurrency=1).as_dict(), stores.folder)
+    database.settle_down()
+    with children(subject, "worker", [task.as_dict()] * workers, stores.folder) as started:
+        return asyncio.run(_drained(database, UNSETTLED[subject], started, marks, task.jobs))
+
+
+async def _drained(database: Database, unsettled: str, workers: list[Child], marks: Marks, jobs: int) -> Drained:
+    connection = await asyncpg.connect(database.server.url(database.name))
+    try:
+        began_wal = await connection.fetchval("select pg_current_wal_insert_lsn()")
+        worker_pids, server_pid = [child.process.pid for child in workers], database.server.pid
+        began = cpu_s(worker_pids), cpu_s(family(server_pid))
+        for child in workers:
+            child.go()
+        wait_for_marks(marks, jobs, workers)
+        while await connection.fetchval(unsettled):
+            pass
+        ended_ns = time.time_ns()
+        ended = cpu_s(worker_pids), cpu_s(family(server_pid))
+        wal = await connection.fetchval("select pg_current_wal_insert_lsn() - $1::pg_lsn", began_wal)
+    finally:
+        await connection.close()
+    return Drained(
+        per_s=jobs / ((ended_ns - min(mark.began_ns for mark in marks.records)) / 1e9),
+        worker_cpu_us=(ended[0] - began[0]) / jobs * 1e6,
+        server_cpu_us=(ended[1] - began[1]) / jobs * 1e6,
+        wal_bytes=float(wal) / jobs,
+    )
+
+
+def wait_for_marks(marks: Marks, jobs: int, workers: list[Child]) -> None:
+    """Come back when `jobs` handlers have started; raises when a worker ends or nothing happens any more."""
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    while marks.poll() < jobs:
+        for child in workers:
+            child.check()
+        if time.monotonic() > deadline:
+            raise ChildFailed(f"{workers[0].name}: {len(marks.records)} of {jobs} jobs after {DRAIN_TIMEOUT_S:g} s")
+        time.sleep(POLL_S)
+
+
+# --- SQLite --------------------------------------------------------------------------------------------------------
+
+
+def file_url(subject: str, path: Path) -> str:
+    """How a subject names its file."""
+    return f"sqlite:///{path}" if subject in {"trellis", "ledger"} else str(path)
+
+
+def submit_rate_file(stores: Stores, subject: str, action: str, task: Task) -> float:
+    """Acknowledged jobs per second of one client process into a fresh file."""
+    url = file_url(subject, stores.file(subject))
+    return task.jobs / ask(subject, action, replace(task, url=url).as_dict(), stores.folder)
+
+
+def drain_file(stores: Stores, subject: str, task: Task) -> Drained:
+    """Fill a fresh file, then have one worker process empty it."""
+    path, marks = stores.file(subject), Marks(stores.fresh_marks())
+    task = replace(task, url=file_url(subject, path), marks=str(marks.folder))
+    if subject == "floor_sqlite":
+        ask(subject, "setup", task.as_dict(), stores.folder)
+    filler = "trellis" if subject == "ledger" else subject
+    fill = "singles" if subject == "peer_huey" else "bulk"
+    ask(filler, fill, replace(task, batch=1_000, concurrency=4).as_dict(), stores.folder)
+    with children(subject, "worker", [task.as_dict()], stores.folder) as (worker,):
+        began = cpu_s([worker.process.pid])
+        worker.go()
+        wait_for_marks(marks, task.jobs, [worker])
+        ended_ns = _when_settled(path, subject) or max(mark.began_ns for mark in marks.records)
+        used = cpu_s([worker.process.pid]) - began
+    seconds = (ended_ns - min(mark.began_ns for mark in marks.records)) / 1e9
+    return Drained(per_s=task.jobs / seconds, worker_cpu_us=used / task.jobs * 1e6)
+
+
+def _when_settled(path: Path, subject: str) -> int | None:
+    """When the file shows every job ended; None for an engine that forgets a job when it starts."""
+    if subject not in UNSETTLED_IN_FILE:
+        return None
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection.set_busy_timeout(1_000)
+    while connection.execute(UNSETTLED_IN_FILE[subject]).fetchall()[0][0]:
+        time.sleep(0.001)
+    connection.close()
+    return time.time_ns()
+
+
+# --- latency -------------------------------------------------------------------------------------------------------
+
+WARM_UP_JOBS = 10
+SETTLE_S = 1.0
+
+
+def latencies_ms(stores: Stores, subject: str, task: Task) -> list[float]:
+    """Milliseconds from before the submit to the handler's start, on an idle worker, at a gentle pace."""
+    database, marks = stores.database(subject), Marks(stores.fresh_marks())
+    task = replace(task, url=database.url(subject), marks=str(marks.folder))
+    try:
+        with children(subject, "worker", [task.as_dict()], stores.folder) as workers:
+            workers[0].go()
+            ask(subject, "paced", replace(task, jobs=WARM_UP_JOBS).as_dict(), stores.folder)
+            wait_for_marks(marks, WARM_UP_JOBS, workers)
+            time.sleep(SETTLE_S)
+            ask(subject, "paced", task.as_dict(), stores.folder)
+            wait_for_marks(marks, WARM_UP_JOBS + task.jobs, workers)
+    finally:
+        database.drop()
+    return [(mark.began_ns - mark.sent_ns) / 1e6 for mark in marks.records[WARM_UP_JOBS:]]

@@ -1,0 +1,120 @@
+"""Where the subjects work: one private PostgreSQL server with a fresh database for each measurement, and SQLite files."""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from bench.processes import ROOT, ask
+from bench.task import Task
+from tests.servers.postgres import PostgresServer
+from trellis.ledgers import migrate
+
+APPLICATION = "bench_app"
+MEMORY = Path("/dev/shm")
+
+
+@dataclass(slots=True)
+class Stores:
+    """The server, a folder on disk for files, and one in memory for handler marks."""
+
+    server: PostgresServer
+    folder: Path
+    marks: Path
+    _count: int = 0
+    _templates: set[str] = field(default_factory=set)
+
+    def database(self, subject: str) -> "Database":
+        """A fresh, empty database with the subject's schema, copied from a template that is made once."""
+        schema = "trellis" if subject in {"trellis", "ledger"} else subject
+        template = f"template_{schema}"
+        if schema not in self._templates:
+            self._make_template(schema, template)
+            self._templates.add(schema)
+        name = f"bench_{self._next()}"
+        self.server.create_database(name, template)
+        return Database(self.server, name)
+
+    def _make_template(self, schema: str, template: str) -> None:
+        url = self.server.create_database(template)
+        if schema == "trellis":
+            asyncio.run(migrate(url))
+            if not self.server.sql(f"select 1 from pg_roles where rolname = '{APPLICATION}'"):
+                self.server.sql(f"create role {APPLICATION} login in role trellis_app")
+        else:
+            ask(schema, "setup", Task(url=url).as_dict(), self.folder)
+
+    def file(self, name: str) -> Path:
+        """A path for a new SQLite file."""
+        return self.folder / f"{name}-{self._next()}.db"
+
+    def fresh_marks(self) -> Path:
+        """An empty folder for the marks of one measurement."""
+        folder = self.marks / str(self._next())
+        folder.mkdir()
+        return folder
+
+    def close(self) -> None:
+        """Remove the templates, for a server that lives on."""
+        for schema in self._templates:
+            self.server.drop_database(f"template_{schema}")
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """One database of the server."""
+
+    server: PostgresServer
+    name: str
+
+    def url(self, subject: str) -> str:
+        """Where the subject connects: ours as an application role, so that every guard is in force."""
+        return self.server.url(self.name, APPLICATION if subject in {"trellis", "ledger"} else "postgres")
+
+    def run(self, *statements: str) -> Any:
+        """Statements as superuser; returns the last one's first value."""
+        return asyncio.run(self._run(statements))
+
+    async def _run(self, statements: tuple[str, ...]) -> Any:
+        connection = await asyncpg.connect(self.server.url(self.name))
+        try:
+            for statement in statements[:-1]:
+                await connection.execute(statement)
+            return await connection.fetchval(statements[-1])
+        finally:
+            await connection.close()
+
+    def settle_down(self) -> None:
+        """What autovacuum and the checkpointer would have done in a minute."""
+        self.run("vacuum analyze", "checkpoint")
+
+    def drop(self) -> None:
+        """Remove it."""
+        self.server.drop_database(self.name)
+
+
+@contextlib.contextmanager
+def open_stores(**settings: str | int) -> Iterator[Stores]:
+    """Everything for one run; all of it is gone afterwards. Files lie in the checkout, which is on a real disk."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / "build"))
+    marks = Path(tempfile.mkdtemp(prefix="bench-", dir=MEMORY if MEMORY.is_dir() else folder))
+    try:
+        server = PostgresServer.start(None, **settings)
+        try:
+            yield Stores(server, folder, marks)
+        finally:
+            server.stop("immediate")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(marks, ignore_errors=True)

@@ -1,0 +1,63 @@
+"""The same loops for every subject, so that only the engine differs."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+
+def batches(jobs: int, size: int) -> Iterator[list[int]]:
+    """`jobs` payloads in batches; a payload is the time it was sent."""
+    for first in range(0, jobs, size):
+        yield [time.time_ns()] * min(size, jobs - first)
+
+
+async def timed(batch: Callable[[list[int]], Awaitable[object]], jobs: int, size: int) -> float:
+    """Seconds to submit `jobs` in batches."""
+    began = time.perf_counter()
+    for each in batches(jobs, size):
+        await batch(each)
+    return time.perf_counter() - began
+
+
+async def many_callers(send: Callable[[int], Awaitable[object]], jobs: int, callers: int) -> float:
+    """Seconds for `callers` coroutines to submit `jobs` between them, one at a time each; the first is not counted."""
+    await send(time.time_ns())
+    todo = iter(range(jobs))
+
+    async def caller() -> None:
+        for _ in todo:
+            await send(time.time_ns())
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return time.perf_counter() - began
+
+
+def many_threads(send: Callable[[int], object], jobs: int, callers: int) -> float:
+    """`many_callers` for an engine that blocks."""
+    send(time.time_ns())
+    todo, lock = iter(range(jobs)), threading.Lock()
+
+    def caller() -> None:
+        while True:
+            with lock:
+                if next(todo, None) is None:
+                    return
+            send(time.time_ns())
+
+    threads = [threading.Thread(target=caller) for _ in range(callers)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began
+
+
+async def at_pace(send: Callable[[int], Awaitable[object]], jobs: int, per_s: float) -> None:
+    """Submit on a fixed beat, however long each submit takes."""
+    began = time.perf_counter()
+    for number in range(jobs):
+        await asyncio.sleep(max(0.0, began + number / per_s - time.perf_counter()))
+        await send(time.time_ns())

@@ -1,0 +1,31 @@
+"""What a child process is asked to do."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+BATCH = 500
+"""Jobs per batch: of bulk submits, of a peer's dequeue, of a floor's claim."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """The options of every action; each reads what concerns it."""
+
+    url: str
+    jobs: int = 0
+    concurrency: int = 1
+    per_s: float = 0.0
+    batch: int = BATCH
+    marks: str = ""
+    hints: bool = True
+    handler: str = "noop"
+
+    @property
+    def folder(self) -> Path:
+        """Where handler marks go."""
+        return Path(self.marks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The form in which it is handed to the child."""
+        return asdict(self)

@@ -1,0 +1,81 @@
+"""The benchmark itself, with a few jobs: it runs, it ends, and what it takes away from a database was there."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bench.groups import SMALL, sqlite_drains
+from bench.guards import GUARDS, GuardNotFound, drop_batch_row
+from bench.measures import drain, drain_file
+from bench.preload import PreloadBroken, preload
+from bench.processes import ChildFailed, ask
+from bench.stores import Stores
+from bench.task import Task
+from tests.servers.postgres import PostgresServer
+
+TASK = Task(url="", jobs=60, batch=20, concurrency=20)
+
+
+@pytest.fixture(scope="module")
+def stores(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
+    """Stores on the suite's own server."""
+    made = Stores(postgres_server, tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("marks"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("subject", ["trellis", "ledger", "floor_postgres"])
+def test_postgres_is_drained(stores: Stores, subject: str):
+    drained = drain(stores, subject, TASK)
+    assert drained.per_s > 0
+    assert drained.wal_bytes > 0
+
+
+@pytest.mark.parametrize("subject", ["trellis", "ledger", "floor_sqlite"])
+def test_sqlite_is_drained(stores: Stores, subject: str):
+    assert drain_file(stores, subject, TASK).per_s > 0
+
+
+def test_each_guard_can_be_taken_away_and_jobs_still_end(stores: Stores):
+    for guard in GUARDS[1:-1]:
+        database = stores.database("ledger")
+        guard.remove(database)
+        database.drop()
+    assert drain(stores, "ledger", TASK, alter=GUARDS[-1].remove).per_s > 0
+
+
+def test_a_guard_that_is_not_there_is_not_measured(stores: Stores):
+    database = stores.database("ledger")
+    drop_batch_row(database)
+    with pytest.raises(GuardNotFound):
+        drop_batch_row(database)
+    database.drop()
+
+
+def test_preloaded_jobs_verify(stores: Stores):
+    database = stores.database("trellis")
+    preload(database, ready=30, finished=30)
+    assert database.run("select count(*) from trellis.event") == 30 + 4 * 30
+    database.drop()
+
+
+def test_a_preload_that_lies_is_found(stores: Stores, monkeypatch: pytest.MonkeyPatch):
+    from bench import preload as module
+
+    honest = module._numbers
+    monkeypatch.setattr(module, "_numbers", lambda ready, finished: {**honest(ready, finished), "succeeded": 1})
+    database = stores.database("trellis")
+    with pytest.raises(PreloadBroken):
+        preload(database, ready=5, finished=5)
+    database.drop()
+
+
+def test_a_child_that_fails_says_why(stores: Stores):
+    with pytest.raises(ChildFailed, match="CantOpenError"):
+        ask("floor_sqlite", "setup", replace(TASK, url="/nonexistent/folder/file.db").as_dict(), stores.folder)
+
+
+def test_a_group_names_its_figures(stores: Stores):
+    figures = next(sqlite_drains(stores, SMALL))
+    assert set(figures) == {"drain1.sqlite.trellis", "cpu1.sqlite.trellis"}

@@ -1,0 +1,206 @@
+"""Worker processes to kill, and what they leave behind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults.worker_process import EFFECT, Orders, Work
+from tests.ledgers.conformance.rig import SUBMITTER
+from trellis.engine.jobs import Event, JobId, NewJob
+from trellis.engine.ledger import Ledger
+
+ROOT = Path(__file__).resolve().parents[2]
+POLL_S = 0.02
+PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the trace."""
+
+    op: str
+    job: JobId
+    epoch: int
+    pid: int
+    at: float
+
+
+class Nursery:
+    """The process that forks workers."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.nursery"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # an interrupt at the terminal is for the tests
+        )
+        assert self._answer() == "ready"
+
+    def fork(self, log: Path, orders: Orders) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"log": str(log), "orders": asdict(orders)}) + "\n")
+        self._process.stdin.flush()
+        return int(self._answer())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A worker process."""
+
+    pid: int
+    name: str
+    log: Path
+
+    @property
+    def is_alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it said at its end, if it could."""
+        last = self.log.read_text(errors="replace").rstrip().rpartition("\n")[2]
+        return int(last.removeprefix("exit ")) if last.startswith("exit ") else None
+
+
+@dataclass
+class Fleet(AbstractContextManager["Fleet"]):
+    """Starts worker processes on one ledger and ends those that are left."""
+
+    nursery: Nursery
+    url: str
+    folder: Path
+    orders: dict[str, Any] = field(default_factory=dict)
+    alive: list[Running] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / "trace.jsonl"
+
+    def start(self, n: int = 1, **orders: Any) -> list[Running]:
+        return [self._start({**self.orders, **orders}) for _ in range(n)]
+
+    def _start(self, orders: dict[str, Any]) -> Running:
+        name = f"worker-{len(self.logs)}"
+        log = self.folder / f"{name}.log"
+        said = Orders(**{"url": self.url, "trace": str(self.trace), "name": name, **orders})
+        running = Running(self.nursery.fork(log, said), name, log)
+        self.alive.append(running)
+        self.logs.append(log)
+        return running
+
+    async def kill(self, worker: Running) -> float:
+        """SIGKILL now, and wait until it is gone; the time of day at which it was sent."""
+        at = time.time()
+        worker.send(signal.SIGKILL)
+        self.alive.remove(worker)
+        await until(lambda: not worker.is_alive, f"{worker.name} is dead")
+        return at
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                worker.send(signal.SIGKILL)
+
+    async def drain(self) -> list[int | None]:
+        """SIGTERM to all; their exit codes."""
+        for worker in self.alive:
+            worker.send(signal.SIGTERM)
+        for worker in self.alive:
+            await until(lambda worker=worker: not worker.is_alive, f"{worker.name} drained")
+        ended, self.alive = self.alive, []
+        return [worker.exit_code for worker in ended]
+
+    # --- what they left ----------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[Line]:
+        """The trace so far."""
+        if not self.trace.exists():
+            return []
+        whole = self.trace.read_bytes().rpartition(b"\n")[0]
+        return [Line(**json.loads(line)) for line in whole.splitlines()]
+
+    def open_jobs(self, pid: int) -> set[tuple[JobId, int]]:
+        """What a process had begun and not ended."""
+        mine = [line for line in self.lines() if line.pid == pid]
+        ended = {(line.job, line.epoch) for line in mine if line.op != "began"}
+        return {(line.job, line.epoch) for line in mine if line.op == "began"} - ended
+
+    def said(self, event: str) -> int:
+        """How often the workers' logs tell of something."""
+        return sum(log.read_text(errors="replace").count(event) for log in self.logs)
+
+    def last_words(self) -> str:
+        return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in self.logs[-4:])
+
+
+async def until(holds: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
+    """Look until it holds; only other processes can make it so."""
+    end = time.monotonic() + patience_s
+    while not (found := holds()):
+        assert time.monotonic() < end, f"waited {patience_s:g} s until {what}"
+        await asyncio.sleep(POLL_S)
+    return found
+
+
+async def submit_work(ledger: Ledger, works: Iterable[Work], prefix: str, **options: Any) -> list[JobId]:
+    jobs = [
+        NewJob(
+            job_id=JobId(f"{prefix}-{number}"),
+            type=EFFECT,
+            payload=json.dumps(asdict(work)).encode(),
+            max_attempts=100,
+            **options,
+        )
+        for number, work in enumerate(works)
+    ]
+    for start in range(0, len(jobs), 1_000):
+        await ledger.submit(SUBMITTER, jobs[start : start + 1_000])
+    return [job.job_id for job in jobs]
+
+
+async def wait_ended(ledger: Ledger, jobs: Sequence[JobId], fleet: Fleet, *, patience_s: float = PATIENCE_S) -> None:
+    """Until every job has ended; a fleet that died by itself is an error at once."""
+    waiting = list(jobs)
+    end = time.monotonic() + patience_s
+    while waiting:
+        job = await ledger.job(waiting[-1])
+        assert job is not None
+        if job.place == "ended":
+            waiting.pop()
+            continue
+        dead = [worker.name for worker in fleet.alive if not worker.is_alive]
+        assert not dead, f"{dead} ended by themselves\n{fleet.last_words()}"
+        assert time.monotonic() < end, f"{job.job_id} is {job.state} after {patience_s:g} s\n{fleet.last_words()}"
+        await asyncio.sleep(POLL_S)
+
+
+def after(events: Sequence[Event], version: int, *types: str) -> Event | None:
+    return next((event for event in events if event.version > version and event.type in types), None)

@@ -1,0 +1,55 @@
+"""Starts worker processes quickly: one process imports everything once and forks a worker for each order it reads.
+
+Each worker is a process of its own with its own connections, made after the fork. Workers end with the nursery, and the
+nursery ends when its input closes, so a test run that is killed leaves nothing behind.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from tests.faults.worker_process import Orders, main, shift_clocks
+from trellis.ledgers.postgres import ledger as _postgres  # noqa: F401 - imported before the fork
+from trellis.ledgers.sqlite import ledger as _sqlite  # noqa: F401 - imported before the fork
+
+PR_SET_PDEATHSIG = 1
+
+
+def be_worker(order: dict[str, Any]) -> int:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    out = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    orders = Orders(**order["orders"])
+    if orders.skew_s:
+        shift_clocks(orders.skew_s)
+    code = asyncio.run(main(orders))
+    os.write(out, f"exit {code}\n".encode())
+    return code
+
+
+def tend() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: whoever looks for a dead worker finds none
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                code = be_worker(order)
+            finally:
+                os._exit(code)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    tend()

@@ -1,0 +1,110 @@
+"""Clocks that are wrong: a worker's own clock decides nothing that matters."""
+
+import random
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.faults.conftest import LOGIN, SEED
+from tests.faults.fleet import Fleet, Nursery, submit_work, wait_ended
+from tests.faults.test_worker_deaths import HEARTBEAT_S, LEASE_S, check, kill_under_load, sweeping
+from tests.faults.worker_process import Work
+from tests.ledgers.conformance.rig import OTHER_WORKER, SUBMITTER, SWEEPER, WORKER
+from tests.servers.postgres import PostgresServer
+from trellis.engine.jobs import (
+    Advance,
+    Applied,
+    Claim,
+    Claimed,
+    ClaimId,
+    JobFilter,
+    JobId,
+    LeaseLost,
+    NewJob,
+    SweepOptions,
+    Turn,
+    TypeClaim,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.verify import verify
+from trellis.ledgers import open_ledger
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.serial
+@pytest.mark.requirement("D2", "D33")
+async def test_workers_whose_clocks_are_an_hour_off_are_as_safe_as_any(
+    fault_server: PostgresServer, timed_database: str, tmp_path: Path, nursery: Nursery, figures
+):
+    """One an hour ahead, one an hour behind, one right, with kills: the ledger's clock is the only one that counts."""
+    url = fault_server.url(timed_database, LOGIN)
+    ledger = await open_ledger(url)
+    with Fleet(nursery, url, tmp_path, {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S}) as fleet:
+        jobs = await submit_work(ledger, [Work(hold_s=0.08)] * 120, "work")
+        fleet.start(1, skew_s=HOUR_S)
+        fleet.start(1, skew_s=-HOUR_S)
+        fleet.start(1)
+        async with sweeping(ledger):
+            recovery = await kill_under_load(ledger, fleet, random.Random(SEED), kills=3, skew_s=HOUR_S)
+        await wait_ended(ledger, jobs, fleet)
+        fates = await check(ledger, fleet, jobs)
+        expired = sum([event.type == "job_lease_expired" async for h in ledger.histories() for event in h.events])
+        letters = len(await ledger.dead_letters(JobFilter(), limit=100))
+    await ledger.close()
+    figures(jobs=120, kills=3, taken=len(recovery), recovery_max_s=round(max(recovery), 2), leases_lost=expired)
+    assert fates["succeeded"] + letters == 120
+    assert expired + letters <= len(recovery), "a lease was lost that no kill explains"
+
+
+@pytest.mark.requirement("D2")
+async def test_a_sqlite_process_an_hour_ahead_takes_jobs_over_but_never_doubles_them(tmp_path: Path):
+    """On one file the clock is the machine's. A process with another one is a nuisance, and still no danger."""
+    url, now_s = f"sqlite:///{tmp_path / 'ledger.db'}", 1_800_000_000.0
+    right = await open_ledger(url, clock=lambda: now_s)
+    ahead = await open_ledger(url, clock=lambda: now_s + HOUR_S)
+    await right.submit(SUBMITTER, [NewJob(job_id=JobId("one"), type="work", max_deaths=0)])
+    await right.sweep(SWEEPER, SweepOptions(elect=False))
+    (first,) = await claim(right, "a")
+    for _ in range(9):  # the first sweep forgives what looks like an outage of an hour
+        await ahead.sweep(SWEEPER, SweepOptions(elect=False))
+        now_s += 5
+    (second,) = await claim(ahead, "b")
+    assert isinstance(await complete(right, first), LeaseLost)
+    assert isinstance(await complete(ahead, second), Applied)
+    report = await verify(right)
+    for ledger in (right, ahead):
+        await ledger.close()
+    assert report.ok, report.violations
+
+
+async def claim(ledger: Ledger, name: str) -> list[Claimed]:
+    wanted = Claim(claim_id=ClaimId(name), types=(TypeClaim(type="work"),))
+    return (await ledger.turn(Turn(actor=WORKER if name == "a" else OTHER_WORKER, claim=wanted))).claimed
+
+
+async def complete(ledger: Ledger, held: Claimed) -> Applied | LeaseLost:
+    done = Advance(lease=held.lease, source="running", trigger="complete")
+    return (await ledger.turn(Turn(actor=WORKER, advances=(done,)))).outcomes[0]
+
+
+@pytest.mark.requirement("D2")
+async def test_no_function_of_the_ledger_takes_a_clients_time_but_run_at(
+    fault_server: PostgresServer, timed_database: str
+):
+    connection = await asyncpg.connect(fault_server.url(timed_database))
+    try:
+        rows = await connection.fetch(
+            """
+            select p.proname, a.name, format_type(a.type, null) as type
+              from pg_proc p, lateral unnest(p.proargnames, string_to_array(p.proargtypes::text, ' ')::oid[]) a(name, type)
+             where p.pronamespace = 'trellis'::regnamespace and left(p.proname, 1) <> '_' and a.type is not null
+            """
+        )
+    finally:
+        await connection.close()
+    timed = {(row["proname"], row["name"]) for row in rows if row["type"].startswith(("timestamp", "date", "time"))}
+    assert len({row["proname"] for row in rows}) > 15
+    assert {name for _, name in timed} <= {"p_run_at", "p_run_ats"}, timed
+    assert timed, "submit takes the wish for a time"

@@ -1,0 +1,115 @@
+"""A lost answer is no lost effect and no second effect: for every verb, at every way to lose it.
+
+The proxy aims at the exchange that carries the verb. The ledger asks again by itself under the same ids; when its
+window is over it says so, and the caller's own repetition tells. Each exchange is lost before the server saw it, in the
+middle of the request, while the server worked, and after its commit at a random byte of the answer; and the first
+request may still arrive after the second.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import product
+
+import pytest
+
+from tests.faults.conftest import PATIENT, Bench
+from tests.faults.proxy import HARMLESS, Kind
+from tests.faults.verbs import GROUPS, SUBMITS, VERBS, Verb
+from trellis.engine.errors import OutcomeUnknown
+from trellis.ledgers.postgres.lanes import LaneOptions
+
+IMPATIENT = LaneOptions(call_timeout_s=1.0, outcome_window_s=0.05, connect_timeout_s=5.0)
+ALWAYS = (Kind.ANSWER_LOST, Kind.REQUEST_LATE)
+BY_TURNS = (Kind.REQUEST_LOST, Kind.REQUEST_CUT, Kind.ANSWER_RACED, Kind.ANSWER_SILENT)
+ROUNDS_PROVE = 5
+FOREVER = 1_000_000
+
+by_group = pytest.mark.parametrize("group", GROUPS)
+
+
+@by_group
+@pytest.mark.requirement("DJ-2", "DJ-8", "D2")
+async def test_every_lost_exchange_has_one_effect_and_its_caller_learns_it(bench: Bench, group: str):
+    for verb in GROUPS[group]:
+        for kind in (*ALWAYS, BY_TURNS[VERBS.index(verb) % len(BY_TURNS)]):
+            await lose(bench, verb, kind)
+    assert set(bench.proxy.counts.faults) == set(Kind)
+
+
+@by_group
+@pytest.mark.requirement("DJ-2", "DJ-8")
+async def test_after_the_window_asking_again_tells_what_happened(bench: Bench, group: str):
+    hasty = await bench.open_shaky(IMPATIENT)
+    for number, verb in enumerate(GROUPS[group]):
+        await lose_for_good(bench, hasty, verb, (Kind.ANSWER_LOST, Kind.ANSWER_LOST, Kind.REQUEST_LOST)[number % 3])
+
+
+@pytest.mark.requirement("DJ-2", "DJ-8")
+async def test_a_commit_that_never_arrives_is_unknown_until_the_server_gives_up_on_it(bench: Bench):
+    """The client is gone, its transaction is open on the server: a repeat has to wait for it, and never doubles it."""
+    verb = next(verb for verb in SUBMITS if not verb.one_statement)
+    hasty = await bench.open_shaky(IMPATIENT)
+    case = await verb.arrange(bench.rig)
+    bench.proxy.aim(Kind.REQUEST_LATE, verb.sql)
+    with pytest.raises(OutcomeUnknown):
+        await verb.act(hasty, case)
+    bench.proxy.heal()
+    assert await verb.effects(bench.rig, case) == 0
+    assert bench.rig.admin_sql is not None
+    ended = await bench.rig.admin_sql(
+        "select pg_terminate_backend(pid) from pg_stat_activity where state = 'idle in transaction' and datname = current_database()"
+    )
+    assert ended == [(True,)]
+    assert verb.accepts(await verb.act(bench.shaky, case))
+    bench.proxy.late.clear()
+    assert await verb.effects(bench.rig, case) == 1
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+@pytest.mark.requirement("DJ-2", "DJ-8")
+async def test_a_thousand_lost_answers(bench: Bench, figures):
+    lost = Counter(await lose_all(bench, product(VERBS, Kind, range(ROUNDS_PROVE))))
+    figures(**{kind.name.lower(): times for kind, times in lost.items()})
+    assert sum(lost.values()) >= 1_000
+    assert min(lost.values()) >= 150
+
+
+async def lose_all(bench: Bench, plan: Iterable[tuple[Verb, Kind, int]]) -> list[Kind]:
+    return [kind for verb, kind, _ in plan if await lose(bench, verb, kind)]
+
+
+async def lose(bench: Bench, verb: Verb, kind: Kind) -> bool:
+    """One fault in the way of one call; the call must come back as if nothing had been."""
+    if kind is Kind.REQUEST_LATE and not verb.one_statement:
+        return False
+    where = f"{verb.name}, {kind.name}"
+    case = await verb.arrange(bench.rig)
+    assert await verb.effects(bench.rig, case) == 0, where
+    aim = bench.proxy.aim(kind, verb.sql)
+    answer = await verb.act(bench.shaky, case)
+    bench.proxy.heal()
+    assert aim.hits == 1, f"{where}: the fault did not happen"
+    assert verb.accepts(answer), f"{where}: {answer}"
+    assert await verb.effects(bench.rig, case) == 1, where
+    if kind is Kind.REQUEST_LATE:
+        assert await bench.proxy.deliver_late() == 1
+        assert await verb.effects(bench.rig, case) == 1, f"{where}: a second effect when the first request arrived"
+    return True
+
+
+async def lose_for_good(bench: Bench, hasty, verb: Verb, kind: Kind) -> None:
+    """Every exchange is lost until the window is over; then the network is back and the same call is made again."""
+    case = await verb.arrange(bench.rig)
+    bench.proxy.aim(kind, verb.sql, times=FOREVER)
+    with pytest.raises(OutcomeUnknown):
+        await verb.act(hasty, case)
+    bench.proxy.heal()
+    assert await verb.effects(bench.rig, case) == (0 if kind in HARMLESS else 1)
+    assert verb.accepts(await verb.act(bench.shaky, case))
+    assert await verb.effects(bench.rig, case) == 1, f"{verb.name}: asking again after {kind.name} had a second effect"
+
+
+def test_the_proofs_wait_longer_for_an_outcome_than_for_an_answer():
+    """Otherwise a slow machine would turn a lost answer into an unknown outcome and the proof would prove less."""
+    assert PATIENT.outcome_window_s > 5 * PATIENT.call_timeout_s
