@@ -20,11 +20,11 @@ help: ## List the targets
 setup: ## Make or repair .venv with everything for tests and checks
 	$(bootstrap) dev
 
-demo: ## Run one agent end to end on an embedded instance, then exit
+demo: ## A small application whose worker is killed in the middle, and what happened then
 	$(bootstrap) run
 	@$(BIN)/trellis demo $(ARGS)
 
-up: ## Serve an embedded instance until stopped
+up: ## Run sweeper and retention on an embedded ledger until stopped
 	$(bootstrap) run
 	@$(BIN)/trellis up $(ARGS)
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench.groups import GROUPS, SMALL, Sizes
-from bench.machine import Steal, describe
+from bench.machine import Steal, describe, load
 from bench.processes import ChildFailed
 from bench.stores import Stores, open_stores
 from bench.table import Samples, add, number, render, verdicts
@@ -79,7 +79,10 @@ def _run(options: argparse.Namespace) -> int:
     about["rounds"] = str(options.rounds)
     about["took"] = f"{time.monotonic() - began:.0f} s"
     about["stolen"] = f"{steal.share():.1%} of busy time"
-    print(f"\n{render(samples)}\n\nrounds: {about['rounds']}, took: {about['took']}, stolen: {about['stolen']}")
+    about["load after"] = load()
+    print(
+        f"\n{render(samples)}\n\nrounds: {about['rounds']}, took: {about['took']}, stolen: {about['stolen']}, load after: {about['load after']}"
+    )
     if options.json:
         body = {"about": about, "lines": verdicts(samples), "samples": samples}
         options.json.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

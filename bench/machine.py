@@ -17,7 +17,7 @@ def describe(server: PostgresServer, files: Path) -> dict[str, str]:
     return {
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{os.cpu_count()} cores of {_processor()}, Linux {platform.release()}",
-        "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "load before": load(),
         "files on": f"{_filesystem(files)} (SQLite), {_filesystem(server.folder)} (PostgreSQL)",
         "python": sys.version.split()[0],
         "postgresql": server.sql("select version()").split(" on ")[0],
@@ -27,6 +27,11 @@ def describe(server: PostgresServer, files: Path) -> dict[str, str]:
         ),
         "packages": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
     }
+
+
+def load() -> str:
+    """How many processes wanted to run in the last 1, 5 and 15 minutes."""
+    return " ".join(f"{average:.2f}" for average in os.getloadavg())
 
 
 class Steal:

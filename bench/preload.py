@@ -10,7 +10,8 @@ import asyncpg
 
 from bench.stores import APPLICATION, Database
 from bench.subjects.trellis import TYPE
-from trellis.engine.jobs import History, JobId
+from trellis.engine.jobs import JobId
+from trellis.engine.records import History
 from trellis.engine.verify import check_history
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role, Trigger, event_code

@@ -12,7 +12,9 @@ from tests.servers.postgres import PostgresBinaries, PostgresServer, available_s
 pytest_plugins = ["tests.requirement_report", "tests.serial"]
 
 TEMPLATE = "trellis_template"
-TEMPLATE_MIGRATION = "trellis.ledgers.postgres.migrate:migrate"  # async (url) -> None; makes the schema in an empty database
+TEMPLATE_MIGRATION = (
+    "trellis.ledgers.postgres.migrate:migrate"  # async (url) -> None; makes the schema in an empty database
+)
 
 
 @pytest.fixture(scope="session")

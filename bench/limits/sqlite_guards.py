@@ -32,7 +32,13 @@ from trellis.lifecycles import Role
 
 LENGTH = 31_000_000
 WORKER, SUBMITTER = Actor(role=Role.WORKER, name="worker"), Actor(role=Role.SUBMITTER, name="submitter")
-PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -65536")
+PRAGMAS = (
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "temp_store = MEMORY",
+    "cache_size = -65536",
+    "wal_autocheckpoint = 4000",
+)
 TRIGGERS = re.compile(r"^CREATE TRIGGER.*?^(?:END;|BEGIN SELECT[^\n]*END;)$", re.MULTILINE | re.DOTALL)
 TYPE_INDEX = re.compile(r"^CREATE INDEX trellis_event_type_at.*?;$", re.MULTILINE)
 COLUMNS = "job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait"

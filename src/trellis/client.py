@@ -28,20 +28,15 @@ from trellis.engine.jobs import (
     SUBMIT_MAX,
     CancelMode,
     CancelRequested,
-    DeadLetter,
-    Event,
-    FeedPage,
-    Job,
-    JobFilter,
     JobId,
     Mismatch,
     Moved,
     NotMoved,
     RequestId,
-    Signal,
     Submitted,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Phase, Role, State
 from trellis.worker.app import App

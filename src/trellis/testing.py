@@ -22,8 +22,9 @@ from typing import Any, Unpack
 
 from trellis.client import JobHandle, Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.jobs import Actor, JobFilter, Place, SweepOptions
+from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter, Place, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock

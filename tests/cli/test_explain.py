@@ -7,19 +7,8 @@ from typing import Any
 
 import pytest
 
-from trellis.engine.jobs import (
-    DeadLetter,
-    Epoch,
-    Event,
-    Job,
-    JobId,
-    Place,
-    Priority,
-    QueueDepth,
-    ReasonCode,
-    Stage,
-    WorkerSeen,
-)
+from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
 from trellis.lifecycles import LIFECYCLES, Phase, Role
 from trellis.operations.explain import REASONS, Explanation, Surroundings, duration, explain
 

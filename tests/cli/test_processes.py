@@ -227,3 +227,20 @@ def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
             os.kill(int(pid), 0)
     assert (folder / "demo_app.py").is_file()
     assert main(["verify", "--data", str(folder)]) == 0
+
+
+@pytest.mark.serial
+def test_a_demo_that_is_stopped_takes_its_workers_with_it(tmp_path: Path):
+    with running("demo", "--data", str(tmp_path / "demo"), cwd=tmp_path) as process:
+        assert process.stdout is not None
+        pid = next(int(found[1]) for line in process.stdout if (found := re.search(r"process (\d+)", line)))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_demo_does_not_take_a_ledger_that_is_not_its_own(local: Terminal):
+    answer = local("demo")
+    assert (answer.code, "--data DIR" in answer.err) == (2, True)

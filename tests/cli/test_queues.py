@@ -117,6 +117,7 @@ def test_events_are_found_by_type_and_correlation(trellis: Terminal, work):
     work(trellis.url)
     by_type = trellis("events", "--type", "job_dead_lettered", "--json").records
     assert [record["job_id"] for record in by_type] == [job_id]
+    assert trellis("events", "--type", "job_dead_lettered", "--lifecycle", "run", "--json").records == []
     by_case = trellis("events", "--correlation", "case-3", "--json").records
     assert {record["job_id"] for record in by_case} == {job_id}
 
@@ -127,6 +128,7 @@ def test_events_are_found_by_type_and_correlation(trellis: Terminal, work):
         (["--type", "job_dead"], 2, "perhaps you mean job_"),
         (["no-such-job"], 1, "There is no job"),
         (["some-job", "--follow"], 2, "feed is of all jobs"),
+        (["--since", "2026-01-01T00:00:00Z"], 2, "goes with --type"),
     ],
 )
 def test_events_that_cannot_be_meant_are_refused(local: Terminal, arguments, code, says):

@@ -23,7 +23,8 @@ from trellis.engine.errors import (
     PermanentError,
     UnknownJobType,
 )
-from trellis.engine.jobs import SUBMIT_MAX, JobFilter, Moved
+from trellis.engine.jobs import SUBMIT_MAX, Moved
+from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
 from trellis.testing import Sandbox, sandbox
 from trellis.wiring import SystemClock, connect, make_development_key, new_id

@@ -10,7 +10,8 @@ import pytest
 from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import DEATH, Rig
 from trellis.engine import verify as verify_module
-from trellis.engine.jobs import Epoch, Event, History, JobId, Place
+from trellis.engine.jobs import Epoch, JobId
+from trellis.engine.records import Event, History, Place
 from trellis.engine.verify import Rule, VerifyProgress, check_history, verify
 from trellis.lifecycles import Role, Trigger
 

@@ -22,19 +22,17 @@ from trellis.engine.jobs import (
     Claim,
     Claimed,
     ClaimId,
-    JobFilter,
     JobId,
     LeaseLost,
     NewJob,
-    Place,
     ReasonCode,
     RequestId,
-    SweepOptions,
     Turn,
     TurnResult,
     TypeClaim,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter, Place, SweepOptions
 from trellis.engine.verify import verify
 from trellis.lifecycles import Role
 

@@ -6,10 +6,11 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
+from typing import Literal
 
 import asyncpg
 import pytest
@@ -26,6 +27,7 @@ from trellis.ledgers.postgres.lanes import LaneOptions
 from trellis.ledgers.postgres.migrate import migrate
 
 LOGIN = "faults_login"
+CLOCKS: tuple[Literal["test", "system"], ...] = ("test", "system")
 TEMPLATES = {"test": "faults_clocked", "system": "faults_timed"}
 SEED = int(os.environ.get("TRELLIS_FAULT_SEED", "20261115"))
 """Every random choice of these tests comes from here; a failure prints it."""
@@ -74,7 +76,8 @@ def fault_server(postgres_server: PostgresServer) -> PostgresServer:
 
 
 def prepare(server: PostgresServer, *templates: str) -> None:
-    for clock, template in TEMPLATES.items():
+    for clock in CLOCKS:
+        template = TEMPLATES[clock]
         if template not in templates:
             continue
         url = server.create_database(template)
@@ -105,6 +108,8 @@ class Bench:
     """Through the proxy, as the application's login role."""
     direct_url: str
     admin_url: str
+    sql: Callable[..., Awaitable[list[tuple]]]
+    """Run SQL as the superuser."""
     told: Told = field(default_factory=Told)
     reached: Counter[str] = field(default_factory=Counter)
     """Rare paths that this test went through."""
@@ -174,7 +179,15 @@ async def open_bench(server: PostgresServer, name: str, options: LaneOptions = P
             try:
                 shaky = await open_ledger(url, hints=False, options=options)
                 rig.others.append(shaky)
-                yield Bench(proxy=proxy, rig=rig, shaky=shaky, url=url, direct_url=direct, admin_url=server.url(name))
+                yield Bench(
+                    proxy=proxy,
+                    rig=rig,
+                    shaky=shaky,
+                    url=url,
+                    direct_url=direct,
+                    admin_url=server.url(name),
+                    sql=admin_sql,
+                )
             finally:
                 proxy.heal()
                 await rig.close()

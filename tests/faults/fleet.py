@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.faults.worker_process import EFFECT, Orders, Work
 from tests.ledgers.conformance.rig import SUBMITTER
-from trellis.engine.jobs import Event, JobId, NewJob
+from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +99,10 @@ class Fleet(AbstractContextManager["Fleet"]):
     orders: dict[str, Any] = field(default_factory=dict)
     alive: list[Running] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
+    _read: int = 0
+    _noted: int = 0
+    _lines: list[Line] = field(default_factory=list)
+    _open: dict[int, set[tuple[JobId, int]]] = field(default_factory=dict)
 
     @property
     def trace(self) -> Path:
@@ -141,17 +145,26 @@ class Fleet(AbstractContextManager["Fleet"]):
     # --- what they left ----------------------------------------------------------------------------------------------
 
     def lines(self) -> list[Line]:
-        """The trace so far."""
-        if not self.trace.exists():
-            return []
-        whole = self.trace.read_bytes().rpartition(b"\n")[0]
-        return [Line(**json.loads(line)) for line in whole.splitlines()]
+        """The trace so far; only what is new is read."""
+        if self.trace.exists():
+            with self.trace.open("rb") as file:
+                file.seek(self._read)
+                whole = file.read().rpartition(b"\n")[0]
+            self._read += len(whole) + bool(whole)
+            self._lines += [Line(**json.loads(line)) for line in whole.splitlines()]
+            for line in self._lines[self._noted :]:
+                opened = self._open.setdefault(line.pid, set())
+                if line.op == "began":
+                    opened.add((line.job, line.epoch))
+                elif line.op == "ended":
+                    opened.discard((line.job, line.epoch))
+            self._noted = len(self._lines)
+        return self._lines
 
     def open_jobs(self, pid: int) -> set[tuple[JobId, int]]:
         """What a process had begun and not ended."""
-        mine = [line for line in self.lines() if line.pid == pid]
-        ended = {(line.job, line.epoch) for line in mine if line.op != "began"}
-        return {(line.job, line.epoch) for line in mine if line.op == "began"} - ended
+        self.lines()
+        return set(self._open.get(pid, ()))
 
     def said(self, event: str) -> int:
         """How often the workers' logs tell of something."""
@@ -200,7 +213,3 @@ async def wait_ended(ledger: Ledger, jobs: Sequence[JobId], fleet: Fleet, *, pat
         assert not dead, f"{dead} ended by themselves\n{fleet.last_words()}"
         assert time.monotonic() < end, f"{job.job_id} is {job.state} after {patience_s:g} s\n{fleet.last_words()}"
         await asyncio.sleep(POLL_S)
-
-
-def after(events: Sequence[Event], version: int, *types: str) -> Event | None:
-    return next((event for event in events if event.version > version and event.type in types), None)

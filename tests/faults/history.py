@@ -8,19 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from trellis.engine.jobs import (
-    Applied,
-    Claimed,
-    History,
-    JobId,
-    Lease,
-    LeaseLost,
-    Mismatch,
-    Submitted,
-    Turn,
-    TurnResult,
-)
+from trellis.engine.jobs import Applied, Claimed, JobId, Lease, LeaseLost, Mismatch, Submitted, Turn, TurnResult
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import History
 from trellis.lifecycles import LIFECYCLES, Phase, Trigger
 
 

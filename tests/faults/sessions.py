@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 
@@ -35,13 +35,13 @@ class BoundLane(Lane):
         return await ask(self._bound, False)
 
 
-def bound(connection: asyncpg.Connection) -> PostgresLedger:
+def bound(connection: asyncpg.Connection) -> Ledger:
     """The ledger's own verbs, inside whatever transaction this connection is in."""
     ledger = PostgresLedger("", LaneOptions(), hints=False)
     lane = BoundLane(connection)
     ledger._submit_lane = ledger._turn_lane = ledger._holder_lane = lane
     ledger._admin_lane = ledger._read_lane = lane
-    return ledger
+    return cast("Ledger", ledger)
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,13 @@ async def two_owners(bench: Bench) -> None:
 
 async def mutate(bench: Bench, function: str, pattern: str, replacement: str) -> str:
     """Change one function of this test's database; returns the original."""
-    assert bench.rig.admin_sql is not None
-    ((original,),) = await bench.rig.admin_sql(
+    ((original,),) = await bench.sql(
         "select pg_get_functiondef(p.oid) from pg_proc p where p.proname = $1 and p.pronamespace = 'trellis'::regnamespace",
         function,
     )
     mutant, changes = re.subn(pattern, replacement, original)
     assert changes, f"the mutant of {function} changes nothing"
-    await bench.rig.admin_sql(mutant)
+    await bench.sql(mutant)
     return original
 
 
@@ -80,7 +79,7 @@ async def test_the_checker_fails_a_ledger_that_does_not_fence_completions(bench:
         await two_owners(bench)
         found = await problems(bench.told, bench.rig.ledger)
     finally:
-        await bench.rig.admin_sql(original)
+        await bench.sql(original)
         bench.told.completed.clear()
     assert any("acknowledged" in problem for problem in found), found
 
@@ -97,7 +96,7 @@ async def test_the_checker_fails_a_ledger_that_hands_a_lease_out_again_under_the
         found = await problems(bench.told, bench.rig.ledger)
     finally:
         for original in changed.values():
-            await bench.rig.admin_sql(original)
+            await bench.sql(original)
         bench.told.claims.clear()
     assert any("was handed out to 2 claims" in problem for problem in found), found
 
@@ -106,10 +105,10 @@ async def test_the_checker_fails_a_ledger_that_hands_a_lease_out_again_under_the
 async def test_verify_fails_a_ledger_that_forgets_an_event(bench: Bench):
     job_id = await bench.rig.submit_one(type=str(bench.rig.new_id("type")))
     await bench.rig.cancel(job_id)
-    ((key,),) = await bench.rig.admin_sql("select id from trellis.job where job_id = $1", job_id)
-    await bench.rig.admin_sql("delete from trellis.event where id = $1 and version = 2", key)
+    ((key,),) = await bench.sql("select id from trellis.job where job_id = $1", job_id)
+    await bench.sql("delete from trellis.event where id = $1 and version = 2", key)
     report = await verify(bench.rig.ledger)
     assert any(violation.job_id == job_id for violation in report.violations)
-    await bench.rig.admin_sql("delete from trellis.event where id = $1", key)
-    await bench.rig.admin_sql("delete from trellis.ended where id = $1", key)
-    await bench.rig.admin_sql("delete from trellis.job where id = $1", key)
+    await bench.sql("delete from trellis.event where id = $1", key)
+    await bench.sql("delete from trellis.ended where id = $1", key)
+    await bench.sql("delete from trellis.job where id = $1", key)

@@ -12,21 +12,9 @@ from tests.faults.test_worker_deaths import HEARTBEAT_S, LEASE_S, check, kill_un
 from tests.faults.worker_process import Work
 from tests.ledgers.conformance.rig import OTHER_WORKER, SUBMITTER, SWEEPER, WORKER
 from tests.servers.postgres import PostgresServer
-from trellis.engine.jobs import (
-    Advance,
-    Applied,
-    Claim,
-    Claimed,
-    ClaimId,
-    JobFilter,
-    JobId,
-    LeaseLost,
-    NewJob,
-    SweepOptions,
-    Turn,
-    TypeClaim,
-)
+from trellis.engine.jobs import Advance, Applied, Claim, Claimed, ClaimId, JobId, LeaseLost, NewJob, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 

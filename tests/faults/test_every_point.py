@@ -32,8 +32,6 @@ ORDERS = {
 LOSSES = (Kind.REQUEST_LOST, Kind.ANSWER_LOST)
 WORK = Work(journal=True, checkpoint=True)
 
-pytestmark = [pytest.mark.serial]
-
 _runs = count(1)
 
 

@@ -16,18 +16,16 @@ from trellis.engine.jobs import (
     CancelMode,
     Claim,
     ClaimId,
-    Event,
     JobId,
     Lease,
     Moved,
     NewJob,
-    Place,
     Renewed,
     RequestId,
-    SweepOptions,
     Turn,
     TypeClaim,
 )
+from trellis.engine.records import Event, Place, SweepOptions
 
 ACTORS = (WORKER, OTHER_WORKER, ADMIN, SWEEPER, SUBMITTER)
 
@@ -155,8 +153,8 @@ async def make_scene(rig: Rig, state: str, **options: Any) -> Scene:
 async def play(connections: Sequence[Any], order: tuple[str, ...], first: Call, second: Call) -> Outcome:
     sessions = [Session(connection, call) for connection, call in zip(connections, (first, second), strict=False)]
     for session in sessions:
-        for actor in ACTORS:
-            await session.ledger._actor(actor)
+        for actor in ACTORS:  # a name that is registered inside the transaction would be one more thing to wait for
+            await session.ledger.beat(actor, None)
     return await interleave(order, sessions[0], sessions[1], connections[2])
 
 

@@ -9,6 +9,7 @@ request may still arrive after the second.
 from collections import Counter
 from collections.abc import Iterable
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,9 @@ from tests.faults.conftest import PATIENT, Bench
 from tests.faults.proxy import HARMLESS, Kind
 from tests.faults.verbs import GROUPS, SUBMITS, VERBS, Verb
 from trellis.engine.errors import OutcomeUnknown
+from trellis.engine.jobs import Advance, Claimed, Submitted
 from trellis.ledgers.postgres.lanes import LaneOptions
+from trellis.lifecycles import Trigger
 
 IMPATIENT = LaneOptions(call_timeout_s=1.0, outcome_window_s=0.05, connect_timeout_s=5.0)
 ALWAYS = (Kind.ANSWER_LOST, Kind.REQUEST_LATE)
@@ -29,11 +32,13 @@ by_group = pytest.mark.parametrize("group", GROUPS)
 
 @by_group
 @pytest.mark.requirement("DJ-2", "DJ-8", "D2")
-async def test_every_lost_exchange_has_one_effect_and_its_caller_learns_it(bench: Bench, group: str):
+async def test_every_lost_exchange_has_one_effect_and_its_caller_learns_it(bench: Bench, group: str, figures):
     for verb in GROUPS[group]:
         for kind in (*ALWAYS, BY_TURNS[VERBS.index(verb) % len(BY_TURNS)]):
             await lose(bench, verb, kind)
-    assert set(bench.proxy.counts.faults) == set(Kind)
+    faults = bench.proxy.counts.faults
+    figures(lost=faults.total(), after_the_commit=faults[Kind.ANSWER_LOST] + faults[Kind.ANSWER_SILENT])
+    assert set(faults) == set(Kind)
 
 
 @by_group
@@ -55,8 +60,7 @@ async def test_a_commit_that_never_arrives_is_unknown_until_the_server_gives_up_
         await verb.act(hasty, case)
     bench.proxy.heal()
     assert await verb.effects(bench.rig, case) == 0
-    assert bench.rig.admin_sql is not None
-    ended = await bench.rig.admin_sql(
+    ended = await bench.sql(
         "select pg_terminate_backend(pid) from pg_stat_activity where state = 'idle in transaction' and datname = current_database()"
     )
     assert ended == [(True,)]
@@ -91,11 +95,23 @@ async def lose(bench: Bench, verb: Verb, kind: Kind) -> bool:
     bench.proxy.heal()
     assert aim.hits == 1, f"{where}: the fault did not happen"
     assert verb.accepts(answer), f"{where}: {answer}"
+    note(bench, case, answer)
     assert await verb.effects(bench.rig, case) == 1, where
     if kind is Kind.REQUEST_LATE:
         assert await bench.proxy.deliver_late() == 1
         assert await verb.effects(bench.rig, case) == 1, f"{where}: a second effect when the first request arrived"
     return True
+
+
+def note(bench: Bench, case: Any, answer: Any) -> None:
+    """Keep what the caller was told, for the check of the whole ledger at the end."""
+    answers = answer if isinstance(answer, list) else [answer]
+    bench.told.note_submit([one for one in answers if isinstance(one, Submitted)])
+    claimed = [one for one in answers if isinstance(one, Claimed)]
+    if claimed:
+        bench.told.note_claim(case[1].claim_id, claimed)
+    if isinstance(case, Advance) and case.trigger == Trigger.COMPLETE and not isinstance(answer, list):
+        bench.told.note_completion(case.lease, answer)
 
 
 async def lose_for_good(bench: Bench, hasty, verb: Verb, kind: Kind) -> None:
@@ -106,7 +122,9 @@ async def lose_for_good(bench: Bench, hasty, verb: Verb, kind: Kind) -> None:
         await verb.act(hasty, case)
     bench.proxy.heal()
     assert await verb.effects(bench.rig, case) == (0 if kind in HARMLESS else 1)
-    assert verb.accepts(await verb.act(bench.shaky, case))
+    answer = await verb.act(bench.shaky, case)
+    assert verb.accepts(answer), f"{verb.name}: {answer}"
+    note(bench, case, answer)
     assert await verb.effects(bench.rig, case) == 1, f"{verb.name}: asking again after {kind.name} had a second effect"
 
 

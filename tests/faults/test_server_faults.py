@@ -14,19 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import LOGIN, SEED, TEMPLATES, database, prepare
+from tests.faults.conftest import LOGIN, SEED, TEMPLATES, Bench, database, prepare
 from tests.faults.fleet import Fleet, Nursery, submit_work, until, wait_ended
 from tests.faults.history import Told, problems
-from tests.faults.proxy import proxied
+from tests.faults.proxy import Kind, proxied
 from tests.faults.worker_process import EFFECT, Work
-from tests.ledgers.conformance.rig import SUBMITTER
+from tests.ledgers.conformance.rig import SUBMITTER, WORKER
 from tests.servers.postgres import PostgresServer, running_postgres
 from trellis.engine.errors import LedgerError
-from trellis.engine.jobs import JobId, NewJob
+from trellis.engine.jobs import JobId, NewJob, Renewed
 from trellis.engine.ledger import Ledger
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
+from trellis.ledgers.postgres.ledger import PostgresLedger
+from trellis.worker.options import HEARTBEAT_S_MIN, LEASE_S_MIN
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.5
 OUTAGE_LEASES = 3
@@ -182,3 +184,15 @@ async def until_renewed(ledger: Ledger, jobs: list[JobId]) -> None:
             return
         assert time.monotonic() < end, "nobody came back after the outage"
         await asyncio.sleep(0.02)
+
+
+@pytest.mark.requirement("D4", "DJ-4")
+async def test_a_connection_that_falls_silent_costs_no_lease(bench: Bench):
+    """Two renewals fit into what is left of the shortest lease when the first goes out, even if its answer never comes."""
+    waits_s = PostgresLedger("postgresql://nowhere", LaneOptions(), hints=False)._holder_lane._options.call_timeout_s
+    length_s = min(LEASE_S_MIN, 2 * HEARTBEAT_S_MIN + 1)
+    assert 2 * waits_s <= length_s - HEARTBEAT_S_MIN
+    held = await bench.rig.running(type=str(bench.rig.new_id("type")))
+    aim = bench.proxy.aim(Kind.ANSWER_SILENT, "from renew(")
+    assert await bench.shaky.renew(WORKER, [held.lease]) == [Renewed(cancel=False)]
+    assert aim.hits == 1

@@ -8,7 +8,8 @@ import pytest
 
 from tests.faults.conftest import Bench
 from tests.ledgers.conformance.rig import SUBMITTER
-from trellis.engine.jobs import JobFilter, JobId, NewJob, Submitted
+from trellis.engine.jobs import JobId, NewJob, Submitted
+from trellis.engine.records import JobFilter
 from trellis.engine.verify import verify
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 
@@ -21,9 +22,8 @@ select trellis.submit_job(p_type => 'order.ship', p_payload => '{"n": 1}', p_job
 @pytest.fixture
 async def shop(bench: Bench):
     """The caller's own table beside the ledger, and the caller's own connection, as the application's login role."""
-    assert bench.rig.admin_sql is not None
-    await bench.rig.admin_sql("create table if not exists orders (id text primary key)")
-    await bench.rig.admin_sql("grant all on orders to trellis_app")
+    await bench.sql("create table if not exists orders (id text primary key)")
+    await bench.sql("grant all on orders to trellis_app")
     connection = await asyncpg.connect(bench.direct_url)
     yield connection
     await connection.close()

@@ -23,8 +23,9 @@ from tests.faults.history import Told, problems
 from tests.faults.worker_process import POISON, Work
 from tests.ledgers.conformance.rig import SUBMITTER, SWEEPER
 from tests.servers.postgres import PostgresServer
-from trellis.engine.jobs import JobFilter, JobId, NewJob, ReasonCode, SweepOptions
+from trellis.engine.jobs import JobId, NewJob, ReasonCode
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter, SweepOptions
 from trellis.engine.service import Sweeper, serve
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
@@ -129,7 +130,7 @@ async def run_kills(ledger: Ledger, fleet: Fleet, *, jobs: int, kills: int, hold
     await wait_ended(ledger, submitted, fleet, patience_s=60 + jobs * 0.05)
     fates = await check(ledger, fleet, submitted)
     letters = await ledger.dead_letters(JobFilter(), limit=500)
-    assert fates["succeeded"] + len(letters) == jobs
+    assert fates["succeeded"] + fates["dead_lettered"] == jobs
     assert {letter.reason_code for letter in letters} <= {ReasonCode.INFRASTRUCTURE_FAILURE}
     assert recovery, "no kill hit a running job"
     assert max(recovery) <= RECOVERY_S + ALLOWANCE_S, sorted(recovery)[-5:]
@@ -137,7 +138,7 @@ async def run_kills(ledger: Ledger, fleet: Fleet, *, jobs: int, kills: int, hold
         "kills": kills,
         "jobs": jobs,
         "taken": len(recovery),
-        "dead_lettered": len(letters),
+        "dead_lettered": fates["dead_lettered"],
         "recovery_p50_s": round(statistics.median(recovery), 2),
         "recovery_max_s": round(max(recovery), 2),
     }
@@ -158,29 +159,35 @@ async def test_two_hundred_kills_over_ten_thousand_jobs(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures
 ):
     with Fleet(nursery, ledger_url, tmp_path, {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S}) as fleet:
-        figures(**await run_kills(ledger, fleet, jobs=10_000, kills=200, hold_s=0.08))
+        figures(**await run_kills(ledger, fleet, jobs=10_000, kills=200, hold_s=0.3))
 
 
 @pytest.mark.requirement("D33", "DJ-4")
 async def test_a_dead_workers_jobs_are_claimed_again_within_the_recovery_time(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures
 ):
-    """Idle workers stand by, so that the time is the engine's own: from the kill to the next claim."""
-    go = tmp_path / "go"
-    with Fleet(nursery, ledger_url, tmp_path, {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S}) as fleet:
-        fleet.start(3)
-        jobs = await submit_work(ledger, [Work(until=str(go))] * 6, "held")
-        await until(lambda: len(fleet.lines()) >= 6, "all jobs have begun")
-        victims = [worker for worker in fleet.alive if fleet.open_jobs(worker.pid)][:2]
-        taken = [(job, epoch, worker) for worker in victims for job, epoch in fleet.open_jobs(worker.pid)]
-        killed = {worker: await fleet.kill(worker) for worker in victims}
-        fleet.start(2)
-        seconds = [await claimed_again_after(ledger, job, epoch, killed[worker]) for job, epoch, worker in taken]
+    """Idle workers stand by, so that the time is the engine's own: from the kill to the next claim.
+
+    One job each, because a job whose worker died runs alone in the next one.
+    """
+    go, terms = tmp_path / "go", {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S, "concurrency": 1, "prefetch": 0}
+    with Fleet(nursery, ledger_url, tmp_path, terms) as fleet:
+        fleet.start(6)
+        jobs = await submit_work(ledger, [Work(until=str(go))] * 3, "held")
+        await until(lambda: len(fleet.lines()) == 3, "all jobs have begun")
+        victims = [worker for worker in fleet.alive if fleet.open_jobs(worker.pid)]
+        taken = [(*job, await fleet.kill(worker)) for worker in victims for job in fleet.open_jobs(worker.pid)]
+        seconds = [await claimed_again_after(ledger, *one) for one in taken]
         go.touch()
         await wait_ended(ledger, jobs, fleet)
         fates = await check(ledger, fleet, jobs)
-    assert fates == {"succeeded": 6}
-    figures(jobs=len(seconds), claimed_again_max_s=round(max(seconds), 2), bound_s=RECOVERY_S, allowance_s=ALLOWANCE_S)
+    assert fates == {"succeeded": 3}
+    figures(
+        jobs=len(seconds),
+        claimed_again_s=[round(one, 2) for one in sorted(seconds)],
+        bound_s=RECOVERY_S,
+        allowance_s=ALLOWANCE_S,
+    )
     assert max(seconds) <= RECOVERY_S + ALLOWANCE_S
 
 

@@ -15,7 +15,6 @@ from trellis.engine.jobs import (
     Claim,
     Claimed,
     ClaimId,
-    JobFilter,
     JobId,
     Lease,
     Move,
@@ -23,13 +22,12 @@ from trellis.engine.jobs import (
     NewJob,
     Renewed,
     RequestId,
-    RetentionOptions,
     Submitted,
-    SweepOptions,
     Turn,
     TypeClaim,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter, RetentionOptions, SweepOptions
 from trellis.lifecycles import Role
 
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)
@@ -486,7 +484,7 @@ REST = (
         name="retain",
         sql="from retain(",
         arrange=_ended_long_ago,
-        act=lambda ledger, _: ledger.retain(RetentionOptions(ended_s=50.0)),
+        act=lambda ledger, _: ledger.retain(RetentionOptions(ended_s=50.0, batch=10_000)),
         effects=_gone,
         accepts=lambda _: True,
     ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from trellis.engine.errors import LeaseConflictError
-from trellis.engine.jobs import SweepOptions
+from trellis.engine.records import SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
 from trellis.wiring import run_worker

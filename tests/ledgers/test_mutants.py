@@ -24,22 +24,9 @@ from tests.ledgers.conformance import (
 )
 from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import Rig
-from trellis.engine.jobs import (
-    Applied,
-    ClaimId,
-    Epoch,
-    Event,
-    FeedPage,
-    History,
-    Lease,
-    LeaseLost,
-    NewJob,
-    Renewed,
-    RequestId,
-    SweepOptions,
-    Turn,
-)
+from trellis.engine.jobs import Applied, ClaimId, Epoch, Lease, LeaseLost, NewJob, Renewed, RequestId, Turn
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, FeedPage, History, SweepOptions
 
 
 class Mutant:

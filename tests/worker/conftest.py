@@ -14,8 +14,9 @@ import pytest
 from trellis.client import JobHandle, Trellis
 from trellis.engine.authority import Principal
 from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown
-from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, Job, JobId, SweepOptions, SweepReport, Turn, TypeClaim
+from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, JobId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job, SweepOptions, SweepReport
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role

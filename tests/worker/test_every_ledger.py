@@ -10,8 +10,8 @@ import pytest
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
 from trellis.engine.errors import PermanentError, TransientError
-from trellis.engine.jobs import Place
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Place
 from trellis.engine.retries import RetryPolicy
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger

@@ -9,7 +9,7 @@ import pytest
 from tests.worker.conftest import Stand
 from trellis.client import JobHandle
 from trellis.engine.errors import InvalidTransition, JobCancelled, LeaseConflictError
-from trellis.engine.jobs import Place
+from trellis.engine.records import Place
 from trellis.worker.app import App
 from trellis.worker.context import Context, SyncContext
 from trellis.worker.worker import Worker

@@ -12,7 +12,8 @@ import pytest
 
 from tests.worker.conftest import Stand
 from trellis.engine.errors import JobDeadLettered, JobFailed, PermanentError, TransientError, ValidationError
-from trellis.engine.jobs import JobFilter, ReasonCode, Stage
+from trellis.engine.jobs import ReasonCode, Stage
+from trellis.engine.records import JobFilter
 from trellis.engine.retries import RetryPolicy
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext

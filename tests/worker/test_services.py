@@ -8,7 +8,8 @@ import pytest
 
 from tests.worker.conftest import Stand
 from trellis.engine.errors import LedgerUnavailable
-from trellis.engine.jobs import Actor, RetentionOptions, SweepOptions, SweepReport, WorkerSeen
+from trellis.engine.jobs import Actor
+from trellis.engine.records import RetentionOptions, SweepOptions, SweepReport, WorkerSeen
 from trellis.engine.service import Presence, Retention, Sweeper, backoff_s, serve
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock

@@ -13,8 +13,9 @@ from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import Column, age, as_record
 from trellis.cli.reading import letter_of
 from trellis.engine.errors import InputError, JobNotFound, Refused
-from trellis.engine.jobs import DeadLetter, JobFilter, JobId, Moved, NotMoved
+from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import DeadLetter, JobFilter
 from trellis.operations.explain import REASONS
 
 PAGE_MAX = 500

@@ -11,9 +11,10 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, Output, as_record, table
-from trellis.engine.errors import JobNotFound, OptionInvalid
-from trellis.engine.jobs import Event, JobId
+from trellis.engine.errors import InputError, JobNotFound
+from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event
 from trellis.operations.explain import event_note
 
 FOLLOW_PAUSE_S = 0.25
@@ -45,15 +46,17 @@ async def events(
     """
     wanted, kind = values.limit(limit, LIMIT_MAX), values.lifecycle(lifecycle)
     event_type, moment = values.event_type(type_), values.moment("--since", since)
-    if (job or event_type or correlation) and (follow or after):
-        expected = "the feed is of all jobs; leave out JOB, --type and --correlation"
-        raise OptionInvalid(option="--follow" if follow else "--after", value=follow or after, expected=expected)
+    looked_up = event_type is not None or correlation is not None
+    if (job or looked_up) and (follow or after):
+        raise InputError(detail="The feed is of all jobs: leave out JOB, --type and --correlation.")
+    if moment is not None and not looked_up:
+        raise InputError(detail="--since goes with --type or --correlation; the feed goes on with --after.")
     async with cli.open() as ledger:
         if job is not None:
             print_events(cli.out, await _of_job(ledger, job), EVENT_COLUMNS)
-        elif event_type is not None or correlation is not None:
+        elif looked_up:
             found = await ledger.find_events(type_=event_type, correlation_id=correlation, since=moment, limit=wanted)
-            print_events(cli.out, found, FEED_COLUMNS)
+            print_events(cli.out, [event for event in found if kind in {None, event.lifecycle}], FEED_COLUMNS)
         elif follow:
             await _follow(cli, ledger, after, kind)
         else:

@@ -19,16 +19,14 @@ from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     CancelMode,
     CancelRequested,
-    Job,
-    JobFilter,
     JobId,
     Moved,
     NotMoved,
-    Place,
     Priority,
     RequestId,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job, JobFilter, Place
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.operations.explain import duration, explain, is_alive, served_types
 from trellis.wiring import new_id

@@ -13,12 +13,14 @@ import apsw
 import typer
 from rich.text import Text
 
-from trellis.cli.commands import LIMIT_DEFAULT, LimitOption, command
+from trellis.cli import values
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column, as_record
 from trellis.cli.problems import way_out, without_password
 from trellis.engine.errors import NotAllowed, TrellisError
-from trellis.engine.jobs import Actor, Finding, JobFilter, Severity, SweepOptions
+from trellis.engine.jobs import Actor
+from trellis.engine.records import Finding, JobFilter, Severity, SweepOptions
 from trellis.engine.verify import VerifyProgress, Violation, verify
 from trellis.ledgers import migrate as migrate_ledger
 from trellis.ledgers import open_ledger
@@ -66,7 +68,7 @@ async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
 
     Every event is replayed; exit 1 if anything is wrong.
     """
-    watched = cli.out.errors.is_terminal
+    wanted, watched = values.limit(limit, LIMIT_MAX), cli.out.errors.is_terminal
 
     def progress(far: VerifyProgress) -> None:
         if watched:
@@ -74,7 +76,7 @@ async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
 
     async with cli.open() as ledger:
         report = await verify(ledger, on_progress=progress)
-    shown = report.violations[:limit]
+    shown = report.violations[:wanted]
     if cli.out.as_json:
         for violation in shown:
             cli.out.record(as_record(violation))

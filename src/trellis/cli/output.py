@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trellis.engine.jobs import Event, Priority
+from trellis.engine.jobs import Priority
+from trellis.engine.records import Event
 from trellis.lifecycles import LIFECYCLES, Phase
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column
-from trellis.engine.jobs import QueueDepth
+from trellis.engine.records import QueueDepth
 from trellis.operations.explain import duration
 from trellis.worker.app import checked_type
 

@@ -1,7 +1,8 @@
 """Reads that several commands share."""
 
-from trellis.engine.jobs import DeadLetter, Job, JobFilter, JobId, Place
+from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import DeadLetter, Job, JobFilter, Place
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.operations.explain import Surroundings
 

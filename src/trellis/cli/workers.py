@@ -17,7 +17,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Column, age
-from trellis.engine.jobs import WorkerSeen
+from trellis.engine.records import WorkerSeen
 from trellis.operations.explain import is_alive, served_types
 from trellis.wiring import process_name, run_worker
 from trellis.worker.app import App

@@ -11,9 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import LedgerError
-from trellis.engine.jobs import Actor, RetentionOptions, RetentionReport, SweepOptions, SweepReport
+from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.records import RetentionOptions, RetentionReport, SweepOptions, SweepReport
 
 BACKOFF_S_FIRST = 0.1
 BACKOFF_S_MAX = 5.0

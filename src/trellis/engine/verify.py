@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from trellis.engine.jobs import DeadLetter, Event, History, Job, JobId, Place
+from trellis.engine.jobs import JobId
+from trellis.engine.records import DeadLetter, Event, History, Job, Place
 from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
 from trellis.lifecycles.registry import LIFECYCLES
 from trellis.lifecycles.replay import RecordedStep, Replayed, replay

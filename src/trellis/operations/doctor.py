@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from trellis.engine.jobs import Finding, QueueDepth, Severity, WorkerSeen
+from trellis.engine.records import Finding, QueueDepth, Severity, WorkerSeen
 from trellis.operations.explain import WORKER_SILENT_S, duration, is_alive, served_types
 
 PYTHON_NEEDED = (3, 11)

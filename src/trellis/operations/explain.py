@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from trellis.engine.jobs import DeadLetter, Event, Job, JobId, Place, QueueDepth, WorkerSeen
+from trellis.engine.jobs import JobId
+from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, State, Transition, Trigger
 
 WORKER_SILENT_S = 30.0

@@ -14,10 +14,10 @@ from trellis.engine.jobs import (
     HEARTBEAT_S_DEFAULT,
     LEASE_S_DEFAULT,
     Priority,
-    SweepOptions,
 )
+from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.retries import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
-from trellis.engine.service import SWEEP_DEFAULT
+from trellis.engine.service import RETENTION_DEFAULT, SWEEP_DEFAULT
 
 LEASE_S_MIN, LEASE_S_MAX = 30.0, 120.0
 HEARTBEAT_S_MIN, HEARTBEAT_S_MAX = 10.0, 30.0
@@ -93,6 +93,8 @@ class WorkerOptions:
     hints: bool = True
     """False relies on polling alone."""
     sweep: SweepOptions | None = SWEEP_DEFAULT
+    retention: RetentionOptions | None = RETENTION_DEFAULT
+    """How long ended work is kept; None leaves that to others."""
     drain_s: float = DRAIN_S_DEFAULT
     """How long running handlers may go on after the first signal."""
     settle_s: float = SETTLE_S_DEFAULT

@@ -22,8 +22,6 @@ from trellis.worker.signals import flush
 from trellis.worker.threads import Threads
 
 SLICE_S = 0.005
-HANDLER_ENDS = (Exception, asyncio.CancelledError, SystemExit)
-"""What ends a handler and not the worker: its class decides what follows. `sys.exit()` in a handler ends the handler."""
 
 _log = log_of("trellis.worker")
 
@@ -143,7 +141,8 @@ class Runners:
                 held.task = asyncio.current_task()
                 handler = held.spec.handler
                 value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
-        except HANDLER_ENDS as problem:
+        # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
+        except (Exception, asyncio.CancelledError, SystemExit) as problem:  # noqa: BLE001
             error = problem
         self._handler_ended(held, error)
         if held.progress is not None or held.logs is not None:
@@ -163,7 +162,8 @@ class Runners:
         error = None
         try:
             await first.spec.handler(items)
-        except HANDLER_ENDS as problem:
+        # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
+        except (Exception, asyncio.CancelledError, SystemExit) as problem:  # noqa: BLE001
             error = problem
         for held, item in zip(batch, items, strict=True):
             self._handler_ended(held, error)

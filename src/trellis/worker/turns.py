@@ -14,8 +14,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trellis.engine.errors import LedgerError, LedgerNotMigrated, LedgerTooOld, LedgerUrlInvalid
-from trellis.engine.jobs import Advance, Claim, Claimed, ClaimId, LeaseLost, Turn, TurnResult
+from trellis.engine.errors import InputError, LedgerError, LedgerNotMigrated, LedgerTooOld, LedgerUrlInvalid, Refused
+from trellis.engine.jobs import Advance, Applied, Claim, Claimed, ClaimId, LeaseLost, Turn, TurnResult
 from trellis.engine.logs import log_of
 from trellis.engine.service import backoff_s
 from trellis.worker.app import App
@@ -183,10 +183,26 @@ class Turns:
                 return await self._desk.ledger.turn(turn)
             except (LedgerTooOld, LedgerNotMigrated, LedgerUrlInvalid):
                 raise
+            except (Refused, InputError) as error:
+                return await self._deliver_apart(turn, error)
             except LedgerError as error:
                 failures += 1
                 _log.warning("turn_failed", error=str(error), advances=len(turn.advances), failures=failures)
             await self._desk.clock.sleep(backoff_s(failures, self._rng.random()))
+
+    async def _deliver_apart(self, turn: Turn, error: Exception) -> TurnResult:
+        """The ledger will not have one of these steps, ever. The others, and the claim, must not suffer for it."""
+        if not turn.advances:
+            raise error
+        if len(turn.advances) == 1 and turn.claim is None:
+            step = turn.advances[0]
+            _log.error("step_impossible", job_id=step.lease.job_id, trigger=step.trigger, error=str(error))
+            return TurnResult([LeaseLost(step.lease)], [])
+        outcomes: list[Applied | LeaseLost] = []
+        for advance in turn.advances:
+            outcomes += (await self._deliver(Turn(actor=turn.actor, advances=(advance,)))).outcomes
+        claimed = (await self._deliver(Turn(actor=turn.actor, claim=turn.claim))).claimed if turn.claim else []
+        return TurnResult(outcomes, claimed)
 
     def _apply(self, order: Order, answer: TurnResult) -> None:
         outcomes = iter(answer.outcomes)

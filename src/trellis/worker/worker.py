@@ -19,7 +19,7 @@ from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.jobs import Actor, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.service import Presence, Service, Sweeper, serve
+from trellis.engine.service import Presence, Retention, Service, Sweeper, serve
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.capacity import Room
@@ -225,6 +225,8 @@ class Worker:
         if self.options.sweep is not None:
             sweeping = Actor(role=Role.SWEEPER, name=self.options.name)
             services.append(Sweeper(ledger=self.ledger, actor=sweeping, options=self.options.sweep))
+        if self.options.retention is not None:
+            services.append(Retention(ledger=self.ledger, options=self.options.retention))
         return services
 
     def _tick_s(self) -> float:

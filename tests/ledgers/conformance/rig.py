@@ -20,9 +20,6 @@ from trellis.engine.jobs import (
     Claimed,
     ClaimId,
     DeathCertificate,
-    Event,
-    Job,
-    JobFilter,
     JobId,
     Lease,
     LeaseLost,
@@ -35,13 +32,12 @@ from trellis.engine.jobs import (
     RequestId,
     Stage,
     Submitted,
-    SweepOptions,
-    SweepReport,
     Turn,
     TurnResult,
     TypeClaim,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, Job, JobFilter, SweepOptions, SweepReport
 from trellis.engine.verify import VerifyReport, verify
 from trellis.lifecycles import LIFECYCLES, Phase, Role, Transition, Trigger
 

@@ -4,17 +4,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import DEATH, OTHER_WORKER, SUBMITTER, WORKER, Rig, actor
 from trellis.engine.errors import InvalidTransition, Refused, TrellisError
-from trellis.engine.jobs import (
-    Advance,
-    Applied,
-    DeathCertificate,
-    JobFilter,
-    Lease,
-    LeaseLost,
-    Place,
-    ReasonCode,
-    Stage,
-)
+from trellis.engine.jobs import Advance, Applied, DeathCertificate, Lease, LeaseLost, ReasonCode, Stage
+from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import LIFECYCLES, Opens, Phase, Role, Transition, Trigger
 
 
@@ -84,6 +75,20 @@ async def test_a_declared_self_transition_is_a_step_each_time(rig: Rig):
         "run.step.completed",
         "run.step.completed",
     ]
+
+
+@pytest.mark.requirement("RUN-1", "D37", "DJ-21", "DJ-7")
+async def test_a_self_transition_that_names_its_version_is_made_once(rig: Rig):
+    """The answer to a stored step was lost: with the version it follows, asking again is no second step."""
+    job_id = await rig.submit_one(lifecycle="run")
+    lease = await rig.drive(job_id, "running")
+    assert lease is not None
+    orchestrator = actor(Role.ORCHESTRATOR)
+    assert await rig.pull(lease, "step", by=orchestrator, version=3) == Applied(version=4)
+    assert await rig.pull(lease, "step", by=orchestrator, version=3) == Applied(version=4, repeated=True)
+    assert await rig.pull(lease, "step", by=orchestrator, version=4) == Applied(version=5)
+    assert await rig.pull(lease, "step", by=orchestrator, version=9) == LeaseLost(lease)
+    assert (await rig.event_types(job_id)).count("run.step.completed") == 2
 
 
 @pytest.mark.requirement("DJ-20")

@@ -6,18 +6,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, LENGTH_S, SUBMITTER, WORKER, Rig, actor, answer_of
 from trellis.engine.errors import InvalidTransition, JobNotFound, NotAllowed
-from trellis.engine.jobs import (
-    Advance,
-    Applied,
-    CancelMode,
-    CancelRequested,
-    JobId,
-    LeaseLost,
-    Moved,
-    NotMoved,
-    Place,
-    Turn,
-)
+from trellis.engine.jobs import Advance, Applied, CancelMode, CancelRequested, JobId, LeaseLost, Moved, NotMoved, Turn
+from trellis.engine.records import Place
 from trellis.lifecycles import LIFECYCLES, Phase, Role, Trigger
 
 
@@ -204,3 +194,47 @@ async def test_a_resting_job_is_cancelled_at_once(rig: Rig):
         assert isinstance(answer, Moved if mode is CancelMode.SOFT else NotMoved)
     job = await rig.job(job_id)
     assert (job.state, job.place, job.due_at) == ("cancelled", Place.ENDED, None)
+
+
+@pytest.mark.requirement("DJ-11", "DJ-19", "D47")
+async def test_a_job_that_shall_stop_is_not_started(rig: Rig):
+    """No user code has run: the wish is carried out at the start, and the holder learns that the job is gone."""
+    job_id = await rig.submit_one()
+    claimed = await rig.claim_one(start=False)
+    assert await rig.cancel(job_id, CancelMode.SOFT) == CancelRequested(job_id=job_id, state="assigned")
+    assert await rig.pull(claimed, Trigger.START, source="assigned") == LeaseLost(claimed.lease)
+    job, event = await rig.job(job_id), await rig.last_event(job_id)
+    assert (job.state, job.place) == ("cancelled", Place.ENDED)
+    assert (event.type, event.role) == ("job_cancelled", LIFECYCLES["leased-job"].swept_by)
+    assert "job_started" not in await rig.event_types(job_id)
+
+
+@pytest.mark.requirement("DJ-11", "DJ-21", "D19")
+@pytest.mark.parametrize("trigger", [Trigger.RETRY, Trigger.SNOOZE, Trigger.RELEASE])
+async def test_giving_back_a_job_that_shall_stop_ends_it_once(rig: Rig, trigger: str):
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT)
+    first = await rig.pull(held, trigger)
+    assert first == Applied(version=4)
+    assert await rig.event_types(held.lease.job_id) == ["job_queued", "job_claimed", "job_started", "job_cancelled"]
+    again = await rig.pull(held, trigger)
+    assert again == Applied(version=4, repeated=True)
+    assert len(await rig.ledger.events(held.lease.job_id)) == 4
+
+
+@pytest.mark.requirement("DJ-11", "D19", "DJ-8")
+async def test_a_lost_lease_of_a_job_that_shall_stop_ends_it(rig: Rig):
+    held = await rig.running(max_attempts=5)
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT, grace_s=1000.0)
+    await rig.lose_lease()
+    assert (await rig.event_types(held.lease.job_id))[-1] == "job_cancelled"
+    assert await rig.state(held.lease.job_id) == "cancelled"
+
+
+@pytest.mark.requirement("DJ-11", "D19")
+async def test_failing_or_completing_is_still_the_holders_choice(rig: Rig):
+    for trigger, end in ((Trigger.FAIL, "failed"), (Trigger.COMPLETE, "succeeded")):
+        held = await rig.running()
+        await rig.cancel(held.lease.job_id, CancelMode.SOFT)
+        assert isinstance(await rig.pull(held, trigger), Applied)
+        assert await rig.state(held.lease.job_id) == end

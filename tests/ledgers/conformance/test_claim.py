@@ -17,7 +17,8 @@ from tests.ledgers.conformance.rig import (
     claimed_ids,
 )
 from trellis.engine.errors import Refused
-from trellis.engine.jobs import Advance, Applied, CancelMode, Claim, ClaimId, Place, Priority, Turn, TypeClaim
+from trellis.engine.jobs import Advance, Applied, CancelMode, Claim, ClaimId, Priority, Turn, TypeClaim
+from trellis.engine.records import Place
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 

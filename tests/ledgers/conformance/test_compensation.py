@@ -3,7 +3,8 @@
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, WORKER, Rig
-from trellis.engine.jobs import Applied, JobFilter, JobId, LeaseLost, Place, ReasonCode
+from trellis.engine.jobs import Applied, JobId, LeaseLost, ReasonCode
+from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Role, Trigger
 
 

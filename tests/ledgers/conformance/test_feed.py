@@ -6,8 +6,9 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import SUBMITTER, WORKER, Rig, claimed_ids
-from trellis.engine.jobs import Advance, Claim, ClaimId, Event, Turn, TypeClaim
+from trellis.engine.jobs import Advance, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event
 from trellis.lifecycles import Trigger
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig, claimed_ids
-from trellis.engine.jobs import CancelMode, Claimed, JobFilter, JobId, NotMoved, Place, Priority
+from trellis.engine.jobs import CancelMode, Claimed, JobId, NotMoved, Priority
+from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Trigger
 
 

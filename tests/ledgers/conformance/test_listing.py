@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, OTHER_WORKER, WORKER, Rig
-from trellis.engine.jobs import DeathCertificate, JobFilter, JobId, Place, ReasonCode, Stage
+from trellis.engine.jobs import DeathCertificate, JobId, ReasonCode, Stage
+from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Trigger
 
 

@@ -14,15 +14,14 @@ from trellis.engine.jobs import (
     Claim,
     Claimed,
     ClaimId,
-    JobFilter,
     LeaseLost,
     Moved,
-    SweepOptions,
     Turn,
     TurnResult,
     TypeClaim,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter, SweepOptions
 from trellis.lifecycles import Role, Trigger
 
 pytestmark = pytest.mark.serial

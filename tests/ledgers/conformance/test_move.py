@@ -7,18 +7,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig, actor, answer_of
 from trellis.engine.errors import InvalidTransition, JobNotFound, OptionInvalid, TrellisError
-from trellis.engine.jobs import (
-    Applied,
-    JobFilter,
-    JobId,
-    LeaseLost,
-    Move,
-    Moved,
-    NotMoved,
-    Place,
-    ReasonCode,
-    RequestId,
-)
+from trellis.engine.jobs import Applied, JobId, LeaseLost, Move, Moved, NotMoved, ReasonCode, RequestId
+from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Role, Trigger
 
 OWNER = actor(Role.OWNER)

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, OTHER_WORKER, Rig
-from trellis.engine.jobs import Applied, JobId, LeaseLost, RetentionOptions
+from trellis.engine.jobs import Applied, JobId, LeaseLost
+from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Trigger
 
 

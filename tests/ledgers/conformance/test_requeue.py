@@ -6,16 +6,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor, answer_of, claimed_ids
 from trellis.engine.errors import Refused
-from trellis.engine.jobs import (
-    DeathCertificate,
-    JobFilter,
-    JobId,
-    Moved,
-    NotMoved,
-    Place,
-    ReasonCode,
-    Stage,
-)
+from trellis.engine.jobs import DeathCertificate, JobId, Moved, NotMoved, ReasonCode, Stage
+from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig
-from trellis.engine.jobs import JobFilter, JobId, RetentionOptions, Submitted
+from trellis.engine.jobs import JobId, Submitted
+from trellis.engine.records import JobFilter, RetentionOptions
 from trellis.lifecycles import Trigger
 
 DAY_S = 24 * 3600.0

@@ -8,7 +8,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor, answer_of, claimed_ids
 from trellis.engine.errors import NotAllowed, UnknownLifecycle
-from trellis.engine.jobs import JobFilter, JobId, Mismatch, Place, Priority, Submitted
+from trellis.engine.jobs import JobId, Mismatch, Priority, Submitted
+from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 

@@ -6,15 +6,8 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import LENGTH_S, OTHER_WORKER, SWEEPER, WORKER, Rig, actor
-from trellis.engine.jobs import (
-    CancelMode,
-    JobFilter,
-    Place,
-    ReasonCode,
-    Renewed,
-    Stage,
-    SweepOptions,
-)
+from trellis.engine.jobs import CancelMode, ReasonCode, Renewed, Stage
+from trellis.engine.records import JobFilter, Place, SweepOptions
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Role, Trigger
 
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)
@@ -419,6 +412,18 @@ async def test_amnesty_judges_each_lease_by_its_own_length(rig: Rig):
     now = await rig.ledger.now()
     assert (await rig.job(short.lease.job_id)).lease_expires_at == now + timedelta(seconds=21)
     assert (await rig.job(long.lease.job_id)).lease_expires_at == before
+
+
+@pytest.mark.requirement("D31", "D33")
+async def test_a_late_tick_of_a_busy_machine_is_no_outage(rig: Rig):
+    """A lease of two seconds, a sweep every second that once comes 1.5 s late: the dead worker's job is not kept."""
+    job_id = await rig.submit_one()
+    await rig.claim_one(lease_s=2.0, heartbeat_s=1.0)
+    await rig.sweep()
+    await rig.advance(2.5)
+    report = await rig.sweep(interval_s=1.0)
+    assert (report.amnesty, report.expired) == (0, 1)
+    assert await rig.state(job_id) == "queued"
 
 
 async def test_the_first_sweep_of_a_ledger_forgives_nothing(rig: Rig):

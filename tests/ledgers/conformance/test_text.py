@@ -3,7 +3,8 @@
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, Rig
-from trellis.engine.jobs import DeathCertificate, JobFilter, ReasonCode, Stage
+from trellis.engine.jobs import DeathCertificate, ReasonCode, Stage
+from trellis.engine.records import JobFilter
 from trellis.lifecycles import Trigger
 
 AWKWARD = ["with a NUL \0 inside", "half a pair \ud800", "Ünïcödé 🌱 'quoted' \\ and \"so on\"", "line\nbreak\r\n\ttab"]

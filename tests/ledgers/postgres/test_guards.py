@@ -55,7 +55,7 @@ async def test_an_event_that_does_not_follow_is_refused(rig: Rig, wrong: dict[st
     await rig.submit_one()
     await rig.claim_one(start=False)
     error = await _refused(rig, EVENT.format(**(NEXT | wrong)))
-    assert error.sqlstate == "TR001"
+    assert getattr(error, "sqlstate", "") == "TR001"
 
 
 async def test_a_second_event_for_a_version_is_refused(rig: Rig):
@@ -68,7 +68,7 @@ async def test_a_second_event_for_a_version_is_refused(rig: Rig):
 @pytest.mark.parametrize("statement", ["UPDATE trellis.event SET cause = 'x'", "TRUNCATE trellis.event"])
 async def test_history_is_never_rewritten(rig: Rig, statement: str):
     await rig.submit_one()
-    assert (await _refused(rig, statement)).sqlstate == "TR001"
+    assert getattr(await _refused(rig, statement), "sqlstate", "") == "TR001"
 
 
 async def test_two_jobs_cannot_own_one_slot(rig: Rig):

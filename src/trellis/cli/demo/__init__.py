@@ -23,7 +23,8 @@ from trellis.cli.invocation import Cli, ledger_url, make_folder
 from trellis.cli.output import Column, state_text
 from trellis.client import Trellis
 from trellis.engine.errors import InputError, Refused
-from trellis.engine.jobs import DeadLetter, Job, JobFilter, JobId
+from trellis.engine.jobs import JobId
+from trellis.engine.records import DeadLetter, Job, JobFilter
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate
 from trellis.wiring import connect, make_development_key

@@ -9,8 +9,9 @@ from rich.live import Live
 from rich.text import Text
 
 from trellis.cli.output import Output
-from trellis.engine.jobs import Event, Job, JobId
+from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.operations.explain import event_note
 

@@ -1,6 +1,6 @@
 """What `doctor` says about a PostgreSQL ledger."""
 
-from trellis.engine.jobs import Finding, Severity
+from trellis.engine.records import Finding, Severity
 from trellis.ledgers.postgres.connection import Row
 
 SWEEP_AGE_S_MAX = 10.0

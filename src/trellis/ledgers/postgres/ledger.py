@@ -6,6 +6,7 @@ against the database role of the connection, so a role is granted by the databas
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from trellis.engine.errors import JobNotFound, LedgerNotMigrated, NotAllowed, OptionInvalid
@@ -17,7 +18,6 @@ from trellis.engine.jobs import (
     CancelRequested,
     Claim,
     Epoch,
-    JobFilter,
     JobId,
     JobKey,
     Lease,
@@ -29,16 +29,14 @@ from trellis.engine.jobs import (
     NotMoved,
     Renewed,
     RequestId,
-    RetentionOptions,
-    RetentionReport,
     Submitted,
-    SweepOptions,
-    SweepReport,
     Turn,
     TurnResult,
 )
+from trellis.engine.records import JobFilter, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
-from trellis.ledgers.postgres import submit, turn
+from trellis.ledgers.postgres import submit
+from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
 from trellis.ledgers.postgres.lanes import Batcher, Lane, LaneOptions
@@ -46,6 +44,8 @@ from trellis.ledgers.postgres.migrate import schema_version, stored_version
 from trellis.ledgers.postgres.reads import Read, Reads, lifecycle_named, state_pairs
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Phase, Trigger
 
+HOLDER_TIMEOUT_S = 5.0
+"""A renewal that waits longer is asked again on a new connection: one that fell silent must not outlast a lease."""
 REFUSALS = {
     "undeclared": "not declared",
     "actor": "this role may not",
@@ -64,14 +64,14 @@ class PostgresLedger(Reads):
         self.url = url
         self._submit_lane = Lane(url, options)
         self._turn_lane = Lane(url, options)
-        self._holder_lane = Lane(url, options)
+        self._holder_lane = Lane(url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)))
         self._admin_lane = Lane(url, options)
         self._read_lane = Lane(url, options)
         self._bell = Doorbell(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
         self._types: dict[str, int] = {}
         self._type_names: dict[int, str] = {}
-        self._marks = turn.Marks()
+        self._marks = turns.Marks()
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
             self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX
         )
@@ -168,35 +168,35 @@ class PostgresLedger(Reads):
             answers = await submit.submit_keyed(connection, actor, jobs, self._types, repeat=repeat)
             told.update((id(job), answer) for job, answer in zip(jobs, answers, strict=True))
 
-    async def turn(self, turn_: Turn) -> TurnResult:
-        steps = turn.sort_steps(turn_.advances, turn_.claim, turn_.actor.role)
-        actor = await self._actor(turn_.actor)
-        claim = turn_.claim
+    async def turn(self, turn: Turn) -> TurnResult:
+        steps = turns.sort_steps(turn.advances, turn.claim, turn.actor.role)
+        actor = await self._actor(turn.actor)
+        claim = turn.claim
         types = [await self._type(t.type) for t in claim.types] if claim else []
         if claim is not None:
-            _check_claimer(turn_.actor, claim)
+            _check_claimer(turn.actor, claim)
             self._bell.hush()
         wanted = claim.start + claim.prefetch if claim else 0
         order = self._marks.order() if claim else ()
         lows, marked = self._marks.lows(types, order, asyncio.get_running_loop().time())
-        request = claim.claim_id if claim else f"{len(turn_.advances)} steps"
+        request = claim.claim_id if claim else f"{len(turn.advances)} steps"
         rows = await self._turn_lane.call(
             "turn",
             request,
-            lambda c, _: c.fetch(turn.TURN, *turn.arguments(actor, steps, claim, types, lows, order)),
+            lambda c, _: c.fetch(turns.TURN, *turns.arguments(actor, steps, claim, types, lows, order)),
         )
-        found = [row for row in rows if row[0] == turn.CLAIMED]
+        found = [row for row in rows if row[0] == turns.CLAIMED]
         if claim is not None and marked and not found:
-            empty = turn.Steps(lifecycle=steps.lifecycle)
+            empty = turns.Steps(lifecycle=steps.lifecycle)
             found = await self._turn_lane.call(
                 "turn",
                 request,
-                lambda c, _: c.fetch(turn.TURN, *turn.arguments(actor, empty, claim, types, [0] * len(lows), order)),
+                lambda c, _: c.fetch(turns.TURN, *turns.arguments(actor, empty, claim, types, [0] * len(lows), order)),
             )
             rows = [*rows, *found]
         if claim is not None:
             self._marks.note(found, wanted)
-        return turn.answers(turn_.advances, steps, rows, self._type_names, claim)
+        return turns.answers(turn.advances, steps, rows, self._type_names, claim)
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
         ordered = sorted(leases, key=lambda lease: lease.key)

@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
-from trellis.engine.jobs import (
+from trellis.engine.jobs import JobId
+from trellis.engine.records import (
     DeadLetter,
     Event,
     FeedPage,
@@ -13,7 +14,6 @@ from trellis.engine.jobs import (
     History,
     Job,
     JobFilter,
-    JobId,
     JobPage,
     QueueDepth,
     Severity,

@@ -1,18 +1,7 @@
 """Rows of the database as the engine's values."""
 
-from trellis.engine.jobs import (
-    DeadLetter,
-    Epoch,
-    Event,
-    Job,
-    JobId,
-    Place,
-    Priority,
-    QueueDepth,
-    ReasonCode,
-    Signal,
-    Stage,
-)
+from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, Signal
 from trellis.ledgers.postgres.connection import Row
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
 from trellis.lifecycles.lifecycle import ROLES

@@ -23,7 +23,8 @@ BUSY_TIMEOUT_S = 10.0
 CACHE_KIB = 64 * 1024
 STATEMENTS = 256
 WAL_PAGES = 4_000
-"""Pages in the write-ahead log before a commit folds them back: four times the default does a fifth less work."""
+"""Pages in the write-ahead log before a commit folds them back: four times the default, so that hot pages are written
+back less often. Three noisy runs put it ahead of both 1,000 and 16,000."""
 SCHEME = "sqlite://"
 _MEMORY = ("", "/:memory:", ":memory:")
 _FULL_AT_IO = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP)

@@ -2,7 +2,7 @@
 
 import apsw
 
-from trellis.engine.jobs import Finding, Severity
+from trellis.engine.records import Finding, Severity
 from trellis.ledgers.sqlite.connection import Target
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION, stored_version

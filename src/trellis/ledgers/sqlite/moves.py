@@ -10,7 +10,6 @@ from trellis.engine.jobs import (
     CancelRequested,
     DeathCertificate,
     Epoch,
-    JobFilter,
     JobId,
     JobKey,
     Lease,
@@ -19,6 +18,7 @@ from trellis.engine.jobs import (
     NotMoved,
     RequestId,
 )
+from trellis.engine.records import JobFilter
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
@@ -33,12 +33,13 @@ from trellis.ledgers.sqlite.plan import (
     Who,
     landing,
     lease_length_us,
+    lifecycle_code,
     state_of,
     step_between,
 )
 from trellis.ledgers.sqlite.steps import Batch, find, job_id_of
 from trellis.ledgers.sqlite.steps import Sql as StepSql
-from trellis.lifecycles import BY_CODE, LIFECYCLES, Illegal, Phase, Trigger, event_code
+from trellis.lifecycles import BY_CODE, Illegal, Phase, Trigger, event_code
 
 REQUEUED = event_code("job_requeued")
 
@@ -180,12 +181,10 @@ def _meant(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int)
     rows = tx.db.execute(_Sql.jobs_of_request, (request_id, REQUEUED)).fetchall()
     if not rows:
         states = [step.lifecycle * 16 + step.source for step in STEPS.values() if step.trigger == Trigger.REQUEUE]
-        lifecycle = None if where.lifecycle is None else LIFECYCLES[where.lifecycle]
         values = {
             "states": json.dumps(_named(states, where.state)),
-            "lifecycle": None if lifecycle is None else lifecycle.code,
+            "lifecycle": lifecycle_code(where.lifecycle),
             "type": where.type,
-            "state": None,
             "correlation": where.correlation_id,
             "key": where.concurrency_key,
             "reason": None if where.reason_code is None else where.reason_code.value,

@@ -6,9 +6,22 @@ Nothing in this module touches the database. The numbers are those of `migration
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trellis.engine.jobs import JobKey, Place
+from trellis.engine.errors import UnknownLifecycle
+from trellis.engine.jobs import JobKey
+from trellis.engine.records import Place
 from trellis.engine.text import storable
-from trellis.lifecycles import BY_CODE, Illegal, Lifecycle, Phase, Role, State, Transition, Trigger, event_code
+from trellis.lifecycles import (
+    BY_CODE,
+    LIFECYCLES,
+    Illegal,
+    Lifecycle,
+    Phase,
+    Role,
+    State,
+    Transition,
+    Trigger,
+    event_code,
+)
 
 NOWHERE, READY, RESTING, PARKED, HELD, ENDED_WELL, ENDED_OTHERWISE = range(7)
 PLACES = (None, Place.READY, Place.RESTING, Place.PARKED, Place.HELD, Place.ENDED, Place.ENDED)
@@ -160,6 +173,15 @@ ROLE_CODES: dict[Role, int] = {role: role.code for role in Role}
 
 def state_of(lifecycle: int, code: int) -> State:
     return BY_CODE[lifecycle].state_of(code)
+
+
+def lifecycle_code(name: str | None) -> int | None:
+    """The stored number of a lifecycle that a caller named; None stays None."""
+    if name is None:
+        return None
+    if name not in LIFECYCLES:
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
+    return LIFECYCLES[name].code
 
 
 def step_between(lifecycle: Lifecycle, source: int, target: str, role: Role) -> Step | Illegal:

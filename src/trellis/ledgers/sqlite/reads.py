@@ -4,15 +4,15 @@ import json
 from datetime import datetime
 from typing import LiteralString
 
-from trellis.engine.errors import OptionInvalid, UnknownLifecycle
-from trellis.engine.jobs import (
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import JobId
+from trellis.engine.records import (
     DeadLetter,
     Event,
     FeedPage,
     History,
     Job,
     JobFilter,
-    JobId,
     JobPage,
     QueueDepth,
     Signal,
@@ -21,8 +21,8 @@ from trellis.engine.jobs import (
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import HELD, PARKED, READY, RESTING, STATE_NAMES, US
-from trellis.lifecycles import BY_CODE, LIFECYCLES, event_code
+from trellis.ledgers.sqlite.plan import HELD, PARKED, READY, RESTING, STATE_NAMES, US, lifecycle_code
+from trellis.lifecycles import BY_CODE, event_code
 from trellis.lifecycles.events import EVENT_TYPES
 
 PAGE_MAX = 10_000
@@ -76,7 +76,7 @@ def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | 
     """A filtered page goes on after everything it looked at, so that a consumer of a rare kind gets ahead."""
     after = _position(position)
     end: int = tx.db.execute(_Sql.feed_end).fetchall()[0][0]
-    values = {"after": after, "end": end, "lifecycle": _lifecycle_code(lifecycle), "limit": page_size(limit)}
+    values = {"after": after, "end": end, "lifecycle": lifecycle_code(lifecycle), "limit": page_size(limit)}
     found = tx.db.execute(_Sql.feed, values).fetchall()
     reached = found[-1][15] if len(found) == limit else max(end, after)
     return FeedPage(events=tuple(map(rows.event, found)), position=_text(reached))
@@ -193,7 +193,7 @@ def _listing(where: JobFilter) -> LiteralString:
 def _filter(where: JobFilter) -> dict[str, str | int | None]:
     codes = _states(where.state)
     return {
-        "lifecycle": _lifecycle_code(where.lifecycle),
+        "lifecycle": lifecycle_code(where.lifecycle),
         "type": where.type,
         "states": None if codes is None else json.dumps(codes),
         "correlation": where.correlation_id,
@@ -206,14 +206,6 @@ def _states(name: str | None) -> list[int] | None:
     if name is None:
         return None
     return [lifecycle * 16 + code for (lifecycle, code), known in STATE_NAMES.items() if known == name]
-
-
-def _lifecycle_code(name: str | None) -> int | None:
-    if name is None:
-        return None
-    if name not in LIFECYCLES:
-        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
-    return LIFECYCLES[name].code
 
 
 def _key_of(tx: Transaction, job_id: JobId) -> int | None:

@@ -2,7 +2,7 @@
 
 from typing import LiteralString
 
-from trellis.engine.jobs import RetentionOptions, RetentionReport
+from trellis.engine.records import RetentionOptions, RetentionReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import US

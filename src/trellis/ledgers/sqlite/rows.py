@@ -3,16 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from trellis.engine.jobs import (
-    DeadLetter,
-    Epoch,
-    Event,
-    Job,
-    JobId,
-    Priority,
-    ReasonCode,
-    Stage,
-)
+from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.records import DeadLetter, Event, Job
 from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES
 from trellis.lifecycles import BY_CODE, event_name
 from trellis.lifecycles.lifecycle import ROLES

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import LiteralString
 
-from trellis.engine.jobs import Actor, DeathCertificate, ReasonCode, Stage, SweepOptions, SweepReport
+from trellis.engine.jobs import Actor, DeathCertificate, ReasonCode, Stage
+from trellis.engine.records import SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (

@@ -16,7 +16,6 @@ LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey
 WHERE j.place IN (2, 6) AND j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states))
   AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
   AND (:type IS NULL OR t.name = :type)
-  AND (:state IS NULL OR j.state = :state)
   AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
   AND (:key IS NULL OR k.name = :key)
   AND (:reason IS NULL OR EXISTS (

@@ -1,0 +1,230 @@
+"""What readers and operators see: jobs, events and dead letters as recorded, and the reports of services."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.lifecycles import Role
+
+
+class Place(StrEnum):
+    """Where a job's row is: every job is in exactly one place."""
+
+    READY = "ready"
+    RESTING = "resting"
+    """Waiting for a time, a person or a role: not claimable now."""
+    PARKED = "parked"
+    """Claimable but for its concurrency key."""
+    HELD = "held"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job as readers see it."""
+
+    job_id: JobId
+    lifecycle: str
+    type: str
+    state: str
+    place: Place
+    priority: Priority
+    generation: int
+    attempt: int
+    max_attempts: int
+    version: int
+    epoch: Epoch
+    deaths: int
+    created_at: datetime
+    updated_at: datetime
+    due_at: datetime | None = None
+    """Resting: when its timer falls due or it becomes ready."""
+    deadline_at: datetime | None = None
+    owner: str | None = None
+    lease_expires_at: datetime | None = None
+    cancel_requested: bool = False
+    concurrency_key: str | None = None
+    correlation_id: str
+    trace: str | None = None
+    parent_id: JobId | None = None
+    compensates: JobId | None = None
+    payload: bytes | None = None
+    progress: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One transition, as recorded. `id` is `<job_id>-<version>`."""
+
+    id: str
+    job_id: JobId
+    lifecycle: str
+    type: str
+    ts: datetime
+    role: Role
+    actor: str
+    correlation_id: str
+    cause: str | None
+    source: str | None
+    target: str
+    generation: int
+    attempt: int
+    epoch: Epoch
+    version: int
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetter:
+    """A complete entry of the dead letter queue."""
+
+    job_id: JobId
+    type: str
+    state: str
+    reason_code: ReasonCode
+    stage: Stage
+    last_error: str
+    attempts: int
+    last_owner: str | None
+    last_lease_expires_at: datetime | None
+    correlation_id: str
+    at: datetime
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFilter:
+    """Which jobs a listing or a bulk requeue means; None means any."""
+
+    lifecycle: str | None = None
+    type: str | None = None
+    state: str | None = None
+    correlation_id: str | None = None
+    concurrency_key: str | None = None
+    reason_code: ReasonCode | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueDepth:
+    """How much of one type is where."""
+
+    type: str
+    lifecycle: str
+    ready: int
+    resting: int
+    parked: int
+    held: int
+    paused: bool
+    oldest_ready_s: float | None
+    rate_limit: float | None
+    """Claims a second, None without a limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSeen:
+    """A worker process as the ledger last saw it."""
+
+    name: str
+    seen_at: datetime
+    held: int
+    info: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """A job with all its events, for `verify`."""
+
+    job: Job
+    events: tuple[Event, ...]
+    dead_letters: tuple[DeadLetter, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedPage:
+    """Events in feed order; ask on with `position`. A position is opaque text that sorts as the feed does."""
+
+    events: tuple[Event, ...]
+    position: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signal:
+    """A heartbeat with progress, a renewal or a log line: no transition, kept for a while."""
+
+    job_id: JobId
+    type: str
+    ts: datetime
+    data: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepReport:
+    """What one sweep did. `next_due_s` is when the next thing falls due, at most the sweep interval away."""
+
+    elected: bool
+    amnesty: int = 0
+    expired: int = 0
+    exhausted: int = 0
+    due: int = 0
+    deadlines: int = 0
+    cancelled: int = 0
+    promoted: int = 0
+    next_due_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepOptions:
+    """How a sweep behaves."""
+
+    interval_s: float = 1.0
+    batch: int = 500
+    elect: bool = True
+    """False sweeps without standing for election (tests, `trellis sweep`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionOptions:
+    """How long ended work is kept."""
+
+    ended_s: float = 30 * 24 * 3600.0
+    signals_s: float = 24 * 3600.0
+    batch: int = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionReport:
+    """What one retention pass removed; `more` says that another pass would find more."""
+
+    jobs: int = 0
+    events: int = 0
+    results: int = 0
+    signals: int = 0
+    keys: int = 0
+    more: bool = False
+
+
+class Severity(StrEnum):
+    """How bad a finding of `doctor` is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One line of `doctor`: what was looked at, what was found, what to do."""
+
+    check: str
+    severity: Severity
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPage:
+    """One page of a listing, newest first; `cursor` asks for the next, None at the end."""
+
+    jobs: tuple[Job, ...] = field(default_factory=tuple)
+    cursor: str | None = None

@@ -1,0 +1,66 @@
+"""The judgements of `doctor` that a healthy test machine never shows."""
+
+from datetime import UTC, datetime, timedelta
+
+from trellis.engine.records import Finding, QueueDepth, Severity, WorkerSeen
+from trellis.operations.doctor import error_finding, has_errors, letters_finding, python_finding, work_findings
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def queue(*, ready: int = 0, paused: bool = False, oldest_ready_s: float | None = None) -> QueueDepth:
+    return QueueDepth(
+        type="a",
+        lifecycle="leased-job",
+        ready=ready,
+        resting=0,
+        parked=0,
+        held=0,
+        paused=paused,
+        oldest_ready_s=oldest_ready_s,
+        rate_limit=None,
+    )
+
+
+def worker(*, silent_s: float) -> WorkerSeen:
+    return WorkerSeen(name="w", seen_at=NOW - timedelta(seconds=silent_s), held=2, info=b'{"types": ["a"]}')
+
+
+def by_check(findings: list[Finding]) -> dict[str, tuple[Severity, str]]:
+    return {finding.check: (finding.severity, finding.detail) for finding in findings}
+
+
+def test_an_old_python_is_an_error_with_a_remedy():
+    finding = python_finding((3, 10, 14))
+    assert (finding.severity, finding.remedy) == (Severity.ERROR, "install Python 3.11 or newer")
+    assert python_finding((3, 11, 0)).severity is Severity.OK
+
+
+def test_work_that_nobody_serves_is_noticed_and_served_work_is_not():
+    silent = by_check(work_findings([queue(ready=3)], [worker(silent_s=31)], NOW))
+    assert silent["workers"][0] is Severity.WARNING
+    assert silent["type a"] == (Severity.WARNING, "3 jobs are ready and no living worker serves the type")
+    served = by_check(work_findings([queue(ready=3, oldest_ready_s=1.0)], [worker(silent_s=5)], NOW))
+    assert served == {"workers": (Severity.OK, "1 alive, 2 jobs held")}
+
+
+def test_a_served_type_whose_jobs_wait_long_needs_more_workers():
+    found = by_check(work_findings([queue(ready=3, oldest_ready_s=90.0)], [worker(silent_s=5)], NOW))
+    assert found["type a"] == (Severity.WARNING, "the oldest ready job has waited 1 min 30 s")
+
+
+def test_a_paused_type_is_named_once():
+    found = work_findings([queue(ready=3, paused=True)], [], NOW)
+    assert [finding.remedy for finding in found if finding.check == "type a"] == ["trellis queues resume a"]
+
+
+def test_dead_letters_are_counted_as_far_as_they_were_read():
+    assert letters_finding(0, 100).severity is Severity.OK
+    assert letters_finding(7, 100).detail == "7 wait for a decision"
+    assert letters_finding(100, 100).detail == "100 or more wait for a decision"
+
+
+def test_only_errors_are_errors():
+    warning = letters_finding(1, 100)
+    assert not has_errors([warning])
+    assert has_errors([warning, error_finding("ledger", "gone", "look for it")])
