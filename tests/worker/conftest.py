@@ -13,7 +13,7 @@ import pytest
 
 from trellis.client import JobHandle, Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown
+from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown, Refused
 from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, JobId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, SweepOptions, SweepReport
@@ -40,6 +40,8 @@ class Faults:
         """Cleared, answers of turns are held back on their way."""
         self.answers.set()
         self.failed: list[str] = []
+        self.refuses: str | None = None
+        """A trigger the ledger will not have, in whichever turn it comes."""
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._ledger, name)
@@ -50,6 +52,9 @@ class Faults:
             if self.down:
                 self.failed.append(name)
                 raise LedgerUnavailable(reason="the line is cut")
+            if name == "turn" and any(step.trigger == self.refuses for step in args[0].advances):
+                self.failed.append(name)
+                raise Refused(detail="never")
             answer = await real(*args, **kwargs)
             if name == "turn":
                 await self.answers.wait()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.worker.conftest import Stand
 from trellis.client import JobHandle
-from trellis.engine.errors import InvalidTransition, JobCancelled, LeaseConflictError
+from trellis.engine.errors import InvalidTransition, JobCancelled, LeaseConflictError, PermanentError
 from trellis.engine.records import Place
 from trellis.worker.app import App
 from trellis.worker.context import Context, SyncContext
@@ -235,6 +235,23 @@ async def test_a_turn_whose_answer_was_lost_has_one_effect(stand: Stand):
     assert sorted(ran) == list(range(30))
     for job in jobs:
         assert await stand.events(job) == ["job_queued", "job_claimed", "job_started", "job_succeeded"]
+
+
+async def test_a_step_the_ledger_never_accepts_takes_no_other_with_it(stand: Stand):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context, n: int) -> None:
+        if n == 3:
+            raise PermanentError("this one cannot be recorded")
+
+    jobs = await stand.trellis.submit_many("t", list(range(8)))
+    stand.faults.refuses = "fail"
+    async with stand.running(app, concurrency=8):
+        for job in (*jobs[:3], *jobs[4:]):
+            await stand.in_state(job, "succeeded", step_s=0.05)
+    assert "turn" in stand.faults.failed
+    assert (await stand.job(jobs[3])).state == "running", "its lease will run out"
 
 
 def sweep_elsewhere(stand: Stand) -> None:
