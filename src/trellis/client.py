@@ -38,7 +38,7 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
-from trellis.lifecycles import LIFECYCLES, Phase, Role, State
+from trellis.lifecycles import LIFECYCLES, Phase, Role, State, Trigger
 from trellis.worker.app import App
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
@@ -95,6 +95,13 @@ class JobHandle:
     ) -> Job:
         """End the job: soft asks its holder to stop and becomes hard after the grace; raises InvalidTransition once ended."""
         return await self._trellis.cancel(self.id, mode, cause=cause, grace_s=grace_s)
+
+
+def cancelling(job: Job) -> tuple[Role, ...]:
+    """The roles that may cancel this job, the least powerful first."""
+    declared = LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CANCEL)
+    allowed = declared.actors if declared else frozenset(CANCELLING)
+    return tuple(role for role in CANCELLING if role in allowed) or (Role.CONTROL_PLANE,)
 
 
 class Trellis:
@@ -224,8 +231,9 @@ class Trellis:
         grace_s: float = CANCEL_GRACE_S_DEFAULT,
     ) -> Job:
         """End a job that has not ended; raises InvalidTransition with its final state once it has."""
-        actor = self.principal.acting(*CANCELLING, action="cancel jobs")
         chosen = _mode(mode)
+        job = await self.job(job_id)
+        actor = self.principal.acting(*cancelling(job), action=f"cancel a {job.lifecycle}")
         answer = await self.ledger.cancel(
             actor, JobId(job_id), chosen, self._request_id(), grace_s=grace_s, cause=cause
         )

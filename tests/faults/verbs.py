@@ -75,7 +75,7 @@ def submit(name: str, sql: str, n: int = 1, *, again: bool = True, mixed: bool =
 
 SUBMITS = (
     submit("submit_plain", "submit_plain("),
-    submit("submit_many", "submit_plain(", 3, deadline_s=900.0),
+    submit("submit_many", "submit_plain(", 3, deadline_s=1_000_000.0),
     submit("submit_delayed", "submit_plain(", delay_s=60.0),
     submit("submit_concurrency_key", "submit_keyed(", 2, concurrency_key="user:{}"),
     submit("submit_idempotency_key", "submit_keyed(", idempotency_key="once-{}", fingerprint=b"f"),

@@ -13,7 +13,7 @@ from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, state_text
 from trellis.cli.reading import letter_of, surroundings
-from trellis.client import CANCELLING, JobHandle, Trellis
+from trellis.client import JobHandle, Trellis, cancelling
 from trellis.engine.errors import InvalidTransition, JobNotFound
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
@@ -27,7 +27,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, Place
-from trellis.lifecycles import LIFECYCLES, Role, Trigger
+from trellis.lifecycles import Role
 from trellis.operations.explain import duration, explain, is_alive, served_types
 from trellis.wiring import new_id
 from trellis.worker.requests import SubmitSettings
@@ -317,7 +317,7 @@ async def cancel(
     grace_s = CANCEL_GRACE_S_DEFAULT if given_s is None else given_s
     async with cli.connect() as trellis:
         job = await _found(trellis.ledger, id_)
-        roles = _cancelling(job)
+        roles = cancelling(job)
     async with cli.connect(operator=Role.SUBMITTER not in roles) as trellis:
         actor = trellis.principal.acting(*roles, action=f"cancel a {job.lifecycle}")
         mode = CancelMode.HARD if hard else CancelMode.SOFT
@@ -346,13 +346,6 @@ async def cancel(
     else:
         cli.out.line(told)
     return 0
-
-
-def _cancelling(job: Job) -> tuple[Role, ...]:
-    """The roles that may cancel this job, the least powerful first."""
-    declared = LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CANCEL)
-    allowed = declared.actors if declared else frozenset(CANCELLING)
-    return tuple(role for role in CANCELLING if role in allowed) or (Role.CONTROL_PLANE,)
 
 
 async def _state(cli: Cli, job_id: JobId) -> str:

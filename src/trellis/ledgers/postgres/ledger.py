@@ -46,6 +46,7 @@ from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Phase, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
 """A renewal that waits longer is asked again on a new connection: one that fell silent must not outlast a lease."""
+JOURNAL_BATCH_MAX = 500
 REFUSALS = {
     "undeclared": "not declared",
     "actor": "this role may not",
@@ -65,6 +66,7 @@ class PostgresLedger(Reads):
         self._submit_lane = Lane(url, options)
         self._turn_lane = Lane(url, options)
         self._holder_lane = Lane(url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)))
+        self._note_lane = Lane(url, options)
         self._admin_lane = Lane(url, options)
         self._read_lane = Lane(url, options)
         self._bell = Doorbell(url, options, on=hints)
@@ -74,6 +76,9 @@ class PostgresLedger(Reads):
         self._marks = turns.Marks()
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
             self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX
+        )
+        self._journals: Batcher[tuple[Lease, str, bytes], bytes | LeaseLost] = Batcher(
+            self._journal_batch, lambda _: 1, JOURNAL_BATCH_MAX
         )
 
     @classmethod
@@ -91,8 +96,16 @@ class PostgresLedger(Reads):
     async def close(self) -> None:
         """Finish what is under way and hang up."""
         await self._submits.close()
+        await self._journals.close()
         await self._bell.close()
-        lanes = (self._submit_lane, self._turn_lane, self._holder_lane, self._admin_lane, self._read_lane)
+        lanes = (
+            self._submit_lane,
+            self._turn_lane,
+            self._holder_lane,
+            self._note_lane,
+            self._admin_lane,
+            self._read_lane,
+        )
         await asyncio.gather(*(lane.close() for lane in lanes))
 
     # --- names -----------------------------------------------------------------------------------------------------
@@ -200,33 +213,39 @@ class PostgresLedger(Reads):
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
         ordered = sorted(leases, key=lambda lease: lease.key)
-        rows = await self._holder_call(
-            "renew",
-            "select * from renew($1, $2, $3)",
-            await self._actor(actor),
-            [lease.key for lease in ordered],
-            [lease.epoch for lease in ordered],
+        number = await self._actor(actor)
+        keys, epochs = [lease.key for lease in ordered], [lease.epoch for lease in ordered]
+        rows = await self._holder_lane.call(
+            "renew", "", lambda c, _: c.fetch("select * from renew($1, $2, $3)", number, keys, epochs)
         )
         cancels = {row["id"]: row["cancel"] for row in rows}
         return [Renewed(cancel=cancels[lease.key]) if lease.key in cancels else LeaseLost(lease) for lease in leases]
 
-    async def _holder_call(self, verb: str, sql: str, *args: object) -> list[Any]:
-        return await self._holder_lane.call(verb, "", lambda c, _: c.fetch(sql, *args))
+    async def _note(self, verb: str, sql: str, *args: object) -> list[Row]:
+        """What a holder writes down about its job: on a lane of its own, so that heartbeats never wait behind it."""
+        return await self._note_lane.call(verb, "", lambda c, _: c.fetch(sql, *args))
 
     async def save_checkpoint(self, lease: Lease, body: bytes) -> Applied | LeaseLost:
-        rows = await self._holder_call(
-            "save_checkpoint", "select save_checkpoint($1, $2, $3)", lease.key, lease.epoch, body
-        )
+        rows = await self._note("save_checkpoint", "select save_checkpoint($1, $2, $3)", lease.key, lease.epoch, body)
         return LeaseLost(lease) if rows[0][0] is None else Applied(rows[0][0])
 
     async def journal(self, lease: Lease, entry: str, body: bytes) -> bytes | LeaseLost:
-        rows = await self._holder_call(
-            "journal", "select journal_entry($1, $2, $3, $4)", lease.key, lease.epoch, entry, body
+        return await self._journals.put((lease, entry, body))
+
+    async def _journal_batch(self, entries: Sequence[tuple[Lease, str, bytes]]) -> list[bytes | LeaseLost]:
+        rows = await self._note(
+            "journal",
+            "select * from journal_entries($1, $2, $3, $4)",
+            [lease.key for lease, _, _ in entries],
+            [lease.epoch for lease, _, _ in entries],
+            [entry for _, entry, _ in entries],
+            [body for _, _, body in entries],
         )
-        return LeaseLost(lease) if rows[0][0] is None else rows[0][0]
+        kept = {row["n"]: row["body"] for row in rows}
+        return [kept[n] if n in kept else LeaseLost(lease) for n, (lease, _, _) in enumerate(entries, start=1)]
 
     async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
-        rows = await self._holder_call(
+        rows = await self._note(
             "signal",
             "select add_signals($1, $2, $3, $4)",
             lease.key,

@@ -26,19 +26,21 @@ begin
   return held;
 end $$;
 
--- The first body under a name stays; null when the lease is lost.
-create or replace function journal_entry(p_id bigint, p_epoch int, p_entry text, p_body bytea) returns bytea language plpgsql
-security definer set search_path from current as $$
-declare kept bytea;
+-- Entries of many holders at once. The first body under a name stays and is returned; an entry whose lease is lost is not.
+create or replace function journal_entries(p_ids bigint[], p_epochs int[], p_entries text[], p_bodies bytea[])
+returns table (n int, body bytea) language plpgsql security definer set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+#variable_conflict use_column
+declare at timestamptz := trellis.now();
 begin
-  perform from lease d where d.id = p_id and d.epoch = p_epoch for update;
-  if not found then return null; end if;
-  select j.body into kept from journal j where j.id = p_id and j.entry = p_entry;
-  if kept is null then
-    insert into journal (id, entry, at, epoch, body) values (p_id, p_entry, trellis.now(), p_epoch, p_body);
-    kept := p_body;
-  end if;
-  return kept;
+  -- A key share keeps the leases from ending before we do, and does not stand in the way of their renewal.
+  perform from lease d where d.id = any(p_ids) order by d.id for key share;
+  insert into journal (id, entry, at, epoch, body)
+  select u.id, u.entry, at, u.epoch, u.body from unnest(p_ids, p_epochs, p_entries, p_bodies) u(id, epoch, entry, body)
+    join lease d on d.id = u.id and d.epoch = u.epoch on conflict do nothing;
+  return query
+  select u.n::int, j.body from unnest(p_ids, p_epochs, p_entries) with ordinality u(id, epoch, entry, n)
+    join lease d on d.id = u.id and d.epoch = u.epoch join journal j on j.id = u.id and j.entry = u.entry;
 end $$;
 
 create or replace function add_signals(p_id bigint, p_epoch int, p_types smallint[], p_data bytea[]) returns int language plpgsql
