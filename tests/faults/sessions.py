@@ -39,8 +39,8 @@ def bound(connection: asyncpg.Connection) -> Ledger:
     """The ledger's own verbs, inside whatever transaction this connection is in."""
     ledger = PostgresLedger("", LaneOptions(), hints=False)
     lane = BoundLane(connection)
-    ledger._submit_lane = ledger._turn_lane = ledger._holder_lane = lane
-    ledger._admin_lane = ledger._read_lane = lane
+    for name in [name for name in vars(ledger) if name.endswith("_lane")]:
+        setattr(ledger, name, lane)
     return cast("Ledger", ledger)
 
 

@@ -282,7 +282,7 @@ HOLDER = (
     ),
     Verb(
         name="journal",
-        sql="journal_entry(",
+        sql="journal_entr",
         arrange=_running,
         act=lambda ledger, lease: ledger.journal(lease, "charge", b"17"),
         effects=_journalled,
