@@ -10,6 +10,7 @@ from bench.guards import GUARDS
 from bench.measures import Drained, drain, drain_file, latencies_ms, percentile, submit_rate, submit_rate_file
 from bench.stores import Stores
 from bench.task import Task
+from trellis.worker.options import CONCURRENCY_DEFAULT, PREFETCH_PER_SLOT
 
 Figures = dict[str, float]
 
@@ -46,6 +47,8 @@ SMALL = Sizes(
 
 WORKER = Task(url="", concurrency=500)
 """How our worker is set for drains; the batch is the one PgQueuer gets."""
+DEFAULTS = Task(url="", concurrency=CONCURRENCY_DEFAULT, batch=PREFETCH_PER_SLOT * CONCURRENCY_DEFAULT)
+"""How a worker is set that nobody tuned."""
 LATENCY_PER_S = 20.0
 HUEY_THREADS = (1, 4)
 
@@ -70,6 +73,7 @@ def drains(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
         for subject, count in {**jobs, "ledger": sizes.drain}.items():
             task = replace(WORKER, jobs=count)
             yield _drain_figures(f"{workers}.pg.{subject}", drain(stores, subject, task, workers=workers))
+    yield _drain_figures("1.pg.trellis_default", drain(stores, "trellis", replace(DEFAULTS, jobs=sizes.drain)))
 
 
 def _drain_figures(name: str, drained: Drained) -> Figures:

@@ -52,7 +52,7 @@ async def _make_partitions(connection: asyncpg.Connection, jobs: int) -> None:
     """Move the id sequence on step by step: each step makes the partitions of the next ids."""
     for last in (*range(PARTITION, jobs, PARTITION), jobs):
         await connection.execute("select setval(pg_get_serial_sequence('job', 'id'), $1)", last)
-        await connection.execute("select ensure_partitions()")
+        await connection.execute("select trellis._ensure_partitions()")
 
 
 def _statements() -> list[tuple[str, str]]:

@@ -42,6 +42,7 @@ POSTGRES_LINES = (
     Line("single submit, 16 callers", "jobs/s", "single16.pg.trellis", "single16.pg.peer_pgqueuer", at_least=3.0),
     *_drain_lines(1),
     *_drain_lines(2),
+    Line("drain, 1 process, default options", "jobs/s", "drain1.pg.trellis_default", "drain1.pg.peer_pgqueuer"),
     Line("CPU, worker + server, 1 process", "µs/job", "cpu1.pg.trellis", "cpu1.pg.peer_pgqueuer"),
     Line("CPU, worker + server, 1 process", "µs/job", "cpu1.pg.trellis", "cpu1.pg.floor_postgres"),
     Line("CPU, worker process alone", "µs/job", "cpu_worker1.pg.trellis", "cpu_worker1.pg.peer_pgqueuer"),

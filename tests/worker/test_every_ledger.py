@@ -4,14 +4,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import PermanentError, TransientError
+from trellis.engine.errors import OptionInvalid, PermanentError, TransientError
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Place
+from trellis.engine.records import JobFilter, Place
 from trellis.engine.retries import RetryPolicy
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
@@ -23,6 +24,17 @@ from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import Snooze
 
 QUICK = RetryPolicy(base_s=0.01, max_s=0.02)
+TEXTS = {
+    "job_id": 200,
+    "idempotency_key": 200,
+    "idempotency_scope": 200,
+    "concurrency_key": 200,
+    "correlation_id": 200,
+    "trace": 1000,
+    "parent_id": 200,
+    "compensates": 200,
+}
+"""The options of a submit that are text, and how much of it each takes."""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -41,7 +53,7 @@ async def ledger(url: str) -> AsyncGenerator[Ledger]:
     await opened.close()
 
 
-def caller(ledger: Ledger, app: App) -> Trellis:
+def caller(ledger: Ledger, app: App | None) -> Trellis:
     principal = Principal(name="test", roles=frozenset(Role))
     return Trellis(ledger, principal, clock=SystemClock(), new_id=new_id, app=app)
 
@@ -127,3 +139,42 @@ async def test_a_job_longer_than_its_lease_is_renewed_and_runs_once(ledger: Ledg
         job = await trellis.submit("long")
         assert await job.result(timeout_s=60) is True
     assert runs == [1]
+
+
+async def test_text_that_no_ledger_can_keep_is_refused_by_its_options_name_and_nothing_is_written(ledger: Ledger):
+    app = App()
+
+    @app.job("t", concurrency_key=lambda key: key)
+    async def handler(ctx: Context, key: str) -> None: ...
+
+    trellis, untyped = caller(ledger, app), caller(ledger, None)
+    for bad in ("a\0b", "half a pair \ud800", "\udc80"):
+        for option in TEXTS:
+            await refused(trellis, option, payload="k", **{"idempotency_key": "k", option: bad})
+        await refused(untyped, "concurrency_key", concurrency_key=bad)
+        await refused(trellis, "job type", type_=bad)
+        await refused(untyped, "job type", type_=bad)
+    for option, chars_max in TEXTS.items():
+        await refused(trellis, option, payload="k", **{"idempotency_key": "k", option: "x" * (chars_max + 1)})
+    await refused(trellis, "concurrency_key", payload="k\0")
+    await refused(untyped, "job type", type_="t" * 201)
+    assert (await ledger.jobs(JobFilter(), limit=10)).jobs == ()
+
+
+async def test_text_as_long_as_it_may_be_is_kept_as_it_is(ledger: Ledger):
+    longest = {name: "x" * chars for name, chars in TEXTS.items() if name not in {"compensates", "concurrency_key"}}
+    longest |= {"trace": "\N{SEEDLING}" * 1000, "correlation_id": "\N{SEEDLING}" * 200}
+    job = await caller(ledger, None).submit("t" * 200, concurrency_key="\N{SEEDLING}" * 200, **longest)  # type: ignore[arg-type]
+    status = await job.status()
+    assert (status.job_id, status.trace, status.correlation_id) == (
+        longest["job_id"],
+        longest["trace"],
+        longest["correlation_id"],
+    )
+
+
+async def refused(trellis: Trellis, option: str, *, type_: str = "t", payload: Any = None, **settings: Any) -> None:
+    with pytest.raises(OptionInvalid) as caught:
+        await trellis.submit(type_, payload, **settings)
+    assert caught.value.data["option"] == option
+    str(caught.value).encode()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from trellis.client import JobHandle
 from trellis.engine.errors import InvalidTransition, JobCancelled, LeaseConflictError, PermanentError
 from trellis.engine.records import Place
 from trellis.worker.app import App
-from trellis.worker.context import Context, SyncContext
+from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.worker import Worker
 
 
@@ -194,6 +195,123 @@ async def test_a_job_finished_before_the_cancel_was_heard_is_a_success_and_the_c
         await stand.in_state(job, "succeeded")
         with pytest.raises(InvalidTransition, match="succeeded"):
             await job.cancel(mode="hard")
+
+
+def hears(worker: Worker) -> Callable[[], bool]:
+    """Whether the wish to cancel has reached every job the worker holds; the handlers need not have looked."""
+    return lambda: all(held.cancel_requested for held in worker.holdings.jobs.values())
+
+
+@pytest.mark.requirement("DJ-11")
+async def test_a_handler_that_never_noticed_a_soft_cancel_completes_with_its_result(stand: Stand):
+    gate = Gate()
+    job = await stand.submit("t")
+    async with stand.running(gated(gate)) as worker:
+        await stand.until(lambda: bool(gate.begun))
+        await job.cancel(mode="soft")
+        await stand.until(hears(worker), step_s=0.5)
+        gate.open.set()
+        await stand.in_state(job, "succeeded")
+    assert await job.result(timeout_s=0) == "done"
+
+
+@pytest.mark.requirement("DJ-11")
+@pytest.mark.parametrize("looks,end", [(False, "succeeded"), (True, "cancelled")])
+async def test_a_sync_handler_that_returns_has_stopped_only_if_it_had_noticed(stand: Stand, looks: bool, end: str):
+    app = App()
+    begun, go_on = threading.Event(), threading.Event()
+
+    @app.job("t")
+    def handler(ctx: SyncContext) -> str:
+        begun.set()
+        go_on.wait(20)
+        return f"noticed: {ctx.cancelled}" if looks else "finished"
+
+    job = await stand.submit("t")
+    async with stand.running(app) as worker:
+        await stand.until(begun.is_set)
+        await job.cancel(mode="soft")
+        await stand.until(hears(worker), step_s=0.5)
+        go_on.set()
+        await stand.in_state(job, end)
+    if not looks:
+        assert await job.result(timeout_s=0) == "finished"
+
+
+@pytest.mark.requirement("DJ-11")
+async def test_a_batch_handler_stops_the_jobs_whose_cancel_it_noticed_before_they_were_done(stand: Stand):
+    app = App()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.job("t", batch=4)
+    async def handler(items: list[Item[str]]) -> None:
+        begun.set()
+        await go_on.wait()
+        for item in items:
+            if item.payload == "looks first":
+                assert item.ctx.cancelled
+            if item.payload != "leaves it":
+                item.done(item.payload)
+            if item.payload == "looks after":
+                assert item.ctx.cancelled
+
+    wanted = {
+        "looks first": "cancelled",
+        "looks after": "succeeded",
+        "never looks": "succeeded",
+        "leaves it": "succeeded",
+    }
+    jobs = {name: await stand.submit("t", name) for name in wanted}
+    async with stand.running(app) as worker:
+        await stand.until(begun.is_set)
+        for job in jobs.values():
+            await job.cancel(mode="soft")
+        await stand.until(hears(worker), step_s=0.5)
+        go_on.set()
+        for name, end in wanted.items():
+            await stand.in_state(jobs[name], end)
+    assert await jobs["looks after"].result(timeout_s=0) == "looks after"
+    assert await jobs["never looks"].result(timeout_s=0) == "never looks"
+
+
+@pytest.mark.requirement("DJ-11")
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), PermanentError("enough")])
+async def test_a_handler_that_raises_after_a_soft_cancel_has_stopped(stand: Stand, error: BaseException):
+    app, gate = App(), Gate()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        await gate.pass_through(ctx)
+        raise error
+
+    job = await stand.submit("t")
+    async with stand.running(app) as worker:
+        await stand.until(lambda: bool(gate.begun))
+        await job.cancel(mode="soft")
+        await stand.until(hears(worker), step_s=0.5)
+        gate.open.set()
+        await stand.in_state(job, "cancelled")
+
+
+@pytest.mark.requirement("DJ-11")
+async def test_a_handler_that_was_cut_at_its_timeout_and_returns_has_noticed_the_soft_cancel_too(stand: Stand):
+    app, gate = App(), Gate()
+
+    @app.job("t", timeout_s=60)
+    async def handler(ctx: Context) -> str:
+        try:
+            await gate.pass_through(ctx)
+        except asyncio.CancelledError:
+            return "half of it"
+        return "all of it"
+
+    job = await stand.submit("t")
+    async with stand.running(app) as worker:
+        await stand.until(lambda: bool(gate.begun))
+        await job.cancel(mode="soft", grace_s=3600)
+        await stand.until(hears(worker), step_s=0.5)
+        await stand.in_state(job, "cancelled", step_s=0.5)
+    assert gate.cut == [job.id]
 
 
 @pytest.mark.requirement("D31")

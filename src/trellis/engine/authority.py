@@ -1,12 +1,46 @@
 """On whose behalf a process acts. The ledger checks every transition against its lifecycle; this decides which roles a
-caller may claim to have in the first place.
+caller may claim to have in the first place, and which may do what is no transition of a job: administer the ledger.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
+
+Verb = Literal["pause", "limit_rate", "limit_key", "sweep"]
+"""The ledger's verbs that name no job; a pause is also its end."""
+
+ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
+    {
+        "pause": frozenset({Role.CONTROL_PLANE}),
+        # A worker announces the rate that its handlers declare.
+        "limit_rate": frozenset({Role.CONTROL_PLANE, Role.WORKER, Role.ORCHESTRATOR}),
+        "limit_key": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
+        "sweep": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
+    }
+)
+"""Which roles may. Every ledger asks `require` first; PostgreSQL holds the same table for callers that bypass us."""
+
+_ACTIONS: Mapping[Verb, str] = MappingProxyType(
+    {
+        "pause": "pause or resume a type",
+        "limit_rate": "limit the rate of a type",
+        "limit_key": "limit a concurrency key",
+        "sweep": "sweep",
+    }
+)
+
+
+def require(actor: Actor, verb: Verb) -> None:
+    """Nothing, when the actor's role may; raises NotAllowed."""
+    roles = ADMINISTRATION[verb]
+    if actor.role not in roles:
+        needed = " or ".join(sorted(role.value for role in roles))
+        raise NotAllowed(role=actor.role.value, action=_ACTIONS[verb], reason=f"it needs {needed}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,13 @@ DEATHS_DEFAULT = 2
 LEASE_S_DEFAULT = 60.0
 HEARTBEAT_S_DEFAULT = 15.0
 CANCEL_GRACE_S_DEFAULT = 30.0
+SILENCE_GRACE_S = 0.5
+"""How much more than two heartbeats of silence a holder is given; with the sweep on top it is free within one second."""
+
+
+def lease_length_s(lease_s: float, heartbeat_s: float) -> float:
+    """How long a silent holder keeps a job: its lease, or two missed heartbeats, whichever is over first."""
+    return min(lease_s, 2 * heartbeat_s + SILENCE_GRACE_S)
 
 
 class Priority(IntEnum):

@@ -1,4 +1,4 @@
-"""Text that comes from handlers and people, made fit to be stored."""
+"""Text that comes from handlers and people: made fit to be stored, or told apart from what is fit."""
 
 
 def storable(text: str | None) -> str | None:
@@ -6,3 +6,8 @@ def storable(text: str | None) -> str | None:
     if text is None:
         return None
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def is_storable(text: str) -> bool:
+    """Whether every ledger keeps this text as it is."""
+    return text == storable(text)

@@ -100,8 +100,20 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this handler should stop: a soft cancel, its timeout, or a lost lease."""
-        return self._held.cancel_requested or self._held.fate is not None
+        """Whether this handler should stop: a soft cancel, its timeout, or a lost lease.
+
+        After a soft cancel, a handler that has seen True here and returns has stopped: the job is cancelled.
+        """
+        held = self._held
+        should_stop = held.cancel_requested or held.fate is not None
+        if should_stop:
+            held.heard = True
+        return should_stop
+
+    @property
+    def heard(self) -> bool:
+        """Whether this handler knows that it should stop."""
+        return self._held.heard
 
     @property
     def stopping(self) -> bool:
@@ -131,13 +143,14 @@ class Context:
         return self._logger
 
     async def cancel_requested(self) -> None:
-        """Come back when this handler should stop."""
-        event = self._held.cancel_event
-        if event is None:
-            event = self._held.cancel_event = asyncio.Event()
+        """Come back when this handler should stop; to return after that is to have stopped."""
+        held = self._held
+        if held.cancel_event is None:
+            held.cancel_event = asyncio.Event()
             if self.cancelled:
-                event.set()
-        await event.wait()
+                held.cancel_event.set()
+        await held.cancel_event.wait()
+        held.heard = True
 
     async def checkpoint(self, value: Any) -> None:
         """Keep a value for later attempts; durable when this returns. The last one counts."""
@@ -222,7 +235,7 @@ class SyncContext:
 class Item(Generic[PayloadT]):
     """One job of a batch. Marked neither done nor failed, it shares the fate of the whole handler call."""
 
-    __slots__ = ("ctx", "error", "marked", "payload", "value")
+    __slots__ = ("ctx", "error", "heard", "marked", "payload", "value")
 
     def __init__(self, ctx: Context, payload: PayloadT) -> None:
         self.ctx = ctx
@@ -230,10 +243,13 @@ class Item(Generic[PayloadT]):
         self.marked = False
         self.value: Any = None
         self.error: BaseException | None = None
+        self.heard = False
+        """What was done before the wish to cancel was heard is not undone by hearing it later."""
 
     def done(self, value: Any = None) -> None:
         """This job succeeded."""
         self.marked, self.value, self.error = True, value, None
+        self.heard = self.ctx.heard
 
     def fail(self, error: BaseException) -> None:
         """This job failed; the error's class decides what follows. `Snooze` puts it off."""

@@ -9,7 +9,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from trellis.engine.jobs import Advance, Claimed, JobKey, Lease
+from trellis.engine.jobs import Advance, Claimed, JobKey, Lease, lease_length_s
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.worker.app import JobSpec
 
@@ -40,6 +40,7 @@ class Held:
         "fate",
         "fence",
         "finished",
+        "heard",
         "lease",
         "logs",
         "payload",
@@ -60,7 +61,7 @@ class Held:
         self.taken_at = sent_at
         self.renewed_at = sent_at
         # The fence is counted from before the claim was sent, so this worker's view ends before the ledger's does.
-        self.fence = sent_at + lease_length_s(claimed)
+        self.fence = sent_at + lease_length_s(claimed.lease_s, claimed.heartbeat_s)
         self.began_at: float | None = None
         self.task: asyncio.Task[None] | None = None
         """The runner to cancel, while the handler can be cancelled."""
@@ -69,6 +70,8 @@ class Held:
         self.fate: Fate | None = None
         self.finished = False
         self.cancel_requested = False
+        self.heard = False
+        """The handler knows that it should stop: it looked, waited for it, or was cut."""
         self.cancel_event: asyncio.Event | None = None
         self.payload: Any = None
         self.progress: bytes | None = None
@@ -78,7 +81,7 @@ class Held:
     def renewed(self, sent_at: float) -> None:
         """The lease runs on from when the renewal was sent."""
         self.renewed_at = sent_at
-        self.fence = sent_at + lease_length_s(self.claimed)
+        self.fence = sent_at + lease_length_s(self.claimed.lease_s, self.claimed.heartbeat_s)
 
     def request_cancel(self) -> None:
         """Tell the handler that it should stop."""
@@ -95,6 +98,7 @@ class Held:
             self.cancel_event.set()
         whole = not self.shares_handler or fate in {Fate.TIMED_OUT, Fate.GIVEN_BACK}
         if self.task is not None and whole and not self.task.cancelling():
+            self.heard = True
             self.task.cancel(fate.value)
 
 
@@ -148,8 +152,3 @@ class Holdings:
         # The job may be held anew, by a later claim of this same worker.
         if self.jobs.get(held.lease.key) is held:
             del self.jobs[held.lease.key]
-
-
-def lease_length_s(claimed: Claimed) -> float:
-    """How long silence may last: the lease, or two missed heartbeats and a second."""
-    return min(claimed.lease_s, 2 * claimed.heartbeat_s + 1.0)

@@ -54,8 +54,11 @@ def unreadable(held: Held, problem: Unreadable) -> Advance:
 
 
 def succeeded(held: Held, value: Any) -> Advance:
-    """The handler returned. A result that cannot be stored will not get better: it is dead-lettered."""
-    if held.cancel_requested:
+    """The handler returned. A result that cannot be stored will not get better: it is dead-lettered.
+
+    Who heard the wish to cancel and returned has stopped; who never heard it has finished, and finished work counts.
+    """
+    if held.cancel_requested and held.heard:
         return stopped(held, "the handler returned after a soft cancel")
     try:
         result = None if value is None else held.spec.codec.result_bytes(value)

@@ -20,12 +20,16 @@ from trellis.engine.jobs import (
     NewJob,
     Priority,
 )
+from trellis.engine.text import is_storable
 from trellis.lifecycles import LIFECYCLES
 from trellis.worker.app import App, JobSpec, checked_type, priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.payloads import any_json_bytes
 
 KEY_CHARS_MAX = 200
+TRACE_CHARS_MAX = 1_000
+SHOWN_CHARS_MAX = 40
+"""How much of a refused text its error repeats."""
 KEY_NAMESPACE = "user:"
 """Callers' concurrency keys live in their own name space, beside `run:` and `queue-job:`."""
 
@@ -55,8 +59,8 @@ def new_job(
     type_: str, payload: Any, settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
 ) -> NewJob:
     """The job to submit; raises an InputError that says what does not fit."""
-    spec = app.spec(type_) if app is not None else None
     checked_type(type_)
+    spec = app.spec(type_) if app is not None else None
     body = spec.codec.payload_bytes(payload) if spec is not None else any_json_bytes(payload, type_)
     given = settings.get("job_id")
     job_id = JobId(_matching("job_id", given) if given is not None else new_id())
@@ -75,10 +79,12 @@ def new_job(
         concurrency_key=key,
         concurrency_limit=limit,
         idempotency_key=_text("idempotency_key", settings.get("idempotency_key")),
-        idempotency_scope=settings.get("idempotency_scope", ""),
+        idempotency_scope=_checked(
+            "idempotency_scope", settings.get("idempotency_scope", ""), range(KEY_CHARS_MAX + 1)
+        ),
         id_is_given=given is not None,
         correlation_id=_text("correlation_id", settings.get("correlation_id")),
-        trace=settings.get("trace"),
+        trace=_trace(settings.get("trace")),
         parent_id=_job_id("parent_id", settings.get("parent_id")),
         compensates=_job_id("compensates", settings.get("compensates")),
     )
@@ -145,8 +151,21 @@ def _aware(run_at: datetime | None) -> datetime | None:
 
 
 def _text(option: str, value: str | None) -> str | None:
-    if value is not None and not 1 <= len(value) <= KEY_CHARS_MAX:
-        raise OptionInvalid(option=option, value=value[:40], expected=f"it must have 1 to {KEY_CHARS_MAX} characters")
+    return None if value is None else _checked(option, value, range(1, KEY_CHARS_MAX + 1))
+
+
+def _trace(value: str | None) -> str | None:
+    return None if value is None else _checked("trace", value, range(TRACE_CHARS_MAX + 1))
+
+
+def _checked(option: str, value: str, lengths: range) -> str:
+    """The same text; raises OptionInvalid for a length out of bounds and for what no ledger can store."""
+    if len(value) not in lengths:
+        expected = f"it must have {lengths[0]} to {lengths[-1]} characters"
+        raise OptionInvalid(option=option, value=value[:SHOWN_CHARS_MAX], expected=expected)
+    if not is_storable(value):
+        expected = "it must be text without NUL characters and halves of surrogate pairs"
+        raise OptionInvalid(option=option, value=value[:SHOWN_CHARS_MAX], expected=expected)
     return value
 
 
@@ -156,5 +175,5 @@ def _job_id(option: str, value: str | None) -> JobId | None:
 
 def _matching(option: str, value: str) -> str:
     if not re.fullmatch(JOB_ID_PATTERN, value):
-        raise OptionInvalid(option=option, value=value, expected=f"it must match {JOB_ID_PATTERN}")
+        raise OptionInvalid(option=option, value=value[:SHOWN_CHARS_MAX], expected=f"it must match {JOB_ID_PATTERN}")
     return value

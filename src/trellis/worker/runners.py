@@ -168,6 +168,8 @@ class Runners:
         for held, item in zip(batch, items, strict=True):
             self._handler_ended(held, error)
             await self._flush(held)
+            if item.marked:
+                held.heard = item.heard
             self._end(held, item.value, item.error if item.marked else error)
 
     def _mates(self, first: Held) -> list[Held]:

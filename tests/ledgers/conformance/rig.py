@@ -43,8 +43,8 @@ from trellis.lifecycles import LIFECYCLES, Phase, Role, Transition, Trigger
 
 LEASE_S = 60.0
 HEARTBEAT_S = 15.0
-LENGTH_S = 31.0
-"""min(lease, 2 heartbeats + 1 s) of the two above: how long a silent holder keeps a job."""
+LENGTH_S = 30.5
+"""min(lease, 2 heartbeats + 0.5 s) of the two above: how long a silent holder keeps a job."""
 STEP_S = 10.0
 """Shorter than half a lease: sweeps this far apart are no outage, so nothing is forgiven."""
 DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.EXEC, last_error="it had to end")

@@ -58,7 +58,7 @@ async def test_one_claim_starts_some_and_prefetches_the_rest(rig: Rig):
 
 @pytest.mark.requirement("D4", "D2")
 @pytest.mark.parametrize(
-    "lease_s, heartbeat_s, length_s", [(60.0, 15.0, 31.0), (30.0, 15.0, 30.0), (120.0, 30.0, 61.0)]
+    "lease_s, heartbeat_s, length_s", [(60.0, 15.0, 30.5), (30.0, 15.0, 30.0), (120.0, 30.0, 60.5)]
 )
 async def test_a_lease_ends_with_itself_or_with_two_missed_heartbeats(
     rig: Rig, lease_s: float, heartbeat_s: float, length_s: float
@@ -123,7 +123,7 @@ async def test_each_type_has_its_own_lease(rig: Rig):
         start=2,
     )
     claimed = (await rig.turn(claim=claim)).claimed
-    assert {one.type: one.lease_s for one in claimed} == {"quick": 21.0, "slow": 61.0}
+    assert {one.type: one.lease_s for one in claimed} == {"quick": 20.5, "slow": 60.5}
 
 
 async def test_a_type_means_one_lifecycle_at_a_time(rig: Rig):

@@ -1,5 +1,7 @@
 """Submitting inside the caller's own transaction, from any driver, through the SQL function."""
 
+import asyncio
+
 import asyncpg
 import pytest
 
@@ -15,6 +17,7 @@ pytestmark = [pytest.mark.only("postgres"), pytest.mark.oldest_server]
 async def shell(rig: Rig):
     """The caller's own connection, with the application's role."""
     connection = await asyncpg.connect(rig.app_url)
+    await connection.execute("SELECT trellis.type_id('work')")  # a type is known before it is submitted
     yield connection
     await connection.close()
 
@@ -104,3 +107,63 @@ async def test_bad_input_is_refused_and_nothing_is_written(rig: Rig, shell: asyn
     with pytest.raises(asyncpg.PostgresError):
         await shell.fetchval(f"SELECT trellis.submit_job({arguments})")
     assert (await rig.ledger.jobs(JobFilter(), limit=5)).jobs == ()
+
+
+async def test_a_type_nobody_knows_is_refused(rig: Rig, shell: asyncpg.Connection):
+    """A typing error, or a row that an open transaction would keep from everybody else."""
+    with pytest.raises(asyncpg.PostgresError, match="unknown here"):
+        await shell.fetchval("SELECT trellis.submit_job('wrok')")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "p_correlation_id => ''",
+        "p_job_id => 'a/b'",
+        "p_concurrency_key => ''",
+        "p_delay_s => -1",
+        "p_deadline_s => 0",
+        "p_priority => 'now'",
+    ],
+)
+async def test_options_out_of_bounds_are_refused_and_nothing_is_written(
+    rig: Rig, shell: asyncpg.Connection, arguments: str
+):
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await shell.fetchval(f"SELECT trellis.submit_job('work', {arguments})")
+    assert getattr(refused.value, "sqlstate", "") == "TR004"
+    assert (await rig.ledger.jobs(JobFilter(), limit=5)).jobs == ()
+
+
+@pytest.mark.requirement("D49")
+async def test_an_open_transaction_keeps_nobody_from_working(rig: Rig, shell: asyncpg.Connection):
+    """Whoever submits a keyed job and is slow to commit must not stop others of that key, nor the sweep."""
+    first, second = await rig.submit(2, concurrency_key="user:k")
+    held = await rig.claim_one()
+    transaction = shell.transaction()
+    await transaction.start()
+    await _ask(shell, "SELECT trellis.submit_job('work', p_concurrency_key => 'k')")
+    await _ask(shell, "SELECT trellis.submit_job('work', p_concurrency_key => 'new')")
+    async with asyncio.timeout(5):
+        await rig.submit_one(concurrency_key="user:k")
+        await rig.submit_one(concurrency_key="user:new")
+        await rig.pull(held, Trigger.COMPLETE)
+        assert (await rig.sweep()).elected
+        assert second in claimed_ids(await rig.claim(5))
+    await transaction.rollback()
+    assert await rig.state(first) == "succeeded"
+
+
+@pytest.mark.requirement("D49")
+async def test_both_doors_mean_the_same_key(rig: Rig, shell: asyncpg.Connection):
+    await _ask(shell, "SELECT trellis.submit_job('work', p_concurrency_key => 'acct')")
+    await rig.submit_one(concurrency_key="user:acct")
+    await rig.sweep()
+    assert len(await rig.claim(5)) == 1
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_both_doors_mean_the_same_idempotency_key(rig: Rig, shell: asyncpg.Connection):
+    await _ask(shell, "SELECT trellis.submit_job('work', p_idempotency_key => 'order-1')")
+    await rig.offer(rig.new_job(idempotency_key="order-1", fingerprint=b"mine"))
+    assert len((await rig.ledger.jobs(JobFilter(), limit=5)).jobs) == 1

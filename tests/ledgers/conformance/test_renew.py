@@ -47,8 +47,8 @@ async def test_each_lease_is_renewed_for_its_own_length(rig: Rig):
     await rig.advance(5.0)
     await rig.ledger.renew(WORKER, [quick.lease, slow.lease])
     now = await rig.ledger.now()
-    assert (await rig.job(quick.lease.job_id)).lease_expires_at == now + timedelta(seconds=21)
-    assert (await rig.job(slow.lease.job_id)).lease_expires_at == now + timedelta(seconds=61)
+    assert (await rig.job(quick.lease.job_id)).lease_expires_at == now + timedelta(seconds=20.5)
+    assert (await rig.job(slow.lease.job_id)).lease_expires_at == now + timedelta(seconds=60.5)
 
 
 @pytest.mark.requirement("DJ-7")

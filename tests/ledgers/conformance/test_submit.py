@@ -163,6 +163,19 @@ async def test_a_key_counts_in_its_scope_only(rig: Rig):
 
 
 @pytest.mark.requirement("DJ-5")
+@pytest.mark.parametrize("scope", ["job_id", "key:", "key:job_id"])
+async def test_no_scope_of_a_caller_meets_the_ids_that_callers_choose(rig: Rig, scope: str):
+    given = rig.new_job(id_is_given=True, fingerprint=b"one")
+    keyed = rig.new_job(idempotency_key=given.job_id, idempotency_scope=scope, fingerprint=b"two")
+    assert await rig.offer(given) == Submitted(job_id=given.job_id, created=True)
+    assert await rig.offer(keyed) == Submitted(job_id=keyed.job_id, created=True)
+    later = rig.new_job(id_is_given=True, fingerprint=b"three")
+    taken = rig.new_job(idempotency_key=later.job_id, idempotency_scope=scope, fingerprint=b"four")
+    answers = await rig.ledger.submit(SUBMITTER, [taken, later, given, keyed])
+    assert [answer.created for answer in answers if isinstance(answer, Submitted)] == [True, True, False, False]
+
+
+@pytest.mark.requirement("DJ-5")
 async def test_the_same_key_twice_in_one_call_makes_one_job(rig: Rig):
     jobs = [rig.new_job(idempotency_key="k", fingerprint=b"x") for _ in range(3)]
     answers = await rig.ledger.submit(SUBMITTER, jobs)

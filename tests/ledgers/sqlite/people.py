@@ -9,6 +9,7 @@ from trellis.lifecycles import Role
 
 WORKER = Actor(role=Role.WORKER, name="worker-1")
 SUBMITTER = Actor(role=Role.SUBMITTER, name="submitter-1")
+ADMIN = Actor(role=Role.CONTROL_PLANE, name="admin-1")
 SWEEPER = Actor(role=Role.SWEEPER, name="sweeper-1")
 _numbers = count(1)
 

@@ -55,6 +55,17 @@ async def test_idempotency_holds_between_both_ways(ledger: SqliteLedger, own: ap
     assert other == [Mismatch(key="k", job_id=first.job_id)]
 
 
+async def test_a_scope_of_a_caller_does_not_meet_given_ids(ledger: SqliteLedger, own: apsw.Connection):
+    given = new_job(id_is_given=True, fingerprint=b"a")
+    await ledger.submit(SUBMITTER, [given])
+    keyed = new_job(idempotency_key=given.job_id, idempotency_scope="job_id", fingerprint=b"b")
+    own.execute("BEGIN")
+    assert ledger.submit_on(own, SUBMITTER, [keyed]) == [Submitted(job_id=keyed.job_id, created=True)]
+    own.execute("COMMIT")
+    again = new_job(idempotency_key=given.job_id, idempotency_scope="job_id", fingerprint=b"b")
+    assert await ledger.submit(SUBMITTER, [again]) == [Submitted(job_id=keyed.job_id, created=False)]
+
+
 async def test_it_must_be_in_a_transaction(ledger: SqliteLedger, own: apsw.Connection):
     with pytest.raises(OptionInvalid, match="begin one first"):
         ledger.submit_on(own, SUBMITTER, [new_job()])

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.ledgers.sqlite.people import SUBMITTER, claim, submit
+from tests.ledgers.sqlite.people import ADMIN, claim, submit
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 
 LONG_S = 60.0
@@ -41,7 +41,7 @@ async def test_without_work_the_wait_ends_by_itself(ledger: SqliteLedger):
 
 
 async def test_jobs_of_a_paused_type_do_not_make_the_wait_spin(ledger: SqliteLedger, reopen):
-    await ledger.pause(SUBMITTER, "work", paused=True)
+    await ledger.pause(ADMIN, "work", paused=True)
     await submit(ledger)
     assert await claim(ledger) == []
     task = await waiting(ledger)

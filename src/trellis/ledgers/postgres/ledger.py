@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+from trellis.engine.authority import require
 from trellis.engine.errors import JobNotFound, LedgerNotMigrated, NotAllowed, OptionInvalid
 from trellis.engine.jobs import (
     SUBMIT_MAX,
@@ -348,6 +349,7 @@ class PostgresLedger(Reads):
         return [JobId(row["job_id"]) for row in rows]
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
+        require(actor, "sweep")
         number = await self._actor(actor)
         rows = await self._admin_lane.call(
             "sweep",
@@ -370,10 +372,12 @@ class PostgresLedger(Reads):
         return RetentionReport(**dict(rows[0]))
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
+        require(actor, "pause")
         await self._admin("pause", "select set_paused($1, $2, $3)", await self._actor(actor), type_, paused)
         self._bell.ring()
 
     async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
+        require(actor, "limit_rate")
         if per_second is not None and per_second <= 0:
             raise OptionInvalid(option="per_second", value=per_second, expected="above 0, or None for no limit")
         await self._admin(
@@ -381,6 +385,7 @@ class PostgresLedger(Reads):
         )
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
+        require(actor, "limit_key")
         if limit < 1:
             raise OptionInvalid(option="limit", value=limit, expected="at least 1; pause the type to stop it")
         await self._admin("limit_key", "select set_key_limit($1, $2, $3)", await self._actor(actor), key, limit)

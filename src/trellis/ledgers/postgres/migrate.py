@@ -73,7 +73,7 @@ async def _migrate(
         await connection.execute(text)
     if clock == "test":
         await connection.execute(_script("test_clock"))
-    await connection.execute("select _fold_contract(); select ensure_partitions()")
+    await connection.execute("select _fold_contract(); select _ensure_partitions()")
     await connection.execute(
         "insert into meta (name, value) values ('schema_version', $1) on conflict (name) do update set value = excluded.value",
         str(schema_version()),

@@ -1,46 +1,46 @@
 -- What readers ask. Everything here runs with SELECT alone.
 
 -- name: job
-select s.*, j.payload, t.name as type_name, k.name as key_name, a.name as owner_name,
+select s.*, j.payload, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at,
        (select g.data from signal g where g.id = s.id and g.type = 1 order by g.no desc limit 1) as progress
   from job j join job_status s on s.id = j.id join job_type t on t.id = j.type
-  left join concurrency_key k on k.id = j.ckey left join actor a on a.id = s.owner
+  left join actor a on a.id = s.owner
  where j.job_id = $1
 
 -- name: jobs_any
 -- driven by the job table, newest first
-select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
+select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select j.id, j.type, j.ckey from job j
          where j.id < $1 and ($3::smallint is null or j.lifecycle = $3) and ($4::int is null or j.type = $4)
            and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
-           and ($6::text is null or j.ckey = (select c.id from concurrency_key c where c.name = $6))
+           and ($6::text is null or j.ckey = hashtextextended($6, 42))
          order by j.id desc limit $2) j
   join job_status s on s.id = j.id join job_type t on t.id = j.type
-  left join concurrency_key k on k.id = j.ckey left join actor a on a.id = s.owner
+  left join actor a on a.id = s.owner
  order by s.id desc
 
 -- name: jobs_ended
 -- driven by the index on (lifecycle, state, id)
-select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
+select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select n.id from ended n join job j on j.id = n.id
          where n.id < $1 and (n.lifecycle, n.state) in (select * from unnest($3::smallint[], $7::smallint[])) and ($4::int is null or j.type = $4)
            and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
-           and ($6::text is null or j.ckey = (select c.id from concurrency_key c where c.name = $6))
+           and ($6::text is null or j.ckey = hashtextextended($6, 42))
            and ($8::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $8))
          order by n.id desc limit $2) n
   join job_status s on s.id = n.id join job_type t on t.id = s.type
-  left join concurrency_key k on k.id = s.ckey left join actor a on a.id = s.owner
+  left join actor a on a.id = s.owner
  order by s.id desc
 
 -- name: jobs_open
 -- driven by the places of jobs that have not ended
-select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
+select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select o.id from (select id, lifecycle, state, type, ckey from ready union all
@@ -49,10 +49,10 @@ select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
                           select id, lifecycle, state, type, ckey from lease) o
          where o.id < $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[])) and ($4::int is null or o.type = $4)
            and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
-           and ($6::text is null or o.ckey = (select c.id from concurrency_key c where c.name = $6))
+           and ($6::text is null or o.ckey = hashtextextended($6, 42))
          order by o.id desc limit $2) n
   join job_status s on s.id = n.id join job_type t on t.id = s.type
-  left join concurrency_key k on k.id = s.ckey left join actor a on a.id = s.owner
+  left join actor a on a.id = s.owner
  order by s.id desc
 
 -- name: events
@@ -81,12 +81,12 @@ select f.pos, f.batch from feed f where f.pos >= $1 order by f.pos limit $2
 -- name: feed_events
 select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
   from event e join feed f on f.batch = e.batch join job j on j.id = e.id join actor a on a.id = e.actor
- where e.batch between $1 and $2 and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7)
+ where e.batch between $1 and $2 and e.batch = any($10::bigint[]) and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7)
    and ($8::smallint is null or e.lifecycle = $8)
  order by f.pos, e.id, e.version limit $9
 
 -- name: feed_end
-select coalesce(max(pos), 0) from feed
+select pos from feed_end
 
 -- name: signals
 select * from (select j.job_id, g.no, g.type, g.at, g.data from job j join signal g on g.id = j.id where j.job_id = $1
@@ -118,7 +118,7 @@ select j.job_id from ended n join job j on j.id = n.id join job_type t on t.id =
    and ($2::smallint is null or n.lifecycle = $2)
    and ($3::smallint[] is null or (n.lifecycle, n.state) in (select * from unnest($8::smallint[], $3::smallint[]))) and ($4::text is null or t.name = $4)
    and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
-   and ($6::text is null or j.ckey = (select c.id from concurrency_key c where c.name = $6))
+   and ($6::text is null or j.ckey = hashtextextended($6, 42))
    and ($7::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $7))
  order by n.id limit $1
 
@@ -142,12 +142,12 @@ select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = 
   from worker w join actor a on a.id = w.actor where w.seen_at > trellis.now() - interval '1 day' order by w.seen_at desc limit 1000
 
 -- name: histories
-select s.*, t.name as type_name, k.name as key_name, a.name as owner_name,
+select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select j.id, j.ckey, j.type from job j where j.id > $1 order by j.id limit $2) j
   join job_status s on s.id = j.id join job_type t on t.id = j.type
-  left join concurrency_key k on k.id = j.ckey left join actor a on a.id = s.owner
+  left join actor a on a.id = s.owner
  order by s.id
 
 -- name: type_by_name

@@ -184,6 +184,7 @@ class Reads:
                 *after,
                 code,
                 limit - len(events),
+                numbers,
             )
             events.extend(rows.event(row) for row in found)
             if len(events) >= limit:

@@ -9,7 +9,7 @@ from trellis.ledgers.postgres.connection import Connection
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
-SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)"
+SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)"
 GIVEN_ID_SCOPE = "job_id"
 
 
@@ -76,7 +76,6 @@ async def submit_keyed(
         [key for _, key in keys],
         [job.fingerprint for job in jobs],
         repeat,
-        [job.id_is_given for job in jobs],
     )
     return [_answer(job, row["outcome"], row["job_id"]) for job, row in zip(jobs, rows, strict=True)]
 

@@ -17,6 +17,7 @@ from trellis.engine.jobs import (
     LeaseLost,
     Priority,
     TurnResult,
+    lease_length_s,
 )
 from trellis.engine.text import storable
 from trellis.ledgers.postgres.connection import Row
@@ -186,7 +187,7 @@ def answers(
     """What the rows of `turn` say about each step, and the jobs they hand out."""
     told: dict[tuple[int, int], tuple[int, int]] = {}
     claimed: list[Claimed] = []
-    terms = {t.type: (min(t.lease_s, 2 * t.heartbeat_s + 1), t.heartbeat_s) for t in claim.types} if claim else {}
+    terms = {t.type: (lease_length_s(t.lease_s, t.heartbeat_s), t.heartbeat_s) for t in claim.types} if claim else {}
     for row in rows:
         if row[0] == CLAIMED:
             claimed.append(_claimed(row, names[row[4]], steps.lifecycle, terms))

@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 
+from trellis.engine.authority import require
 from trellis.engine.jobs import (
     Actor,
     Applied,
@@ -144,18 +145,22 @@ class SqliteLedger:
         return await self._writer.run(lambda tx: holder.signal(tx, lease, signals))
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
+        require(actor, "sweep")
         return await self._writer.run(lambda tx: sweep.sweep(tx, actor, options))
 
     async def retain(self, options: RetentionOptions) -> RetentionReport:
         return await self._writer.run(lambda tx: retain.retain(tx, options))
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
+        require(actor, "pause")
         await self._writer.run(lambda tx: control.pause(tx, actor, type_, paused=paused))
 
     async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
+        require(actor, "limit_rate")
         await self._writer.run(lambda tx: control.limit_rate(tx, actor, type_, per_second, burst))
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
+        require(actor, "limit_key")
         await self._writer.run(lambda tx: control.limit_key(tx, actor, key, limit))
 
     async def beat(self, actor: Actor, info: bytes | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trellis.engine.errors import UnknownLifecycle
-from trellis.engine.jobs import JobKey
+from trellis.engine.jobs import JobKey, lease_length_s
 from trellis.engine.records import Place
 from trellis.engine.text import storable
 from trellis.lifecycles import (
@@ -230,5 +230,5 @@ def swept(step: Step) -> bool:
 
 
 def lease_length_us(lease_s: float, heartbeat_s: float) -> int:
-    """How long a silent holder keeps a job: its lease, or two missed heartbeats and a second (D4)."""
-    return int(min(lease_s, 2 * heartbeat_s + 1) * US)
+    """How long a silent holder keeps a job, in microseconds."""
+    return int(lease_length_s(lease_s, heartbeat_s) * US)

@@ -14,7 +14,7 @@ from trellis.ledgers.sqlite.steps import array, promote, write_act
 from trellis.lifecycles import LIFECYCLES, Trigger
 
 GIVEN_ID_SCOPE = "job_id"
-"""The reserved idempotency scope of ids that callers choose."""
+"""The scope of ids that callers choose, beside callers' own scopes, which all begin with `key:`."""
 
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
@@ -82,7 +82,7 @@ def _existing(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, int]:
 def _earlier(tx: Transaction, job: NewJob, known: dict[str, int], new: _New) -> Submitted | Mismatch | None:
     """The answer of an earlier submit with the same key or id, or None when this one is the first."""
     if job.idempotency_key is not None:
-        answer = _by_key(tx, job, job.idempotency_scope, job.idempotency_key, new)
+        answer = _by_key(tx, job, _scope(job), job.idempotency_key, new)
         if answer is not None:
             return answer
     if job.job_id in known:
@@ -147,11 +147,15 @@ def _take_in(tx: Transaction, new: _New, job: NewJob, step: Step, who: Who, key:
 def _remember(new: _New, job: NewJob, key: int, now: int) -> None:
     new.ids[job.job_id] = job
     if job.idempotency_key is not None:
-        new.keys.append((job.idempotency_scope, job.idempotency_key, key, job.fingerprint, now))
-        new.seen[job.idempotency_scope, job.idempotency_key] = (job.fingerprint, job.job_id)
+        new.keys.append((_scope(job), job.idempotency_key, key, job.fingerprint, now))
+        new.seen[_scope(job), job.idempotency_key] = (job.fingerprint, job.job_id)
     if job.id_is_given:
         new.keys.append((GIVEN_ID_SCOPE, job.job_id, key, job.fingerprint, now))
         new.seen[GIVEN_ID_SCOPE, job.job_id] = (job.fingerprint, job.job_id)
+
+
+def _scope(job: NewJob) -> str:
+    return f"key:{job.idempotency_scope}"
 
 
 def _delay_us(job: NewJob, now: int) -> int | None:

@@ -5,6 +5,7 @@ create or replace function _fold_contract() returns void language sql set search
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'claim'),
     claim_event = (select array_agg(x.event order by g) from generate_series(1, 15) g
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'claim'),
+    claim_roles = (select bit_or(x.roles) from transition x where x.lifecycle = l.lifecycle and x.trigger = 'claim'),
     start_to = (select array_agg(x.target order by g) from generate_series(1, 15) g
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
     start_event = (select array_agg(x.event order by g) from generate_series(1, 15) g

@@ -31,7 +31,7 @@ end $$;
 create or replace trigger refuse_update before update or truncate on event for each statement execute function _refuse_change();
 
 -- Makes the partitions the next jobs will need, and gives sealed ones their look-up index (type, at).
-create or replace function ensure_partitions() returns void language plpgsql security definer set search_path from current as $$
+create or replace function _ensure_partitions() returns void language plpgsql set search_path from current as $$
 declare
   size constant bigint := 4194304;
   next bigint;

@@ -10,6 +10,15 @@ begin
   end if;
 end $$;
 
+-- Some verbs are no transition of a lifecycle; who may use them is said here and in engine/authority.py.
+create or replace function _require(p_role smallint, p_action text, p_roles text[]) returns void language plpgsql stable
+set search_path from current as $$
+begin
+  if not exists (select from role r where r.role = p_role and r.name = any(p_roles)) then
+    raise exception 'role % may not %', (select r.name from role r where r.role = p_role), p_action using errcode = 'TR002';
+  end if;
+end $$;
+
 create or replace function register_actor(p_name text, p_role smallint) returns int language plpgsql security definer
 set search_path from current as $$
 declare found_id int;
@@ -45,16 +54,34 @@ create or replace function _open_batch() returns bigint language sql volatile se
   insert into batch (xid) values (pg_current_xact_id()::text::bigint) returning no
 $$;
 
--- Hand free slots of these keys to the jobs parked first. Keys are locked in order, so that a submit, a settle and a
--- cancel of one key see each other; a parked row locked by a cancel is passed over, the cancel promotes when it is done.
-create or replace function _promote(p_keys bigint[]) returns int language plpgsql set search_path from current as $$
+-- Make the rows of keys that jobs wait for. Whoever finds another at it goes on without: the row is made by the next.
+create or replace function _make_keys(p_keys bigint[]) returns void language sql set search_path from current as $$
+  insert into concurrency_key (id, name, cap)
+  select w.ckey, w.key_name, w.key_cap from (
+    select distinct on (p.ckey) p.ckey, j.key_name, j.key_cap from parked p join job j on j.id = p.id
+     where p.ckey = any(p_keys) and not exists (select from concurrency_key c where c.id = p.ckey) order by p.ckey, p.pos) w
+   where pg_try_advisory_xact_lock(w.ckey)
+  on conflict do nothing
+$$;
+
+-- Hand free slots of these keys to the jobs parked first. A caller that may wait locks keys in order, once in its
+-- transaction; every other passes over a key that is locked, and so does everybody over a parked row that is being
+-- cancelled: what is passed over, the next sweep promotes.
+create or replace function _promote(p_keys bigint[], p_wait boolean) returns int language plpgsql set search_path from current as $$
 declare
   k record;
   seat int;
   head parked;
   promoted int := 0;
+  mine bigint[];
 begin
-  for k in select c.id, c.cap from concurrency_key c where c.id = any(p_keys) order by c.id for update loop
+  perform _make_keys(p_keys);
+  if p_wait then
+    mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update);
+  else
+    mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update skip locked);
+  end if;
+  for k in select c.id, c.cap from concurrency_key c where c.id = any(mine) order by c.id loop
     -- After a limit was lowered slots beyond it may still be owned: what counts is how many there are.
     for seat in select s.n from generate_series(1, k.cap) s(n)
                  where not exists (select from slot o where o.ckey = k.id and o.n = s.n)
@@ -73,10 +100,11 @@ begin
   return promoted;
 end $$;
 
-create or replace function _free_slots(p_ids bigint[], p_keys bigint[]) returns void language plpgsql set search_path from current as $$
+create or replace function _free_slots(p_ids bigint[], p_keys bigint[], p_wait boolean) returns void language plpgsql
+set search_path from current as $$
 begin
   delete from slot s where s.id = any(p_ids);
-  perform _promote(p_keys);
+  perform _promote(p_keys, p_wait);
 end $$;
 
 -- Put a waiting job where its state and delay say. A null delay in a claimable state means now, elsewhere "until moved".
@@ -109,7 +137,7 @@ begin
   insert into dead_letter (id, version, at, reason_code, stage, last_error, attempts, last_owner, last_lease_expires_at,
                            correlation_id)
   select t.id, t.version, p_now, case when t.flags & 1 = 1 then 'compensation_failed' else p_reason end, p_stage, p_error,
-         t.attempt + 1, t.owner, t.until, coalesce(j.correlation_id, j.job_id)
+         t.attempt + 1, t.owner, t.until, coalesce(nullif(j.correlation_id, ''), j.job_id)
     from job j where j.id = t.id;
 end $$;
 
@@ -159,6 +187,11 @@ begin
     t.owner := null; t.until := null;
     update dead_letter d set requeued_at = p_now where d.id = t.id and d.requeued_at is null;
     delete from result r where r.id = t.id;
+    if j.deadline_at is not null then
+      update job o set deadline_at = p_now + (j.deadline_at - j.created_at) where o.id = t.id;
+      insert into deadline (id, at) values (t.id, p_now + (j.deadline_at - j.created_at))
+        on conflict (id) do update set at = excluded.at;
+    end if;
   end if;
   if s.dead_letter and p_reason is null then
     raise exception 'job %: a dead letter needs its reason', t.id using errcode = 'TR003';
@@ -171,7 +204,7 @@ begin
   if s.phase = 1 then
     insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
                        prio, flags, lease_ms, beat_ms)
-    values (t.id, t.ckey, coalesce(t.until, p_now + least(p_lease_ms, 2 * p_beat_ms + 1000) * interval '1 ms'), t.type, t.version,
+    values (t.id, t.ckey, coalesce(t.until, p_now + _length(p_lease_ms, p_beat_ms)), t.type, t.version,
             t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle, t.prio, t.flags,
             p_lease_ms, p_beat_ms);
   elsif s.phase = 0 then
@@ -181,7 +214,7 @@ begin
     values (t.id, p_now, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle);
     if s.success and t.flags & 1 = 1 then perform _compensated(t.id, p_actor, p_role, p_now, p_batch); end if;
   end if;
-  if t.ckey is not null and s.phase <> 1 then perform _free_slots(array[t.id], array[t.ckey]); end if;
+  if t.ckey is not null and s.phase <> 1 then perform _free_slots(array[t.id], array[t.ckey], false); end if;
   return t;
 end $$;
 

@@ -44,18 +44,7 @@ begin
   select id, no, at, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, a.role from i;
 end $$;
 
-create or replace function _key_id(p_name text, p_cap int) returns bigint language plpgsql set search_path from current as $$
-declare found_id bigint;
-begin
-  select k.id into found_id from concurrency_key k where k.name = p_name for update;
-  if found_id is null then
-    insert into concurrency_key (name, cap) values (p_name, p_cap) on conflict (name) do nothing returning id into found_id;
-    if found_id is null then
-      select k.id into found_id from concurrency_key k where k.name = p_name for update;
-    end if;
-  end if;
-  return found_id;
-end $$;
+create or replace function _key_hash(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 42) $$;
 
 -- outcome: 'created', 'existing' or 'mismatch'; an existing job that carries our own id is our own earlier submit.
 create or replace function _submit_one(
@@ -93,10 +82,10 @@ begin
       raise exception 'there is no job % to compensate', p_compensates using errcode = 'TR004';
     end if;
   end if;
-  if p_ckey is not null then key_id := _key_id(p_ckey, p_cap); end if;
-  insert into job (id, created_at, deadline_at, ckey, compensates, type, max_attempts, max_deaths, lifecycle, prio, job_id,
-                   correlation_id, trace, parent_id, payload)
-  values (new_id, p_now, p_now + p_deadline * interval '1 s', key_id, original, p_type, p_max_attempts, p_max_deaths, p_lifecycle,
+  if p_ckey is not null then key_id := _key_hash(p_ckey); end if;
+  insert into job (id, created_at, deadline_at, ckey, key_cap, key_name, compensates, type, max_attempts, max_deaths, lifecycle, prio,
+                   job_id, correlation_id, trace, parent_id, payload)
+  values (new_id, p_now, p_now + p_deadline * interval '1 s', key_id, p_cap, p_ckey, original, p_type, p_max_attempts, p_max_deaths, p_lifecycle,
           p_prio, p_job_id, p_correlation, p_trace, p_parent, p_payload)
   on conflict on constraint job_job_id_key do nothing;
   if not found then
@@ -111,7 +100,6 @@ begin
   t := (new_id, key_id, null, p_type, 1, 0, null, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio,
         case when original is null then 0 else 1 end)::token;
   perform _put_waiting(t, l.initial_claimable, due, p_now);
-  if key_id is not null then perform _promote(array[key_id]); end if;
   job_id := p_job_id;
   outcome := 'created';
 end $$;
@@ -120,7 +108,7 @@ create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
   p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
-  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[])
+  p_keys text[], p_fingerprints bytea[], p_repeat boolean)
 returns table (outcome text, job_id text)
 language plpgsql security definer set search_path from current as $$
 declare
@@ -133,11 +121,14 @@ begin
     return query select s.outcome, s.job_id from _submit_one(
       p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
       p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
-      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat or not p_given[i]) s;
+      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat) s;
   end loop;
+  perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
 end $$;
 
--- For any driver, inside any transaction: the job exists if and only if that transaction commits. Returns the job id.
+-- For any driver, inside any transaction: the job exists if and only if that transaction commits. Returns the job id. The caller
+-- may keep its transaction open for long, so nothing is locked here that others need: a job with a concurrency key waits for
+-- the next sweep (a second at most) to be given its slot, and a type must be known before, by a worker or by `type_id`.
 create or replace function submit_job(
   p_type text, p_payload jsonb default 'null', p_job_id text default null, p_priority text default 'batch',
   p_delay_s float8 default 0, p_run_at timestamptz default null, p_deadline_s float8 default null,
@@ -164,13 +155,25 @@ begin
   elsif p_max_attempts not between 1 and 1000 or p_concurrency_limit < 1 then
     raise exception 'max_attempts must be 1 to 1000 and concurrency_limit at least 1' using errcode = 'TR004';
   end if;
+  if not exists (select from job_type t where t.name = p_type) then
+    raise exception 'job type % is unknown here: start a worker that serves it, or commit `select trellis.type_id(%)` once', p_type,
+      quote_literal(p_type) using errcode = 'TR004';
+  elsif p_job_id !~ '^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$' then
+    raise exception 'job id % is not an id: letters, digits and . _ : @ - only, 200 at most', p_job_id using errcode = 'TR004';
+  elsif p_correlation_id = '' or length(p_correlation_id) > 200 or length(p_trace) > 1000 or length(p_parent_id) > 200 then
+    raise exception 'correlation id, trace or parent id is empty or too long' using errcode = 'TR004';
+  elsif p_concurrency_key = '' or length(p_concurrency_key) > 200 or p_idempotency_key = '' or length(p_idempotency_key) > 200 then
+    raise exception 'concurrency key or idempotency key is empty or longer than 200' using errcode = 'TR004';
+  elsif p_deadline_s <= 0 or p_delay_s > 31622400 or p_deadline_s > 31622400 then
+    raise exception 'delay and deadline are positive and at most 366 days' using errcode = 'TR004';
+  end if;
   as_actor := register_actor('sql:' || session_user, as_role);
   print := sha256(convert_to(p_type, 'UTF8') || body);
   select s.* into made from _submit_one(
     as_actor, as_role, trellis.now(), _open_batch(), (select l.lifecycle from lifecycle l where l.name = 'leased-job'),
     coalesce(p_job_id, gen_random_uuid()::text), type_id(p_type), prio, body, p_max_attempts::smallint, 2::smallint, p_delay_s,
-    p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, p_concurrency_key, p_concurrency_limit,
-    case when p_idempotency_key is not null then 'sql' when p_job_id is not null then 'job_id' end,
+    p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, 'user:' || p_concurrency_key, p_concurrency_limit,
+    case when p_idempotency_key is not null then 'key:' when p_job_id is not null then 'job_id' end,
     coalesce(p_idempotency_key, p_job_id), print, false) s;
   if made.outcome = 'mismatch' then
     raise exception 'key % was used before for another request (job %)', coalesce(p_idempotency_key, p_job_id), made.job_id

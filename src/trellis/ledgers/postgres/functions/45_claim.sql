@@ -59,7 +59,7 @@ $$;
 
 create or replace function _claimed(p_ids bigint[], p_now timestamptz)
 returns table (
-  kind smallint, id bigint, epoch int, state smallint, type int, attempt smallint, generation smallint, max_attempts smallint,
+  kind smallint, id bigint, epoch int, state smallint, type int, attempt int, generation smallint, max_attempts int,
   deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
   ids bigint[], versions int[])
 language sql stable set search_path from current as $$
@@ -72,7 +72,7 @@ create or replace function _claim(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, l lifecycle, p_claim text, p_types int[], p_lease_ms int[],
   p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int)
 returns table (
-  kind smallint, id bigint, epoch int, state smallint, type int, attempt smallint, generation smallint, max_attempts smallint,
+  kind smallint, id bigint, epoch int, state smallint, type int, attempt int, generation smallint, max_attempts int,
   deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
   ids bigint[], versions int[])
 language plpgsql set search_path from current as $$
@@ -81,6 +81,9 @@ declare
   claim_no bigint;
   picked tid[];
 begin
+  if l.claim_roles & (1 << p_role::int) = 0 then
+    raise exception 'role % may not claim here', p_role using errcode = 'TR002';
+  end if;
   select c.no into claim_no from claim c where c.claim_id = p_claim;
   if claim_no is null then
     picked := _pick(l.lifecycle, p_types, p_prios, p_lows, p_start + p_prefetch, p_now);
@@ -115,7 +118,7 @@ begin
   ), d as (
     insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
                        prio, flags, lease_ms, beat_ms, claim)
-    select r.id, r.ckey, p_now + least(p_lease_ms[r.k], 2 * p_beat_ms[r.k] + 1000) * interval '1 ms', r.type, r.new_version, r.epoch,
+    select r.id, r.ckey, p_now + _length(p_lease_ms[r.k], p_beat_ms[r.k]), r.type, r.new_version, r.epoch,
            p_actor, r.generation, r.attempt, r.max_attempts, r.deaths,
            case when r.goes then l.start_to[r.claimed_state] else r.claimed_state end, l.lifecycle, r.prio, r.flags,
            p_lease_ms[r.k], p_beat_ms[r.k], claim_no

@@ -84,7 +84,7 @@ create or replace function turn(
   p_others jsonb,
   p_claim text, p_types int[], p_lease_ms int[], p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int)
 returns table (
-  kind smallint, id bigint, epoch int, state smallint, type int, attempt smallint, generation smallint, max_attempts smallint,
+  kind smallint, id bigint, epoch int, state smallint, type int, attempt int, generation smallint, max_attempts int,
   deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
   ids bigint[], versions int[])
 language plpgsql security definer set search_path from current
@@ -110,7 +110,7 @@ begin
       select * from unnest(p_starts, p_start_epochs) u(id, epoch)
     ), x as (
       update lease d set state = l.start_to[d.state], version = d.version + 1,
-                         until = now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms'
+                         until = now_at + _length(d.lease_ms, d.beat_ms)
         from i where d.id = i.id and d.epoch = i.epoch and d.lifecycle = p_lifecycle and l.start_to[d.state] is not null
                  and d.until > now_at and d.cancel_at is null
       returning d.id, d.version, d.epoch, d.generation, d.attempt, d.state
@@ -162,7 +162,7 @@ begin
     select array_agg(x.id), array_agg(x.version), array_agg(x.id) filter (where x.ckey is not null),
            array_agg(x.ckey) filter (where x.ckey is not null), array_agg(x.id) filter (where x.flags & 1 = 1)
       into got, got_versions, keyed, keys, compensations from x;
-    if keyed is not null then perform _free_slots(keyed, keys); end if;
+    if keyed is not null then perform _free_slots(keyed, keys, true); end if;
     if compensations is not null then
       foreach one in array compensations loop perform _compensated(one, p_actor, a.role, now_at, batch_no); end loop;
     end if;

@@ -9,8 +9,9 @@ declare
   now_at timestamptz := trellis.now();
 begin
   return query
-  update lease d set until = now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms'
-    from unnest(p_ids, p_epochs) i(id, epoch) where d.id = i.id and d.epoch = i.epoch
+  update lease d set until = now_at + _length(d.lease_ms, d.beat_ms)
+    from unnest(p_ids, p_epochs) i(id, epoch)
+   where d.id = i.id and d.epoch = i.epoch and exists (select from actor o where o.id = d.owner and o.db_role = session_user)
   returning d.id, d.cancel_at is not null;
   insert into worker (actor, seen_at) values (p_actor, now_at) on conflict (actor) do update set seen_at = excluded.seen_at;
 end $$;
@@ -19,7 +20,8 @@ create or replace function save_checkpoint(p_id bigint, p_epoch int, p_body byte
 set search_path from current as $$
 declare held int;
 begin
-  select d.version into held from lease d where d.id = p_id and d.epoch = p_epoch for update;
+  select d.version into held from lease d where d.id = p_id and d.epoch = p_epoch
+     and exists (select from actor o where o.id = d.owner and o.db_role = session_user) for update;
   if not found then return null; end if;
   insert into checkpoint as c (id, at, epoch, body) values (p_id, trellis.now(), p_epoch, p_body)
     on conflict (id) do update set at = excluded.at, epoch = excluded.epoch, body = excluded.body;
@@ -37,10 +39,12 @@ begin
   perform from lease d where d.id = any(p_ids) order by d.id for key share;
   insert into journal (id, entry, at, epoch, body)
   select u.id, u.entry, at, u.epoch, u.body from unnest(p_ids, p_epochs, p_entries, p_bodies) u(id, epoch, entry, body)
-    join lease d on d.id = u.id and d.epoch = u.epoch on conflict do nothing;
+    join lease d on d.id = u.id and d.epoch = u.epoch
+    join actor o on o.id = d.owner and o.db_role = session_user on conflict do nothing;
   return query
   select u.n::int, j.body from unnest(p_ids, p_epochs, p_entries) with ordinality u(id, epoch, entry, n)
-    join lease d on d.id = u.id and d.epoch = u.epoch join journal j on j.id = u.id and j.entry = u.entry;
+    join lease d on d.id = u.id and d.epoch = u.epoch join actor o on o.id = d.owner and o.db_role = session_user
+    join journal j on j.id = u.id and j.entry = u.entry;
 end $$;
 
 create or replace function add_signals(p_id bigint, p_epoch int, p_types smallint[], p_data bytea[]) returns int language plpgsql
@@ -49,7 +53,8 @@ declare
   held int;
   at timestamptz := trellis.now();
 begin
-  select d.version into held from lease d where d.id = p_id and d.epoch = p_epoch for update;
+  select d.version into held from lease d where d.id = p_id and d.epoch = p_epoch
+     and exists (select from actor o where o.id = d.owner and o.db_role = session_user) for update;
   if not found then return null; end if;
   -- Signals have no ids: the same ones right after themselves are the echo of a lost answer, and no news either way.
   if exists (select from (select array_agg(r.type order by r.no) as types, array_agg(r.data order by r.no) as data

@@ -6,6 +6,7 @@ create or replace function _seat(p_id bigint, p_key bigint) returns boolean lang
 declare cap_now int;
 begin
   if exists (select from slot o where o.id = p_id) then return true; end if;
+  perform _make_keys(array[p_key]);
   select k.cap into cap_now from concurrency_key k where k.id = p_key for update;
   insert into slot (ckey, n, id)
   select p_key, s.n, p_id from generate_series(1, cap_now) s(n)
@@ -68,7 +69,7 @@ end $$;
 -- Carry out a wish to cancel, in the name of the lifecycle's sweep.
 create or replace function _cancel_now(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint) returns int language sql
 set search_path from current as $$
-  select m.version from _move_one(
+  select case when m.outcome = 'moved' then m.version end from _move_one(
     p_id, null, 'cancel', p_actor, (select c.swept_by from lifecycle c join job j on j.lifecycle = c.lifecycle where j.id = p_id), p_now,
     p_batch, null, null, null, null, null, 'cancel was requested', null, null, null, null) m
 $$;
@@ -144,6 +145,7 @@ declare
   a record := _actor(p_actor);
   of_type int := type_id(p_type);
 begin
+  perform _require(a.role, 'pause a type', array['control-plane']);
   update job_type t set paused = p_paused where t.id = of_type and t.paused <> p_paused;
 end $$;
 
@@ -153,6 +155,7 @@ declare
   a record := _actor(p_actor);
   of_type int := type_id(p_type);
 begin
+  perform _require(a.role, 'limit a rate', array['control-plane', 'worker', 'orchestrator']);
   update job_type t set rate_per_s = p_rate, burst = p_burst, tokens = least(t.tokens, p_burst)
    where t.id = of_type and (t.rate_per_s is distinct from p_rate or t.burst <> p_burst);
 end $$;
@@ -161,9 +164,10 @@ create or replace function set_key_limit(p_actor int, p_key text, p_cap int) ret
 set search_path from current as $$
 declare
   a record := _actor(p_actor);
-  key_id bigint := _key_id(p_key, p_cap);
+  key_id bigint := _key_hash(p_key);
 begin
-  update concurrency_key k set cap = p_cap where k.id = key_id;
+  perform _require(a.role, 'limit a key', array['control-plane', 'orchestrator']);
+  insert into concurrency_key as k (id, name, cap) values (key_id, p_key, p_cap) on conflict (id) do update set cap = p_cap;
   with surplus as (
     delete from ready r where r.id = any(array(
       select q.id from ready q where q.ckey = key_id order by q.prio desc, q.pos desc
@@ -175,5 +179,5 @@ begin
                       flags, pos)
   select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags, pos
     from surplus;
-  perform _promote(array[key_id]);
+  perform _promote(array[key_id], true);
 end $$;

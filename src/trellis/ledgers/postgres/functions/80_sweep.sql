@@ -80,9 +80,17 @@ declare
 begin
   for d in select r.id from resting r join transition x on x.lifecycle = r.lifecycle and x.source = r.state and x.trigger = 'due'
             where r.due_at <= p_now order by r.due_at limit p_limit for update of r skip locked loop
-    perform _ring(d.id, p_actor, p_now, p_batch);
-    done := done + 1;
+    begin
+      perform _ring(d.id, p_actor, p_now, p_batch);
+      done := done + 1;
+    exception when others then raise warning 'trellis: the timer of job % could not be served: %', d.id, sqlerrm;
+    end;
   end loop;
+  -- A time that means nothing in the state it is in is forgotten, or the sweep would come back for it for ever.
+  update resting r set due_at = null where r.id = any(array(
+    select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and not s.claimable
+     where q.due_at <= p_now and not exists (select from transition x where x.lifecycle = q.lifecycle and x.source = q.state
+                                                 and x.trigger = 'due') limit p_limit for update of q skip locked));
   with due as (
     delete from resting r where r.id = any(array(
       select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and s.claimable
@@ -99,7 +107,7 @@ begin
       from due where ckey is not null order by due_at
   )
   select count(*), array_agg(distinct due.ckey) filter (where due.ckey is not null) into moved, keys from due;
-  if keys is not null then perform _promote(keys); end if;
+  if keys is not null then perform _promote(keys, false); end if;
   return done + moved;
 end $$;
 
@@ -118,18 +126,21 @@ begin
              left join transition r on r.lifecycle = s.lifecycle and r.source = s.state and r.trigger = 'deadline'
             where o.at <= p_now and (r.trigger is not null or s.place = 'ended') order by o.at limit p_limit
               for update of o skip locked loop
-    k := _find(d.id);
-    t := k.t;
-    select r.* into x from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'deadline';
-    if found then
-      select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
-      perform _remove(d.id, k.place);
-      if k.place = 'held' then t.epoch := t.epoch + 1; end if;
-      perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, 'deadline passed', null, null, 'timeout', 'exec',
-                    'deadline passed');
-      done := done + 1;
-    end if;
-    delete from deadline o where o.id = d.id;
+    begin
+      k := _find(d.id);
+      t := k.t;
+      select r.* into x from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'deadline';
+      if found then
+        select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
+        perform _remove(d.id, k.place);
+        if k.place = 'held' then t.epoch := t.epoch + 1; end if;
+        perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, 'deadline passed', null, null, 'timeout', 'exec',
+                      'deadline passed');
+        done := done + 1;
+      end if;
+      delete from deadline o where o.id = d.id;
+    exception when others then raise warning 'trellis: the deadline of job % could not be served: %', d.id, sqlerrm;
+    end;
   end loop;
   return done;
 end $$;
@@ -141,23 +152,34 @@ declare
   done int := 0;
 begin
   for d in select l.id from lease l where l.cancel_at <= p_now order by l.id limit p_limit for update skip locked loop
-    perform _cancel_now(d.id, p_actor, p_now, p_batch);
-    done := done + 1;
+    begin
+      perform _cancel_now(d.id, p_actor, p_now, p_batch);
+      done := done + 1;
+    exception when others then raise warning 'trellis: job % could not be cancelled: %', d.id, sqlerrm;
+    end;
   end loop;
   return done;
 end $$;
 
--- Keys with someone parked and a slot free: never so but after a crash of ours; looked at for at most 1,000 keys a sweep.
-create or replace function _heal_keys() returns int language sql set search_path from current as $$
+-- Keys with someone parked and a slot free: what a promotion passed over. At most 1,000 keys a sweep, going round.
+create or replace function _heal_keys() returns int language plpgsql set search_path from current as $$
+declare
+  seen bigint[];
+  promoted int;
+begin
   with recursive keys(ckey, n) as (
-    (select p.ckey, 1 from parked p order by p.ckey limit 1)
+    select (select min(p.ckey) from parked p where p.ckey > (select s.key_cursor from sweeper s)), 1
     union all
-    select (select p.ckey from parked p where p.ckey > k.ckey order by p.ckey limit 1), k.n + 1 from keys k
-     where k.ckey is not null and k.n < 1000
+    select (select min(p.ckey) from parked p where p.ckey > k.ckey), k.n + 1 from keys k where k.ckey is not null and k.n < 1000
   )
-  select coalesce(_promote(array_agg(k.ckey)), 0) from keys k join concurrency_key c on c.id = k.ckey
-   where (select count(*) from slot s where s.ckey = k.ckey) < c.cap
-$$;
+  select array_agg(k.ckey) filter (where k.ckey is not null) into seen from keys k;
+  update sweeper s set key_cursor = case when cardinality(seen) = 1000 then seen[1000] else -9223372036854775808 end
+   where s.key_cursor <> case when cardinality(seen) = 1000 then seen[1000] else -9223372036854775808 end;
+  if seen is null then return 0; end if;
+  select _promote(array_agg(k.ckey), false) into promoted from unnest(seen) k(ckey) left join concurrency_key c on c.id = k.ckey
+   where c.id is null or (select count(*) from slot s where s.ckey = k.ckey) < c.cap;
+  return coalesce(promoted, 0);
+end $$;
 
 create or replace function sweep(p_actor int, p_elect boolean, p_interval_s float8, p_limit int)
 returns table (elected boolean, amnesty int, expired int, exhausted int, due int, deadlines int, cancelled int, promoted int,
@@ -172,34 +194,43 @@ declare
   what text;
   l lease;
 begin
+  perform _require(a.role, 'sweep', array['sweeper', 'control-plane']);
   elected := false; amnesty := 0; expired := 0; exhausted := 0; due := 0; deadlines := 0; cancelled := 0; promoted := 0;
   select s.tick into last from sweeper s for update skip locked;
-  if not found or (p_elect and last > now_at - p_interval_s * interval '1 s') then
+  if not found or (p_elect and last > now_at - p_interval_s * interval '1 s' and last <= now_at) then
     return next;
     return;
   end if;
   elected := true;
   update sweeper s set tick = now_at, actor = p_actor;
-  update lease d set until = now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms'
-   where now_at - last > greatest(least(d.lease_ms, 2 * d.beat_ms + 1000) / 2 * interval '1 ms', 2.5 * p_interval_s * interval '1 s')
-     and d.until < now_at + least(d.lease_ms, 2 * d.beat_ms + 1000) * interval '1 ms';
+  update lease d set until = now_at + _length(d.lease_ms, d.beat_ms)
+   where now_at - last > greatest(_length(d.lease_ms, d.beat_ms) / 2, 2.5 * p_interval_s * interval '1 s')
+     and d.until < now_at + _length(d.lease_ms, d.beat_ms);
   get diagnostics amnesty = row_count;
   batch_no := _open_batch();
   for l in select d.* from lease d where d.until <= now_at order by d.id limit p_limit for update skip locked loop
-    what := _reap(l, p_actor, now_at, batch_no);
+    -- One job that cannot be reaped must not keep the others from it.
+    begin
+      what := _reap(l, p_actor, now_at, batch_no);
+    exception when others then
+      what := 'failed';
+      raise warning 'trellis: the lease of job % could not be ended: %', l.id, sqlerrm;
+    end;
     if what = 'exhausted' then exhausted := exhausted + 1;
     elsif what = 'cancelled' then cancelled := cancelled + 1;
-    else expired := expired + 1; end if;
+    elsif what <> 'failed' then expired := expired + 1; end if;
   end loop;
   cancelled := cancelled + _sweep_cancels(p_actor, now_at, batch_no, p_limit);
   due := _sweep_due(p_actor, now_at, batch_no, p_limit);
   deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
   promoted := _heal_keys();
-  perform ensure_partitions();
+  perform _ensure_partitions();
   perform sequence_feed();
   delete from claim c where c.no in (select o.no from claim o where o.at < now_at - interval '1 hour' order by o.no limit p_limit);
   select extract(epoch from min(w.at) - now_at)::float8 into next_due_s from (
-    select min(d.until) as at from lease d union all select min(d.cancel_at) from lease d
-    union all select min(r.due_at) from resting r where r.due_at is not null union all select min(o.at) from deadline o where o.at > now_at) w;
+    select min(d.until) as at from lease d where d.until > now_at union all
+    select min(d.cancel_at) from lease d where d.cancel_at > now_at union all
+    select min(r.due_at) from resting r where r.due_at > now_at union all select min(o.at) from deadline o where o.at > now_at) w;
+  if greatest(expired + exhausted, due, deadlines, cancelled) >= p_limit then next_due_s := 0; end if;
   return next;
 end $$;

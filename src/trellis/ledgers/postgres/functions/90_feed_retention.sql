@@ -2,16 +2,20 @@
 
 -- Dense positions for every batch whose transaction, and every older one, is over. Safe to call from anywhere, often.
 create or replace function sequence_feed() returns void language plpgsql security definer set search_path from current as $$
-declare horizon bigint;
+declare
+  horizon bigint;
+  before bigint;
 begin
   if not pg_try_advisory_xact_lock(hashtext('trellis.feed')) then return; end if;
   horizon := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
   if not exists (select from batch b where b.xid < horizon) then return; end if;
+  select f.pos into before from feed_end f;
   with over as (
     delete from batch b where b.no = any(array(select o.no from batch o where o.xid < horizon order by o.no limit 10000)) returning b.no
+  ), placed as (
+    insert into feed (pos, batch, at) select before + row_number() over (order by o.no), o.no, trellis.now() from over o returning pos
   )
-  insert into feed (pos, batch, at)
-  select (select coalesce(max(f.pos), 0) from feed f) + row_number() over (order by o.no), o.no, trellis.now() from over o;
+  update feed_end f set pos = greatest(f.pos, (select max(p.pos) from placed p));
 end $$;
 
 create or replace function retain(p_ended_s float8, p_signals_s float8, p_limit int)
@@ -21,19 +25,31 @@ language plpgsql security definer set search_path from current as $$
 declare
   now_at timestamptz := trellis.now();
   gone bigint[];
+  passed bigint;
+  lowest bigint;
+  highest bigint;
 begin
   if not exists (select from authority g join role r on r.role = g.role and r.name in ('sweeper', 'control-plane')
                   where pg_has_role(session_user, g.db_role, 'member')) then
     raise exception 'database role % may not remove finished work', session_user using errcode = 'TR002';
+  end if;
+  jobs := 0; events := 0; results := 0; signals := 0; keys := 0; more := false;
+  -- One at a time: a second remover would only wait for the first.
+  if not pg_try_advisory_xact_lock(hashtext('trellis.retain')) then
+    return next;
+    return;
   end if;
   delete from result r where r.id = any(array(
     select o.id from result o where o.expires_at <= now_at limit p_limit for update skip locked));
   get diagnostics results = row_count;
   delete from signal s where s.no = any(array(select o.no from signal o where o.at < now_at - p_signals_s * interval '1 s' limit p_limit));
   get diagnostics signals = row_count;
-  gone := array(select n.id from ended n where n.at < now_at - p_ended_s * interval '1 s'
-                   and not exists (select from idempotency k where k.id = n.id and k.at > now_at - interval '1 day')
-                 order by n.at limit p_limit for update skip locked);
+  -- Jobs end roughly in the order of their keys, so the oldest are found at the low end of the primary key.
+  gone := array(select w.id from (select n.id, n.at from ended n order by n.id limit 40 * p_limit) w
+                 where w.at < now_at - p_ended_s * interval '1 s'
+                   and not exists (select from idempotency k where k.id = w.id and k.at > now_at - interval '1 day')
+                 order by w.id limit p_limit);
+  perform from ended n where n.id = any(gone) order by n.id for update;
   delete from idempotency k where k.id = any(gone);
   get diagnostics keys = row_count;
   delete from result r where r.id = any(gone);
@@ -47,7 +63,14 @@ begin
   delete from ended n where n.id = any(gone);
   delete from job j where j.id = any(gone);
   get diagnostics jobs = row_count;
-  delete from feed f where f.pos in (select o.pos from feed o where o.at < now_at - p_ended_s * interval '1 s' order by o.pos limit p_limit);
-  more := jobs = p_limit or results = p_limit or signals = p_limit;
+  -- A place in the feed goes when nothing is left that stands there.
+  select min(o.batch), max(o.batch) into lowest, highest
+    from (select f.batch from feed f where f.at < now_at - p_ended_s * interval '1 s' order by f.pos limit 10 * p_limit) o;
+  delete from feed f where f.pos = any(array(
+    select o.pos from feed o where o.batch between lowest and highest and o.at < now_at - p_ended_s * interval '1 s'
+       and o.batch not in (select e.batch from event e where e.batch between lowest and highest) order by o.pos limit 10 * p_limit));
+  get diagnostics passed = row_count;
+  delete from worker w where w.seen_at < now_at - greatest(p_ended_s, 86400) * interval '1 s';
+  more := jobs = p_limit or results = p_limit or signals = p_limit or passed = 10 * p_limit;
   return next;
 end $$;

@@ -17,7 +17,7 @@ create table meta (name text primary key, value text not null);
 create table lifecycle (
   lifecycle smallint primary key, name text not null unique, version int not null, swept_by smallint not null,
   -- by source state: where claim, start and complete lead and which event they write; null where not declared
-  claim_to smallint[], claim_event smallint[], start_to smallint[], start_event smallint[], start_roles int[], done_to smallint[], done_event smallint[],
+  claim_to smallint[], claim_event smallint[], claim_roles int, start_to smallint[], start_event smallint[], start_roles int[], done_to smallint[], done_event smallint[],
   initial smallint, initial_event smallint, initial_claimable boolean, initial_timer_s float8
 );
 create table state (
@@ -46,7 +46,8 @@ create table job_type (
   id int generated always as identity primary key, name text not null unique, paused boolean not null default false,
   rate_per_s float8, burst int not null default 1, tokens float8 not null default 0, refilled_at timestamptz
 ) with (fillfactor = 50);
-create table concurrency_key (id bigint generated always as identity primary key, name text not null unique, cap int not null check (cap >= 1));
+-- id is a hash of the name, so that a job can be given its key without waiting for whoever made the row
+create table concurrency_key (id bigint primary key, name text collate "C" not null, cap int not null check (cap >= 1));
 -- a slot is the right of one job of a key to be claimable or held; n never exceeds the key's cap when it is given
 create table slot (ckey bigint, n int check (n >= 1), id bigint not null unique, primary key (ckey, n));
 
@@ -55,9 +56,10 @@ create table job (
   created_at timestamptz not null,
   deadline_at timestamptz,
   ckey bigint,
+  key_cap int,
   compensates bigint,
   type int not null,
-  max_attempts smallint not null check (max_attempts >= 1),
+  max_attempts int not null check (max_attempts >= 1),
   max_deaths smallint not null check (max_deaths >= 0),
   lifecycle smallint not null,
   prio smallint not null,
@@ -65,6 +67,7 @@ create table job (
   correlation_id text collate "C",
   trace text,
   parent_id text collate "C",
+  key_name text collate "C",
   payload bytea not null check (octet_length(payload) <= 1048576)
 );
 create index job_correlation on job (correlation_id) where correlation_id is not null;
@@ -72,14 +75,14 @@ create index job_compensates on job (compensates) where compensates is not null;
 
 create type token as (
   id bigint, ckey bigint, until timestamptz, type int, version int, epoch int, owner int,
-  generation smallint, attempt smallint, max_attempts smallint, deaths smallint, state smallint, lifecycle smallint,
+  generation smallint, attempt int, max_attempts int, deaths smallint, state smallint, lifecycle smallint,
   prio smallint, flags smallint
 );
 comment on column token.flags is '1: a compensation of another job';
 
 create table ready (
   id bigint not null, ckey bigint, until timestamptz, type int not null, version int not null, epoch int not null, owner int,
-  generation smallint not null, attempt smallint not null, max_attempts smallint not null, deaths smallint not null,
+  generation smallint not null, attempt int not null, max_attempts int not null, deaths smallint not null,
   state smallint not null, lifecycle smallint not null, prio smallint not null, flags smallint not null,
   pos bigint not null default nextval('ready_pos')
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
@@ -89,7 +92,7 @@ create unique index ready_id on ready (id);
 
 create table resting (
   id bigint primary key, ckey bigint, until timestamptz, type int not null, version int not null, epoch int not null, owner int,
-  generation smallint not null, attempt smallint not null, max_attempts smallint not null, deaths smallint not null,
+  generation smallint not null, attempt int not null, max_attempts int not null, deaths smallint not null,
   state smallint not null, lifecycle smallint not null, prio smallint not null, flags smallint not null,
   due_at timestamptz
 );
@@ -97,7 +100,7 @@ create index resting_due on resting (due_at) where due_at is not null;
 
 create table parked (
   id bigint primary key, ckey bigint not null, until timestamptz, type int not null, version int not null, epoch int not null,
-  owner int, generation smallint not null, attempt smallint not null, max_attempts smallint not null, deaths smallint not null,
+  owner int, generation smallint not null, attempt int not null, max_attempts int not null, deaths smallint not null,
   state smallint not null, lifecycle smallint not null, prio smallint not null, flags smallint not null,
   pos bigint not null default nextval('ready_pos')
 );
@@ -106,7 +109,7 @@ create index parked_next on parked (ckey, prio, pos);
 -- until, version and cancel are in no index, so that heartbeats are heap-only updates
 create table lease (
   id bigint primary key, ckey bigint, until timestamptz not null, type int not null, version int not null, epoch int not null,
-  owner int not null, generation smallint not null, attempt smallint not null, max_attempts smallint not null,
+  owner int not null, generation smallint not null, attempt int not null, max_attempts int not null,
   deaths smallint not null, state smallint not null, lifecycle smallint not null, prio smallint not null,
   flags smallint not null, lease_ms int not null, beat_ms int not null, claim bigint, cancel_at timestamptz
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
@@ -114,7 +117,7 @@ create table lease (
 
 create table ended (
   id bigint primary key, at timestamptz not null, version int not null, epoch int not null, owner int,
-  generation smallint not null, attempt smallint not null, max_attempts smallint not null, deaths smallint not null,
+  generation smallint not null, attempt int not null, max_attempts int not null, deaths smallint not null,
   state smallint not null, lifecycle smallint not null
 );
 create index ended_state on ended (lifecycle, state, id);
@@ -152,7 +155,7 @@ create table event (
   from_state smallint not null,
   to_state smallint not null,
   generation smallint not null,
-  attempt smallint not null,
+  attempt int not null,
   role smallint not null,
   cause text,
   request text,
@@ -182,6 +185,9 @@ create index dead_letter_open on dead_letter (id) where requeued_at is null;
 -- can precede, so that a late commit is never passed over.
 create table batch (no bigint generated always as identity primary key, xid bigint not null);
 create table feed (pos bigint primary key, batch bigint not null, at timestamptz not null);
+-- the last position ever given: positions are never given twice, also after everything before them was removed
+create table feed_end (one boolean primary key default true check (one), pos bigint not null default 0);
+insert into feed_end default values;
 
-create table sweeper (one boolean primary key default true check (one), tick timestamptz, actor int);
+create table sweeper (one boolean primary key default true check (one), tick timestamptz, actor int, key_cursor bigint not null default -9223372036854775808);
 insert into sweeper default values;

@@ -1,0 +1,115 @@
+"""What is no transition of a job has its own table of roles: a role that is not in it is refused, and nothing changes."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, Rig, actor
+from trellis.engine.authority import ADMINISTRATION, Verb
+from trellis.engine.errors import NotAllowed
+from trellis.engine.jobs import Actor
+from trellis.engine.records import SweepOptions
+from trellis.lifecycles import Role
+
+KEY = "user:k"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A verb, a stage where it would change something, and what shows that it has."""
+
+    verb: Verb
+    prepare: Callable[[Rig], Awaitable[object]]
+    act: Callable[[Rig, Actor], Awaitable[object]]
+    changed: Callable[[Rig], Awaitable[bool]]
+
+
+async def _one_job(rig: Rig) -> None:
+    await rig.submit_one()
+
+
+async def _two_jobs(rig: Rig) -> None:
+    await rig.submit(2)
+
+
+async def _two_jobs_of_a_key(rig: Rig) -> None:
+    await rig.submit(2, concurrency_key=KEY)
+
+
+async def _a_rest_that_is_over(rig: Rig) -> None:
+    await rig.submit_one(delay_s=5.0)
+    await rig.advance(6.0)
+
+
+async def _nothing_is_handed_out(rig: Rig) -> bool:
+    return await rig.claim(1) == []
+
+
+async def _one_is_handed_out(rig: Rig) -> bool:
+    return len(await rig.claim(2)) == 1
+
+
+async def _both_are_handed_out(rig: Rig) -> bool:
+    return len(await rig.claim(2)) == 2
+
+
+async def _it_is_handed_out(rig: Rig) -> bool:
+    return len(await rig.claim(1)) == 1
+
+
+CASES = [
+    Case("pause", _one_job, lambda rig, by: rig.ledger.pause(by, "work", paused=True), _nothing_is_handed_out),
+    Case("limit_rate", _two_jobs, lambda rig, by: rig.ledger.limit_rate(by, "work", 0.001), _one_is_handed_out),
+    Case("limit_key", _two_jobs_of_a_key, lambda rig, by: rig.ledger.limit_key(by, KEY, 2), _both_are_handed_out),
+    Case(
+        "sweep",
+        _a_rest_that_is_over,
+        lambda rig, by: rig.ledger.sweep(by, SweepOptions(elect=False)),
+        _it_is_handed_out,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.verb)
+async def test_a_role_that_may_not_administer_changes_nothing(rig: Rig, case: Case):
+    await case.prepare(rig)
+    for role in sorted(set(Role) - ADMINISTRATION[case.verb]):
+        with pytest.raises(NotAllowed) as caught:
+            await case.act(rig, actor(role))
+        assert caught.value.data["role"] == role.value
+    assert not await case.changed(rig)
+
+
+@pytest.mark.parametrize(
+    "case,role",
+    [(case, role) for case in CASES for role in sorted(ADMINISTRATION[case.verb])],
+    ids=lambda value: value.verb if isinstance(value, Case) else value.value,
+)
+async def test_a_role_that_may_administer_does(rig: Rig, case: Case, role: Role):
+    await case.prepare(rig)
+    await case.act(rig, actor(role))
+    assert await case.changed(rig)
+
+
+async def test_only_who_may_pause_a_type_may_resume_it(rig: Rig):
+    await rig.submit_one()
+    await rig.ledger.pause(ADMIN, "work", paused=True)
+    with pytest.raises(NotAllowed):
+        await rig.ledger.pause(actor(Role.WORKER), "work", paused=False)
+    assert await rig.claim(1) == []
+
+
+async def test_a_sweep_that_would_not_be_elected_is_refused_all_the_same(rig: Rig):
+    await rig.sweep(elect=True)
+    with pytest.raises(NotAllowed):
+        await rig.ledger.sweep(actor(Role.SUBMITTER), SweepOptions())
+
+
+def test_the_table_says_who_may_do_what():
+    assert {verb: sorted(role.value for role in roles) for verb, roles in ADMINISTRATION.items()} == {
+        "pause": ["control-plane"],
+        "limit_rate": ["control-plane", "orchestrator", "worker"],
+        "limit_key": ["control-plane", "orchestrator"],
+        "sweep": ["control-plane", "sweeper"],
+    }

@@ -1,0 +1,131 @@
+"""What one odd row, one odd clock or one busy key must not do to everybody else."""
+
+import asyncio
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
+from trellis.engine.jobs import NewJob
+from trellis.engine.records import RetentionOptions, SweepOptions
+from trellis.lifecycles import Trigger
+
+pytestmark = pytest.mark.only("postgres")
+
+
+async def _sql(rig: Rig, statement: str, *arguments: object) -> list[tuple]:
+    assert rig.admin_sql is not None
+    return await rig.admin_sql(statement, *arguments)
+
+
+@pytest.mark.requirement("DJ-8")
+async def test_a_job_that_cannot_be_swept_keeps_no_other_from_it(rig: Rig):
+    bad = await rig.submit_one(deadline_s=1.0)
+    good = await rig.submit_one(deadline_s=1.0)
+    late = await rig.submit_one(delay_s=1.0)
+    await _sql(rig, "ALTER TABLE trellis.dead_letter ADD CONSTRAINT spoilt CHECK (id <> 1)")
+    await rig.advance(2.0)
+    await rig.sweep()
+    assert [await rig.state(job) for job in (bad, good)] == ["queued", "dead_lettered"]
+    assert claimed_ids(await rig.claim(5))[-1] == late
+    await _sql(rig, "ALTER TABLE trellis.dead_letter DROP CONSTRAINT spoilt")
+    await rig.sweep()
+    assert await rig.state(bad) in {"dead_lettered", "running"}
+
+
+@pytest.mark.requirement("D6")
+async def test_positions_of_the_feed_are_never_given_twice(rig: Rig):
+    """Retention may empty the feed; a reader that stands at its end must still see what comes."""
+    for held in [await rig.running() for _ in range(3)]:
+        await rig.pull(held, Trigger.COMPLETE)
+    position = await rig.ledger.feed_end()
+    await rig.advance(40 * 24 * 3600.0)
+    while (await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=100))).more:
+        pass
+    assert await _sql(rig, "SELECT 1 FROM trellis.feed") == []
+    new = await rig.submit_one()
+    assert [event.job_id for event in (await rig.ledger.feed(position, limit=10)).events] == [new]
+
+
+@pytest.mark.requirement("D6")
+async def test_the_feed_keeps_the_events_of_jobs_that_are_kept(rig: Rig):
+    old = await rig.submit_one(delay_s=90 * 24 * 3600.0)
+    await rig.ledger.feed_end()
+    await rig.advance(40 * 24 * 3600.0)
+    await rig.ledger.retain(RetentionOptions(ended_s=3600.0))
+    assert [event.job_id for event in (await rig.ledger.feed(None, limit=10)).events] == [old]
+
+
+@pytest.mark.requirement("D49")
+async def test_many_submitters_of_many_keys_do_not_deadlock(rig: Rig):
+    async def submit(number: int) -> None:
+        ledger = await rig.open_another()
+        for turn in range(3):
+            keys = [f"user:{(n * (7 + number) + turn) % 20}" for n in range(60)]
+            jobs = [NewJob(job_id=rig.new_id(), type="work", concurrency_key=key) for key in keys]
+            await ledger.submit(SUBMITTER, jobs)
+
+    before = await _sql(rig, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+    await asyncio.gather(*(submit(number) for number in range(4)))
+    await _sql(rig, "SELECT pg_stat_clear_snapshot()")
+    assert await _sql(rig, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == before
+    await rig.sweep()
+    assert len(await rig.claim(100)) == 20
+
+
+async def test_a_time_that_means_nothing_does_not_keep_the_sweep_awake(rig: Rig):
+    """A bus-job rests in its first state until the scheduler validates it, whatever delay it was given."""
+    await rig.submit_one(lifecycle="bus-job", delay_s=1.0)
+    await rig.advance(2.0)
+    await rig.sweep()
+    assert (await rig.sweep()).next_due_s is None
+
+
+@pytest.mark.requirement("D33")
+async def test_a_clock_that_was_set_back_does_not_stop_the_sweep(rig: Rig):
+    await rig.ledger.sweep(SWEEPER, SweepOptions())
+    await rig.advance(-3600.0)
+    assert (await rig.ledger.sweep(SWEEPER, SweepOptions())).elected
+
+
+@pytest.mark.requirement("D39")
+async def test_a_requeued_job_has_its_whole_deadline_again(rig: Rig):
+    job = await rig.submit_one(deadline_s=100.0)
+    await rig.move(job, "dead_lettered", by=ADMIN, death=DEATH)
+    await rig.advance(500.0)
+    await rig.ledger.requeue(ADMIN, [job], rig.request(), limit=1, cause=None)
+    await rig.sweep()
+    held = await rig.claim_one()
+    assert held.deadline_s == pytest.approx(100.0)
+    await rig.advance(101.0)
+    await rig.sweep(interval_s=1000.0)
+    assert await rig.state(job) == "dead_lettered"
+
+
+async def test_snoozing_for_years_is_no_overflow(rig: Rig):
+    held = await rig.running()
+    await _sql(rig, "UPDATE trellis.lease SET attempt = 40000, max_attempts = 40005")
+    await rig.pull(held, Trigger.SNOOZE, spare_attempt=True)
+    assert await _sql(rig, "SELECT attempt, max_attempts FROM trellis.ready") == [(40001, 40006)]
+    await _sql(rig, "DELETE FROM trellis.job")  # its made-up past would not verify
+
+
+async def test_retention_says_when_there_is_more_of_the_feed(rig: Rig):
+    for _ in range(25):
+        await rig.pull(await rig.running(), Trigger.COMPLETE)
+    await rig.ledger.feed_end()
+    await rig.advance(40 * 24 * 3600.0)
+    passes = 0
+    while (await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=2))).more:
+        passes += 1
+    assert passes >= 10
+    assert await _sql(rig, "SELECT 1 FROM trellis.feed") == []
+
+
+@pytest.mark.requirement("D55", "D46")
+async def test_what_another_database_role_holds_cannot_be_touched(rig: Rig):
+    """Epochs can be read by everyone; they are no secret and no right."""
+    held = await rig.running()
+    await _sql(rig, "UPDATE trellis.actor SET db_role = 'somebody_else' WHERE name = $1", WORKER.name)
+    assert (await rig.ledger.save_checkpoint(held.lease, b"1")).__class__.__name__ == "LeaseLost"
+    assert (await rig.ledger.journal(held.lease, "a", b"1")).__class__.__name__ == "LeaseLost"
+    assert (await rig.ledger.signal(held.lease, [("job_log", b"1")])).__class__.__name__ == "LeaseLost"
