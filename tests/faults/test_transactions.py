@@ -25,6 +25,7 @@ async def shop(bench: Bench):
     await bench.sql("create table if not exists orders (id text primary key)")
     await bench.sql("grant all on orders to trellis_app")
     connection = await asyncpg.connect(bench.direct_url)
+    await connection.execute("select trellis.type_id('order.ship')")
     yield connection
     await connection.close()
 

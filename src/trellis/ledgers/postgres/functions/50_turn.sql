@@ -106,13 +106,11 @@ begin
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   if p_starts is not null then
     batch_no := coalesce(batch_no, _open_batch());
-    with i as (
-      select * from unnest(p_starts, p_start_epochs) u(id, epoch)
-    ), x as (
+    with x as (
       update lease d set state = l.start_to[d.state], version = d.version + 1,
                          until = now_at + _length(d.lease_ms, d.beat_ms)
-        from i where d.id = i.id and d.epoch = i.epoch and d.lifecycle = p_lifecycle and l.start_to[d.state] is not null
-                 and d.until > now_at and d.cancel_at is null
+       where d.id = any(p_starts) and d.epoch = p_start_epochs[array_position(p_starts, d.id)] and d.lifecycle = p_lifecycle
+         and l.start_to[d.state] is not null and d.until > now_at and d.cancel_at is null
       returning d.id, d.version, d.epoch, d.generation, d.attempt, d.state
     ), e as (
       insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
@@ -140,13 +138,13 @@ begin
 
   if p_done is not null then
     batch_no := coalesce(batch_no, _open_batch());
-    with i as (
-      select * from unnest(p_done, p_done_epochs, p_results, p_ttls) u(id, epoch, body, ttl)
-    ), x as (
-      delete from lease d using i
-       where d.id = i.id and d.epoch = i.epoch and d.state = p_done_source and d.lifecycle = p_lifecycle
+    -- Looked up by its place in the array and not by a join: whatever the statistics say, this walks the primary key.
+    with x as (
+      delete from lease d
+       where d.id = any(p_done) and d.epoch = p_done_epochs[array_position(p_done, d.id)] and d.state = p_done_source
+         and d.lifecycle = p_lifecycle
       returning d.id, d.ckey, d.version + 1 as version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.flags,
-                i.body, i.ttl
+                p_results[array_position(p_done, d.id)] as body, p_ttls[array_position(p_done, d.id)] as ttl
     ), n as (
       insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
       select x.id, now_at, x.version, x.epoch, x.owner, x.generation, x.attempt, x.max_attempts, x.deaths, l.done_to[p_done_source],

@@ -10,8 +10,7 @@ declare
 begin
   return query
   update lease d set until = now_at + _length(d.lease_ms, d.beat_ms)
-    from unnest(p_ids, p_epochs) i(id, epoch)
-   where d.id = i.id and d.epoch = i.epoch and exists (select from actor o where o.id = d.owner and o.db_role = session_user)
+   where d.id = any(p_ids) and d.epoch = p_epochs[array_position(p_ids, d.id)] and exists (select from actor o where o.id = d.owner and o.db_role = session_user)
   returning d.id, d.cancel_at is not null;
   insert into worker (actor, seen_at) values (p_actor, now_at) on conflict (actor) do update set seen_at = excluded.seen_at;
 end $$;
