@@ -1,10 +1,12 @@
 """Where and when a run was made, and how much of the machine it really had."""
 
+import contextlib
 import datetime as dt
 import os
 import platform
 import sys
-from importlib.metadata import version
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tests.servers.postgres import PostgresServer
@@ -25,7 +27,7 @@ def describe(server: PostgresServer, files: Path) -> dict[str, str]:
             "select string_agg(name || '=' || setting, ' ' order by name) from pg_settings"
             " where name in ('fsync', 'synchronous_commit', 'full_page_writes', 'data_checksums')"
         ),
-        "packages": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
+        "packages": ", ".join(_packages()),
     }
 
 
@@ -66,3 +68,10 @@ def _filesystem(folder: Path) -> str:
         if folder.resolve().is_relative_to(point) and len(point) >= len(best[0]):
             best = (point, kind)
     return best[1]
+
+
+def _packages() -> Iterator[str]:
+    """Names and versions; a peer that is not installed is left out, as its lines are."""
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"
