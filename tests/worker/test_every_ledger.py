@@ -178,3 +178,31 @@ async def refused(trellis: Trellis, option: str, *, type_: str = "t", payload: A
         await trellis.submit(type_, payload, **settings)
     assert caught.value.data["option"] == option
     str(caught.value).encode()
+
+
+@pytest.mark.serial
+@pytest.mark.requirement("JQ-7", "D32", "D49")
+async def test_a_free_slot_is_not_idle_for_a_second_while_work_waits_with_hints_off(ledger: Ledger, url: str):
+    """By the events themselves: from the end of one job of a key to the start of the next, with two workers that only poll."""
+    app, loop, other = App(), asyncio.get_running_loop(), await open_ledger(url)
+
+    @app.job("keyed", retry=QUICK)
+    async def keyed(ctx: Context, n: int) -> None:
+        if n % 4 == 3 and ctx.attempt == 1:
+            raise TransientError("its slot is free while it waits")
+
+    trellis = caller(ledger, app)
+    began = loop.time()
+    jobs = [await trellis.submit("keyed", n, concurrency_key=f"k{n % 3}") for n in range(36)]
+    options = [WorkerOptions(name=f"w{n}", hints=False, concurrency=4, drain_s=5.0) for n in range(2)]
+    async with make_worker(app, ledger, options[0]), make_worker(app, other, options[1]):
+        for job in jobs:
+            await job.result(timeout_s=60)
+    assert loop.time() - began < 60
+    for key in range(3):
+        events = [event for job in jobs[key::3] for event in await job.events()]
+        ends = sorted(e.ts for e in events if e.type in {"job_succeeded", "job_retry_scheduled"})
+        starts = sorted(e.ts for e in events if e.type == "job_started")
+        idle = [(start - end).total_seconds() for end, start in zip(ends, starts[1:], strict=False)]
+        assert max(idle) <= 1.0, f"key {key}: {max(idle):.2f} s"
+    await other.close()

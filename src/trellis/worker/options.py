@@ -17,7 +17,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.retries import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
-from trellis.engine.service import RETENTION_DEFAULT, SWEEP_DEFAULT
+from trellis.engine.service import RETENTION_DEFAULT
 
 LEASE_S_MIN, LEASE_S_MAX = 30.0, 120.0
 HEARTBEAT_S_MIN, HEARTBEAT_S_MAX = 10.0, 30.0
@@ -29,7 +29,9 @@ PREFETCH_MAX = 500
 PREFETCH_PER_SLOT = 4
 THREADS_MAX = 256
 THREADS_DEFAULT_MAX = 64
-POLL_S_DEFAULT = 0.4
+POLL_S_DEFAULT = 0.3
+SWEEP_OF_WORKERS = SweepOptions(interval_s=0.5)
+"""With the poll on top, a backoff that is over or a slot that was passed over is noticed within a second, hints or not."""
 POLL_S_MAX = 0.5
 DRAIN_S_DEFAULT = 25.0
 SETTLE_S_DEFAULT = 5.0
@@ -92,7 +94,7 @@ class WorkerOptions:
     poll_s: float = POLL_S_DEFAULT
     hints: bool = True
     """False relies on polling alone."""
-    sweep: SweepOptions | None = SWEEP_DEFAULT
+    sweep: SweepOptions | None = SWEEP_OF_WORKERS
     retention: RetentionOptions | None = RETENTION_DEFAULT
     """How long ended work is kept; None leaves that to others."""
     drain_s: float = DRAIN_S_DEFAULT
