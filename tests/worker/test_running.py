@@ -414,3 +414,19 @@ async def test_a_poll_comes_within_half_a_second(stand: Stand):
         stand.clock.advance(0.5)
         await asyncio.wait_for(polling, 5)
     assert len(polled) == 20
+
+
+async def test_a_failing_handler_leaves_its_traceback_in_the_log(stand: Stand, caplog: pytest.LogCaptureFixture):
+    app = App()
+
+    @app.job("t", max_attempts=1)
+    async def handler(ctx: Context, n: int) -> float:
+        return 1 / n
+
+    job = await stand.submit("t", 0)
+    with caplog.at_level("WARNING", logger="trellis.worker"):
+        await stand.run_until_idle(app)
+    (record,) = [one for one in caplog.records if "attempt_failed" in one.message]
+    assert job.id in record.message
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError

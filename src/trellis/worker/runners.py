@@ -16,7 +16,7 @@ from trellis.engine.logs import log_of
 from trellis.worker.app import HandlerKind
 from trellis.worker.context import Context, Desk, Item, SyncContext
 from trellis.worker.held import Fate, Held, Holdings
-from trellis.worker.outcomes import LATE, given_back, raised, stopped, succeeded, unreadable
+from trellis.worker.outcomes import LATE, Snooze, given_back, raised, stopped, succeeded, unreadable
 from trellis.worker.payloads import Unreadable
 from trellis.worker.signals import flush
 from trellis.worker.threads import Threads
@@ -212,4 +212,21 @@ class Runners:
             _log.warning("outcome_dropped", job_id=held.lease.job_id, epoch=held.lease.epoch, reason=reason)
             self._holdings.changed.set()
             return
-        self._holdings.settle(held, succeeded(held, value) if error is None else raised(held, error, self._draw))
+        step = succeeded(held, value) if error is None else raised(held, error, self._draw)
+        if isinstance(error, Exception) and not isinstance(error, Snooze):
+            _note_failure(held, step.trigger, error)
+        self._holdings.settle(held, step)
+
+
+def _note_failure(held: Held, then: str, error: Exception) -> None:
+    """The traceback goes to the worker's log: the ledger keeps the message, and a person needs the line."""
+    job, attempt = held.claimed, held.claimed.attempt + 1
+    _log.warning(
+        "attempt_failed",
+        job_id=held.lease.job_id,
+        type=job.type,
+        attempt=attempt,
+        then=then,
+        error=repr(error),
+        exc_info=error,
+    )
