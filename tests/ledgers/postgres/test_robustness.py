@@ -2,6 +2,7 @@
 
 import asyncio
 
+import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
@@ -129,3 +130,25 @@ async def test_what_another_database_role_holds_cannot_be_touched(rig: Rig):
     assert (await rig.ledger.save_checkpoint(held.lease, b"1")).__class__.__name__ == "LeaseLost"
     assert (await rig.ledger.journal(held.lease, "a", b"1")).__class__.__name__ == "LeaseLost"
     assert (await rig.ledger.signal(held.lease, [("job_log", b"1")])).__class__.__name__ == "LeaseLost"
+
+
+@pytest.mark.requirement("D55", "D46")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "set_paused($1, 'work', true)",
+        "set_key_limit($1, 'k', 9)",
+        "sweep($1, false, 1.0, 10)",
+        "set_rate($1, 'work', 1.0, 1)",
+    ],
+)
+async def test_the_functions_themselves_ask_for_the_role(rig: Rig, call: str):
+    """Past the program's own check, as from a SQL shell with the application's role."""
+    shell = await asyncpg.connect(rig.app_url)
+    try:
+        submitter = await shell.fetchval("SELECT trellis.register_actor('me', $1::smallint)", SUBMITTER.role.code)
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await shell.execute(f"SELECT trellis.{call}", submitter)
+    finally:
+        await shell.close()
+    assert getattr(refused.value, "sqlstate", "") == "TR002"
