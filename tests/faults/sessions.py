@@ -17,6 +17,7 @@ from trellis.engine.ledger import Ledger
 from trellis.ledgers.postgres.connection import SERVER_SETTINGS
 from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 from trellis.ledgers.postgres.ledger import PostgresLedger
+from trellis.ledgers.postgres.turn import Marks, Turner
 
 BLOCK_POLL_S = 0.002
 PATIENCE_S = 20.0
@@ -41,6 +42,7 @@ def bound(connection: asyncpg.Connection) -> Ledger:
     lane = BoundLane(connection)
     for name in [name for name in vars(ledger) if name.endswith("_lane")]:
         setattr(ledger, name, lane)
+    ledger._turners = [Turner(lane, Marks())]
     return cast("Ledger", ledger)
 
 

@@ -21,6 +21,7 @@ from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
+from trellis.worker import turns
 from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import Worker
@@ -32,8 +33,9 @@ PATIENCE_S = 20.0
 class Faults:
     """The ledger behind a line that can be cut: calls fail before they arrive, or their answers are lost."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, turns_at_once: int) -> None:
         self._ledger = ledger
+        self.turns_at_once = turns_at_once
         self.down = False
         self.lose_answers = 0
         self.answers = asyncio.Event()
@@ -70,10 +72,10 @@ class Faults:
 class Stand:
     """Ledger, caller and clock of one test."""
 
-    def __init__(self, ledger: Ledger, clock: FakeClock) -> None:
+    def __init__(self, ledger: Ledger, clock: FakeClock, turns_at_once: int = 1) -> None:
         self.clock = clock
         self.ledger = ledger
-        self.faults = Faults(ledger)
+        self.faults = Faults(ledger, turns_at_once)
         self._ids = itertools.count(1)
         principal = Principal(name="test", roles=frozenset(Role))
         self.trellis = Trellis(ledger, principal, clock=clock, new_id=self.new_id)
@@ -151,11 +153,15 @@ class Stand:
         return (await self.ledger.turn(Turn(actor=Actor(role=Role.WORKER, name="dead"), claim=claim))).claimed
 
 
-@pytest.fixture
-async def stand(tmp_path: Path) -> AsyncGenerator[Stand]:
+@pytest.fixture(params=[1, 2], ids=["one-turn", "two-turns"])
+async def stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncGenerator[Stand]:
+    """Once with one turn in flight and once with two, where a single step is enough for the second."""
     clock = FakeClock()
     ledger = await open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=clock)
-    yield Stand(ledger, clock)
+    monkeypatch.setattr(turns, "SECOND_TURN_MIN", 1)
+    yield Stand(ledger, clock, turns_at_once=request.param)
     report = await verify(ledger)
     assert report.ok, "\n".join(map(str, report.violations[:20]))
     await ledger.close()

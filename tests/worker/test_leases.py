@@ -441,7 +441,7 @@ async def test_a_handler_past_its_timeout_is_cut_and_retried(stand: Stand):
 async def test_a_failed_renewal_is_tried_again_at_half_of_what_is_left(stand: Stand):
     gate = Gate()
     job = await stand.submit("t")
-    async with stand.running(gated(gate, lease_s=60, heartbeat_s=15)):
+    async with stand.running(gated(gate, lease_s=60, heartbeat_s=15)) as worker:
         await stand.until(lambda: bool(gate.begun))
         claimed_at = await lease_end(job) - 31
         stand.faults.down = True
@@ -456,5 +456,6 @@ async def test_a_failed_renewal_is_tried_again_at_half_of_what_is_left(stand: St
         stand.faults.down = False
         gate.open.set()
         await stand.in_state(job, "succeeded", step_s=0.5)
+        await stand.until(lambda: not worker.turns._flying, step_s=0.5)
     # The lease holds for 31 s: after 15, then half of 16, of 8, of 4.
     assert tries == pytest.approx([15, 23, 27, 29], abs=1.0)

@@ -161,7 +161,6 @@ class Claimed(NamedTuple):
     checkpoint: bytes | None
     deadline_s: float | None
     """Seconds from the claim to the job's deadline, by the ledger's clock."""
-    created_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

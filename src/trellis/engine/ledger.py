@@ -45,6 +45,7 @@ from trellis.engine.records import (
     Job,
     JobFilter,
     JobPage,
+    KeyOver,
     QueueDepth,
     RetentionOptions,
     RetentionReport,
@@ -59,6 +60,8 @@ class Ledger(Protocol):
     """One ledger, open. Made by `trellis.ledgers.open_ledger(url)`."""
 
     url: str
+    turns_at_once: int
+    """How many turns of one worker it is worth to have under way: two where another process commits, one in this process."""
 
     async def close(self) -> None:
         """Let go of files, threads and connections; calls under way are finished first."""
@@ -205,6 +208,13 @@ class Ledger(Protocol):
 
     def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
         """Every job with all its events, for `verify`."""
+        ...
+
+    async def keys_over(self) -> list[KeyOver]:
+        """Concurrency keys held beyond their limit, as of one moment; for `verify`.
+
+        Jobs that hold slots above a limit that was lowered meanwhile may go on, and do not count.
+        """
         ...
 
     async def inspect(self) -> list[Finding]:

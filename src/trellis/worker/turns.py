@@ -1,7 +1,8 @@
-"""The turn loop: one transaction in flight, carrying everything that has gathered since the last.
+"""The turn loops: transactions that carry everything that has gathered since the last.
 
 A turn settles what finished, starts what was only claimed, and claims for the room there is. While it is in flight the
-next outcomes gather; when nothing is in flight the first outcome goes at once. There is no timer.
+next outcomes gather; when nothing is in flight the first outcome goes at once. When many have gathered a second turn goes
+beside the first, so that the ledger works on one while this process works on the other. There is no timer.
 
 Suspects: a job whose worker died while running it (`deaths`) may be a poison pill, or may only have been next to
 one. It runs alone: nothing else of this process is running or started, so that if it kills the worker again, no
@@ -27,6 +28,8 @@ from trellis.worker.payloads import Unreadable
 from trellis.worker.runners import Runners
 
 ADVANCES_MAX = 1_000
+SECOND_TURN_MIN = 64
+"""Steps that make a second turn worth its transaction; fewer wait for the first to come back."""
 
 _log = log_of("trellis.worker")
 
@@ -70,6 +73,7 @@ class Turns:
         self._search = True
         """Whether there may be work that the last claim did not bring."""
         self._careful = False
+        self._flying: list[Order] = []
         self.claiming = True
         self.quiet = asyncio.Event()
         """Nothing is held, and nothing waits to be settled."""
@@ -84,14 +88,17 @@ class Turns:
         await self._consumed.wait()
 
     async def run(self) -> None:
-        """Turn after turn, until cancelled."""
+        """Turn after turn, until cancelled; as many of these run side by side as the ledger has turns at once."""
         self._due.set()
         while True:
             await self._due.wait()
             self._due.clear()
             order = self._compose()
             if order is not None:
-                self._apply(order, await self._deliver(order.turn))
+                self._flying.append(order)
+                answer = await self._deliver(order.turn)
+                self._flying.remove(order)
+                self._apply(order, answer)
                 self._due.set()
             self._note_quiet()
 
@@ -99,6 +106,8 @@ class Turns:
         """Everything that should be in the next turn; None when there is no reason for one."""
         holdings, now = self._holdings, self._desk.clock.monotonic()
         self._pace.note(holdings.settled, now, busy=bool(holdings.jobs))
+        if self._flying and len(holdings.finished) + len(holdings.assigned) < SECOND_TURN_MIN:
+            return None
         starts = self._to_start()
         settlements = holdings.finished[:ADVANCES_MAX]
         wanted = self._wanted()
@@ -123,8 +132,8 @@ class Turns:
         wanted = self._room.wanted(
             self._pace.per_s,
             running=holdings.running,
-            ready=len(holdings.ready),
-            assigned=len(holdings.assigned),
+            ready=len(holdings.ready) + self._starting(),
+            assigned=len(holdings.assigned) + sum(order.wanted.prefetch for order in self._flying),
         )
         return Wanted(0, min(wanted.total, self._room.concurrency)) if self._careful else wanted
 
@@ -137,15 +146,20 @@ class Turns:
             holdings.suspects.popleft()
         if holdings.suspects:
             return self._suspect_to_start()
-        count = self._room.startable(self._pace.per_s, running=holdings.running, ready=len(holdings.ready))
+        ready = len(holdings.ready) + self._starting()
+        count = self._room.startable(self._pace.per_s, running=holdings.running, ready=ready)
         chosen = [holdings.assigned.popleft() for _ in range(min(count, len(holdings.assigned)))]
         return [held for held in chosen if self._may_start(held)]
+
+    def _starting(self) -> int:
+        """Jobs that turns in flight may make ready."""
+        return sum(order.wanted.start + len(order.starts) for order in self._flying)
 
     def _suspect_to_start(self) -> list[Held]:
         """The first suspect, once this process is doing nothing else."""
         holdings = self._holdings
         suspect = holdings.suspects[0]
-        if holdings.running or holdings.ready or (suspect.state == RUNNING and holdings.finished):
+        if holdings.running or holdings.ready or self._flying or (suspect.state == RUNNING and holdings.finished):
             return []
         _log.warning(
             "running_alone", job_id=suspect.lease.job_id, type=suspect.claimed.type, deaths=suspect.claimed.deaths
@@ -266,7 +280,7 @@ class Turns:
                 self._holdings.settle(held, given_back(held, "a suspect runs alone"))
 
     def _note_quiet(self) -> None:
-        if self._holdings.jobs or self._holdings.finished:
+        if self._holdings.jobs or self._holdings.finished or self._flying:
             self.quiet.clear()
             self.idle.clear()
             return

@@ -12,10 +12,12 @@ import json
 import math
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
 from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -38,6 +40,7 @@ from trellis.worker.watch import Watch
 TICK_S_MAX = 0.5
 TICK_S_MIN = 0.02
 SIGNALS_INTERVAL_S = 1.0
+LEAVE_S_MAX = 1.0
 
 _log = log_of("trellis.worker")
 
@@ -76,9 +79,11 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.stopping = False
         self.drained: Drained | None = None
+        self._seen = False
         self._rng = rng
         self._new_id = new_id
         self._stop_services = asyncio.Event()
+        self._turning: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = Threads(options.threads_max)
         self.holdings = Holdings()
@@ -109,14 +114,16 @@ class Worker:
                 burst = max(1, math.ceil(spec.options.rate * self.options.poll_s))
                 await self.ledger.limit_rate(self.actor, spec.type, spec.options.rate, burst)
         services = self._services() if listening else self._own_services()
-        self._tasks = [self.loop.create_task(self.turns.run(), name="turns")]
-        self._tasks += [self.loop.create_task(self._serve(service), name=service.name) for service in services]
+        self._seen = listening
+        loops = range(self.ledger.turns_at_once)
+        self._turning = {self.loop.create_task(self.turns.run(), name=f"turns {n}") for n in loops}
+        self._tasks = [self.loop.create_task(self._serve(service), name=service.name) for service in services]
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
         """Come back when `stop` is set, or raise what ended the turn loop."""
         stopping = asyncio.ensure_future(stop.wait())
         try:
-            await asyncio.wait({self._tasks[0], stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*self._turning, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
         self._raise_if_broken()
@@ -125,7 +132,7 @@ class Worker:
         """Come back when nothing is held and the ledger has nothing more to hand out now."""
         idling = asyncio.ensure_future(self.turns.idle.wait())
         try:
-            await asyncio.wait({self._tasks[0], idling}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*self._turning, idling}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             idling.cancel()
         self._raise_if_broken()
@@ -142,6 +149,7 @@ class Worker:
         await self._quiet_within(self.options.settle_s, asyncio.Event())
         self.drained = Drained(not_begun=not_begun, cut_short=cut_short, unsettled=len(self.holdings.jobs))
         await self._close()
+        await self._take_leave()
         _log.info("worker_drained", not_begun=not_begun, cut_short=cut_short, unsettled=self.drained.unsettled)
         return self.drained
 
@@ -172,7 +180,7 @@ class Worker:
         quiet = asyncio.ensure_future(self.turns.quiet.wait())
         limit = asyncio.ensure_future(sleep_or_stop(self.clock, hurry, seconds))
         try:
-            await asyncio.wait({quiet, limit, self._tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({quiet, limit, *self._turning}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             quiet.cancel()
             limit.cancel()
@@ -180,16 +188,37 @@ class Worker:
 
     async def _close(self) -> None:
         self._stop_services.set()
-        for task in self._tasks:
+        for task in (*self._turning, *self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._turning, *self._tasks, return_exceptions=True)
         await self.runners.close()
         self._threads.close()
 
+    async def _take_leave(self) -> None:
+        """Say that this worker ended on purpose, so that people do not look for one that died; not worth a long wait."""
+        if not self._seen or self.holdings.jobs:
+            return
+        with suppress(LedgerError, TimeoutError):
+            async with asyncio.timeout(min(LEAVE_S_MAX, self.options.settle_s)):
+                await self.ledger.beat(self.actor, self._about())
+
+    def _about(self) -> bytes:
+        """What people see of this worker."""
+        suspects = self.holdings.suspects
+        alone = suspects[0].lease.job_id if suspects and suspects[0].began_at is not None else None
+        return json.dumps(
+            {
+                "types": [spec.type for spec in self.app],
+                "concurrency": self.options.concurrency,
+                **({"alone": alone} if alone else {}),
+                **({"drained": True} if self.drained else {}),
+            }
+        ).encode()
+
     def _raise_if_broken(self) -> None:
-        turning = self._tasks[0]
-        if turning.done() and not turning.cancelled():
-            turning.result()
+        for turning in self._turning:
+            if turning.done() and not turning.cancelled():
+                turning.result()
 
     async def _serve(self, service: Service[Any]) -> None:
         await serve(service, self.clock, self._rng, self._stop_services)
@@ -211,7 +240,6 @@ class Worker:
 
     def _services(self) -> list[Service[Any]]:
         types = tuple(spec.type for spec in self.app)
-        info = json.dumps({"types": types, "concurrency": self.options.concurrency}).encode()
         listener = Listener(
             ledger=self.ledger,
             clock=self.clock,
@@ -221,7 +249,7 @@ class Worker:
             hints=self.options.hints,
             found=self.turns.hint,
         )
-        services = [*self._own_services(), listener, Presence(ledger=self.ledger, actor=self.actor, info=info)]
+        services = [*self._own_services(), listener, Presence(ledger=self.ledger, actor=self.actor, about=self._about)]
         if self.options.sweep is not None:
             sweeping = Actor(role=Role.SWEEPER, name=self.options.name)
             services.append(Sweeper(ledger=self.ledger, actor=sweeping, options=self.options.sweep))

@@ -62,10 +62,13 @@ REFUSALS = {
 class PostgresLedger(Reads):
     """One ledger on a PostgreSQL database."""
 
+    turns_at_once = 2
+
     def __init__(self, url: str, options: LaneOptions, *, hints: bool) -> None:
         self.url = url
         self._submit_lane = Lane(url, options)
-        self._turn_lane = Lane(url, options)
+        marks = turns.Marks()
+        self._turners = [turns.Turner(Lane(url, options), marks) for _ in range(self.turns_at_once)]
         self._holder_lane = Lane(url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)))
         self._note_lane = Lane(url, options)
         self._admin_lane = Lane(url, options)
@@ -74,7 +77,6 @@ class PostgresLedger(Reads):
         self._actors: dict[tuple[str, str], int] = {}
         self._types: dict[str, int] = {}
         self._type_names: dict[int, str] = {}
-        self._marks = turns.Marks()
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
             self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX
         )
@@ -101,7 +103,7 @@ class PostgresLedger(Reads):
         await self._bell.close()
         lanes = (
             self._submit_lane,
-            self._turn_lane,
+            *(turner.lane for turner in self._turners),
             self._holder_lane,
             self._note_lane,
             self._admin_lane,
@@ -190,26 +192,8 @@ class PostgresLedger(Reads):
         if claim is not None:
             _check_claimer(turn.actor, claim)
             self._bell.hush()
-        wanted = claim.start + claim.prefetch if claim else 0
-        order = self._marks.order() if claim else ()
-        lows, marked = self._marks.lows(types, order, asyncio.get_running_loop().time())
-        request = claim.claim_id if claim else f"{len(turn.advances)} steps"
-        rows = await self._turn_lane.call(
-            "turn",
-            request,
-            lambda c, _: c.fetch(turns.TURN, *turns.arguments(actor, steps, claim, types, lows, order)),
-        )
-        found = [row for row in rows if row[0] == turns.CLAIMED]
-        if claim is not None and marked and not found:
-            empty = turns.Steps(lifecycle=steps.lifecycle)
-            found = await self._turn_lane.call(
-                "turn",
-                request,
-                lambda c, _: c.fetch(turns.TURN, *turns.arguments(actor, empty, claim, types, [0] * len(lows), order)),
-            )
-            rows = [*rows, *found]
-        if claim is not None:
-            self._marks.note(found, wanted)
+        turner = min(self._turners, key=lambda turner: turner.waiting)
+        rows = await turner.turn(actor, steps, claim, types)
         return turns.answers(turn.advances, steps, rows, self._type_names, claim)
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:

@@ -11,7 +11,6 @@ from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, 
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, US, Act, Who, lease_length_us
-from trellis.ledgers.sqlite.rows import moment
 from trellis.ledgers.sqlite.steps import array, write_act
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 
@@ -44,7 +43,6 @@ class _Row(NamedTuple):
     deaths: int
     deadline_at: int | None
     job_id: JobId
-    created_at: int
     correlation: str | None
     trace: str | None
     parent: JobId | None
@@ -216,7 +214,6 @@ def _claimed(row: _Row, lifecycle: Lifecycle, state: int, epoch: int, want: _Wan
         row.compensates,
         row.checkpoint,
         None if row.deadline_at is None else (row.deadline_at - now) / US,
-        moment(row.created_at),
     )
 
 

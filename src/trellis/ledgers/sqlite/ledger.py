@@ -35,6 +35,7 @@ from trellis.engine.records import (
     Job,
     JobFilter,
     JobPage,
+    KeyOver,
     QueueDepth,
     RetentionOptions,
     RetentionReport,
@@ -56,6 +57,8 @@ from trellis.ledgers.sqlite.wait import Bell, Watch
 
 class SqliteLedger:
     """One open ledger; made by `open`, safe to use from several event loops and threads."""
+
+    turns_at_once = 1
 
     def __init__(self, target: Target, clock: Callable[[], float]) -> None:
         self.url = target.url
@@ -243,6 +246,9 @@ class SqliteLedger:
                 return
             for history in found:
                 yield history
+
+    async def keys_over(self) -> list[KeyOver]:
+        return await self._reader.run(reads.keys_over)
 
     async def inspect(self) -> list[Finding]:
         return await self._reader.run(lambda tx: inspection.inspect(tx, self._target))

@@ -57,83 +57,81 @@ create or replace function _extra(j job, p_now timestamptz) returns text languag
     'checkpoint', (select encode(c.body, 'base64') from checkpoint c where c.id = j.id))::text
 $$;
 
-create or replace function _claimed(p_ids bigint[], p_now timestamptz)
-returns table (
-  kind smallint, id bigint, epoch int, state smallint, type int, attempt int, generation smallint, max_attempts int,
-  deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
-  ids bigint[], versions int[])
-language sql stable set search_path from current as $$
-  select 0::smallint, d.id, d.epoch, d.state, d.type, d.attempt, d.generation, d.max_attempts, d.deaths, d.prio, null::bigint, j.job_id,
-         j.payload, j.correlation_id, j.created_at, _extra(j, p_now), null::bigint[], null::int[]
-    from lease d join job j on j.id = d.id where d.id = any(p_ids) order by d.id
+-- What a claim hands out comes as one row of arrays, in claim order, because rows of many columns cost more to pass on than to
+-- find. Wide things (a large payload, a checkpoint, what few jobs have) follow as rows of their own.
+drop function if exists _claimed(bigint[], timestamptz);
+drop function if exists _claim(int, smallint, timestamptz, bigint, lifecycle, text, int[], int[], int[], smallint[], bigint[], int, int);
+drop type if exists claimed cascade;
+create type claimed as (
+  ids bigint[], epochs int[], states smallint[], types int[], attempts int[], generations smallint[], max_attempts int[],
+  deaths smallint[], job_ids text[], payloads bytea[], correlations text[], prios smallint[], places bigint[], wide bigint[]);
+
+-- The jobs of a claim that was made before, as far as they are still held under it.
+create or replace function _claimed_before(p_claim bigint, p_actor int) returns claimed language sql stable set search_path from current as $$
+  select array_agg(d.id), array_agg(d.epoch), array_agg(d.state), array_agg(d.type), array_agg(d.attempt), array_agg(d.generation),
+         array_agg(d.max_attempts), array_agg(d.deaths), array_agg(j.job_id), array_agg(null::bytea), array_agg(j.correlation_id),
+         array_agg(d.prio), array_agg(null::bigint), array_agg(d.id)
+    from (select * from lease d where d.claim = p_claim and d.owner = p_actor order by d.id) d join job j on j.id = d.id
 $$;
 
 create or replace function _claim(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, l lifecycle, p_claim text, p_types int[], p_lease_ms int[],
   p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int)
-returns table (
-  kind smallint, id bigint, epoch int, state smallint, type int, attempt int, generation smallint, max_attempts int,
-  deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
-  ids bigint[], versions int[])
-language plpgsql set search_path from current as $$
+returns claimed language plpgsql set search_path from current as $$
 #variable_conflict use_column
 declare
+  c claimed;
   claim_no bigint;
   picked tid[];
+  -- Plain variables: a field of `l` would be unpacked again for every job.
+  claim_to smallint[] := l.claim_to;
+  claim_event smallint[] := l.claim_event;
+  start_to smallint[] := l.start_to;
+  start_event smallint[] := l.start_event;
+  start_roles int[] := l.start_roles;
+  inline constant int := 8192;
 begin
   if l.claim_roles & (1 << p_role::int) = 0 then
     raise exception 'role % may not claim here', p_role using errcode = 'TR002';
   end if;
-  select c.no into claim_no from claim c where c.claim_id = p_claim;
+  select k.no into claim_no from claim k where k.claim_id = p_claim;
+  if claim_no is not null then return _claimed_before(claim_no, p_actor); end if;
+  picked := _pick(l.lifecycle, p_types, p_prios, p_lows, p_start + p_prefetch, p_now);
+  if cardinality(picked) = 0 then return null; end if;
+  insert into claim (claim_id, at) values (p_claim, p_now) on conflict do nothing returning no into claim_no;
   if claim_no is null then
-    picked := _pick(l.lifecycle, p_types, p_prios, p_lows, p_start + p_prefetch, p_now);
-    if cardinality(picked) = 0 then return; end if;
-    insert into claim (claim_id, at) values (p_claim, p_now) on conflict do nothing returning no into claim_no;
-    if claim_no is not null then
-      p_batch := coalesce(p_batch, _open_batch());
-    else
-      select c.no into claim_no from claim c where c.claim_id = p_claim;
-      picked := null;
-    end if;
+    select k.no into claim_no from claim k where k.claim_id = p_claim;
+    return _claimed_before(claim_no, p_actor);
   end if;
-  if picked is null then
-    return query select * from _claimed(array(select d.id from lease d where d.claim = claim_no and d.owner = p_actor), p_now);
-    return;
-  end if;
-  return query
+  p_batch := coalesce(p_batch, _open_batch());
   with taken as (
-    delete from ready r where r.ctid = any(picked)
-    returning r.id, r.ckey, r.type, r.version, r.epoch + 1 as epoch, r.generation, r.attempt, r.max_attempts, r.deaths, r.state,
-              r.prio, r.flags, r.pos
-  ), ranked as (
-    select t.*, coalesce(l.claim_to[t.state], t.state) as claimed_state, l.claim_to[t.state] is not null as moves,
-           array_position(p_types, t.type) as k,
-           l.claim_to[t.state] is not null and coalesce(l.start_roles[l.claim_to[t.state]] & (1 << p_role::int) <> 0, false) as may_start,
-           (p_prefetch = 0 or row_number() over (order by t.prio, t.pos) <= p_start) as starts
-      from taken t
-  ), rows as (
-    select r.*, r.starts and r.may_start as goes,
-           r.version + (r.moves)::int + (r.starts and r.may_start)::int as new_version
-      from ranked r
+    delete from ready r using unnest(picked) with ordinality u(place, n) where r.ctid = u.place
+    returning r.id, r.ckey, r.type, r.version, r.epoch + 1 as epoch, r.generation, r.attempt, r.max_attempts, r.deaths, r.prio,
+              r.flags, r.pos, r.state, claim_to[r.state] as claimed_state, array_position(p_types, r.type) as k,
+              case when u.n <= p_start and start_roles[claim_to[r.state]] & (1 << p_role::int) <> 0 then start_to[claim_to[r.state]] end
+                as started_state
   ), d as (
     insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
                        prio, flags, lease_ms, beat_ms, claim)
-    select r.id, r.ckey, p_now + _length(p_lease_ms[r.k], p_beat_ms[r.k]), r.type, r.new_version, r.epoch,
-           p_actor, r.generation, r.attempt, r.max_attempts, r.deaths,
-           case when r.goes then l.start_to[r.claimed_state] else r.claimed_state end, l.lifecycle, r.prio, r.flags,
-           p_lease_ms[r.k], p_beat_ms[r.k], claim_no
-      from rows r
+    select t.id, t.ckey, p_now + _length(p_lease_ms[t.k], p_beat_ms[t.k]), t.type,
+           t.version + (t.claimed_state is not null)::int + (t.started_state is not null)::int, t.epoch, p_actor, t.generation, t.attempt,
+           t.max_attempts, t.deaths, coalesce(t.started_state, t.claimed_state, t.state), l.lifecycle, t.prio, t.flags,
+           p_lease_ms[t.k], p_beat_ms[t.k], claim_no
+      from taken t
   ), e as (
     insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
-    select r.id, p_batch, p_now, r.version + 1, p_actor, r.epoch, l.claim_event[r.state], l.lifecycle, r.state, r.claimed_state,
-           r.generation, r.attempt, p_role from rows r where r.moves
+    select t.id, p_batch, p_now, t.version + 1, p_actor, t.epoch, claim_event[t.state], l.lifecycle, t.state, t.claimed_state,
+           t.generation, t.attempt, p_role from taken t where t.claimed_state is not null
     union all
-    select r.id, p_batch, p_now, r.version + 2, p_actor, r.epoch, l.start_event[r.claimed_state], l.lifecycle, r.claimed_state,
-           l.start_to[r.claimed_state], r.generation, r.attempt, p_role from rows r where r.goes
+    select t.id, p_batch, p_now, t.version + 2, p_actor, t.epoch, start_event[t.claimed_state], l.lifecycle, t.claimed_state,
+           t.started_state, t.generation, t.attempt, p_role from taken t where t.started_state is not null
   )
-  select 0::smallint, r.id, r.epoch, case when r.goes then l.start_to[r.claimed_state] else r.claimed_state end, r.type, r.attempt,
-         r.generation, r.max_attempts, r.deaths, r.prio, r.pos, j.job_id, j.payload, j.correlation_id, j.created_at,
-         case when r.epoch > 1 or r.flags <> 0 or j.trace is not null or j.parent_id is not null or j.deadline_at is not null
-              then _extra(j, p_now) end, null::bigint[], null::int[]
-    from rows r join job j on j.id = r.id order by r.prio, r.pos;
+  select array_agg(t.id), array_agg(t.epoch), array_agg(coalesce(t.started_state, t.claimed_state, t.state)), array_agg(t.type),
+         array_agg(t.attempt), array_agg(t.generation), array_agg(t.max_attempts), array_agg(t.deaths), array_agg(j.job_id),
+         array_agg(case when octet_length(j.payload) <= inline then j.payload end), array_agg(j.correlation_id), array_agg(t.prio),
+         array_agg(t.pos),
+         array_agg(t.id) filter (where t.epoch > 1 or t.flags <> 0 or j.trace is not null or j.parent_id is not null
+                                       or j.deadline_at is not null or octet_length(j.payload) > inline)
+    into c from taken t join job j on j.id = t.id;
+  return c;
 end $$;

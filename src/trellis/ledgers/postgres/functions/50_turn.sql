@@ -77,16 +77,19 @@ returns table (kind smallint, id bigint, version int) language sql stable set se
        order by o.version desc limit 1) e on true
 $$;
 
-create or replace function turn(
+-- Answers: kind 1 to 3 about steps (lost, repeated, applied; `part` says whether as a start, a completion or another step), 0 for
+-- what was claimed, 4 for the wide things of a claimed job.
+drop function if exists turn;
+create function turn(
   p_actor int, p_lifecycle smallint,
   p_done bigint[], p_done_epochs int[], p_done_source smallint, p_results bytea[], p_ttls float8[],
   p_starts bigint[], p_start_epochs int[],
   p_others jsonb,
   p_claim text, p_types int[], p_lease_ms int[], p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int)
 returns table (
-  kind smallint, id bigint, epoch int, state smallint, type int, attempt int, generation smallint, max_attempts int,
-  deaths smallint, prio smallint, pos bigint, job_id text, payload bytea, correlation_id text, created_at timestamptz, extra text,
-  ids bigint[], versions int[])
+  kind smallint, part smallint, id bigint, version int, ids bigint[], versions int[], epochs int[], states smallint[], types int[],
+  attempts int[], generations smallint[], max_attempts int[], deaths smallint[], job_ids text[], payloads bytea[],
+  correlations text[], prios smallint[], places bigint[], payload bytea, extra text)
 language plpgsql security definer set search_path from current
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
@@ -102,14 +105,15 @@ declare
   compensations bigint[];
   one bigint;
   told record;
+  c claimed;
 begin
-  select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
+  select f.* into l from lifecycle f where f.lifecycle = p_lifecycle;
   if p_starts is not null then
     batch_no := coalesce(batch_no, _open_batch());
     with x as (
       update lease d set state = l.start_to[d.state], version = d.version + 1,
                          until = now_at + _length(d.lease_ms, d.beat_ms)
-       where d.id = any(p_starts) and d.epoch = p_start_epochs[array_position(p_starts, d.id)] and d.lifecycle = p_lifecycle
+       where d.id = any(p_starts) and d.epoch = p_start_epochs[width_bucket(d.id, p_starts)] and d.lifecycle = p_lifecycle
          and l.start_to[d.state] is not null and d.until > now_at and d.cancel_at is null
       returning d.id, d.version, d.epoch, d.generation, d.attempt, d.state
     ), e as (
@@ -125,12 +129,12 @@ begin
         lateral _was_applied(m.id, m.epoch, c.state, l.start_event[array_position(l.start_to, c.state)], null) w loop
         -- Somebody asked for a stop before user code began: nothing has to be waited for.
         if told.cancel_at is not null and told.kind = 1 then perform _cancel_now(told.id, p_actor, now_at, batch_no); end if;
-        kind := told.kind; id := told.id; epoch := told.version; pos := 0;
+        kind := told.kind; id := told.id; version := told.version; part := 0;
         return next;
       end loop;
     end if;
     if got is not null then
-      kind := 3; id := null; pos := 0; ids := got; versions := got_versions;
+      kind := 3; id := null; part := 0; ids := got; versions := got_versions;
       return next;
       ids := null; versions := null;
     end if;
@@ -138,13 +142,13 @@ begin
 
   if p_done is not null then
     batch_no := coalesce(batch_no, _open_batch());
-    -- Looked up by its place in the array and not by a join: whatever the statistics say, this walks the primary key.
+    -- Looked up by its place in the sorted array and not by a join: whatever the statistics say, this walks the primary key.
     with x as (
       delete from lease d
-       where d.id = any(p_done) and d.epoch = p_done_epochs[array_position(p_done, d.id)] and d.state = p_done_source
+       where d.id = any(p_done) and d.epoch = p_done_epochs[width_bucket(d.id, p_done)] and d.state = p_done_source
          and d.lifecycle = p_lifecycle
       returning d.id, d.ckey, d.version + 1 as version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.flags,
-                p_results[array_position(p_done, d.id)] as body, p_ttls[array_position(p_done, d.id)] as ttl
+                p_results[width_bucket(d.id, p_done)] as body, p_ttls[width_bucket(d.id, p_done)] as ttl
     ), n as (
       insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
       select x.id, now_at, x.version, x.epoch, x.owner, x.generation, x.attempt, x.max_attempts, x.deaths, l.done_to[p_done_source],
@@ -168,12 +172,12 @@ begin
       for told in select w.* from (select u.id, u.epoch from unnest(p_done, p_done_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m,
         lateral _was_applied(m.id, m.epoch, l.done_to[p_done_source], l.done_event[p_done_source], null) w loop
-        kind := told.kind; id := told.id; epoch := told.version; pos := 1;
+        kind := told.kind; id := told.id; version := told.version; part := 1;
         return next;
       end loop;
     end if;
     if got is not null then
-      kind := 3; id := null; pos := 1; ids := got; versions := got_versions;
+      kind := 3; id := null; part := 1; ids := got; versions := got_versions;
       return next;
       kind := null; ids := null; versions := null;
     end if;
@@ -182,13 +186,21 @@ begin
   if p_others is not null then
     batch_no := coalesce(batch_no, _open_batch());
     for told in select o.* from _advance_others(p_others, p_actor, a.role, now_at, batch_no) o loop
-      kind := told.kind; id := told.id; epoch := told.version; pos := 2;
+      kind := told.kind; id := told.id; version := told.version; part := 2;
       return next;
     end loop;
   end if;
 
   if p_claim is not null then
-    return query select * from _claim(p_actor, a.role, now_at, batch_no, l, p_claim, p_types, p_lease_ms, p_beat_ms, p_prios, p_lows,
-                                      p_start, p_prefetch);
+    c := _claim(p_actor, a.role, now_at, batch_no, l, p_claim, p_types, p_lease_ms, p_beat_ms, p_prios, p_lows, p_start, p_prefetch);
+    if c.ids is not null then
+      kind := 0; id := null; ids := c.ids; epochs := c.epochs; states := c.states; types := c.types; attempts := c.attempts;
+      generations := c.generations; max_attempts := c.max_attempts; deaths := c.deaths; job_ids := c.job_ids; payloads := c.payloads;
+      correlations := c.correlations; prios := c.prios; places := c.places;
+      return next;
+      return query select 4::smallint, null::smallint, j.id, null::int, null::bigint[], null::int[], null::int[], null::smallint[],
+        null::int[], null::int[], null::smallint[], null::int[], null::smallint[], null::text[], null::bytea[], null::text[],
+        null::smallint[], null::bigint[], j.payload, _extra(j, now_at) from job j where j.id = any(c.wide);
+    end if;
   end if;
 end $$;

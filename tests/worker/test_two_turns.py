@@ -1,0 +1,172 @@
+"""Two turns in flight: where another process commits, one is committed while the other is composed."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.conftest import Stand
+from trellis.client import JobHandle
+from trellis.engine.jobs import JobId, Turn
+from trellis.ledgers import open_ledger
+from trellis.testing import FakeClock
+from trellis.worker.app import App
+from trellis.worker.context import Context
+from trellis.worker.turns import SECOND_TURN_MIN
+
+MANY = SECOND_TURN_MIN + 10
+
+
+class Floodgate:
+    """The stand's ledger, with every turn noted and held back before it is sent, until it is let through."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._ledger = stand.ledger
+        self.turns_at_once = 2
+        self.sent: list[Turn] = []
+        self.held_back: list[asyncio.Future[None]] = []
+        self.open = True
+        stand.faults = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    async def turn(self, turn: Turn) -> Any:
+        self.sent.append(turn)
+        if not self.open:
+            gate = asyncio.get_running_loop().create_future()
+            self.held_back.append(gate)
+            await gate
+        return await self._ledger.turn(turn)
+
+    def let_through(self) -> None:
+        self.open = True
+        for gate in self.held_back:
+            gate.set_result(None)
+        self.held_back.clear()
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncGenerator[Stand]:
+    """As the other tests have it, but with the bound for a second turn as it is shipped."""
+    clock = FakeClock()
+    ledger = await open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=clock)
+    yield Stand(ledger, clock)
+    await ledger.close()
+
+
+class Bench:
+    """Jobs whose handlers end when the test says so, in the order it says."""
+
+    def __init__(self) -> None:
+        self.app = App()
+        self.begun = 0
+        self._ends: list[asyncio.Event] = []
+
+        @self.app.job("t")
+        async def handler(ctx: Context) -> None:
+            self.begun += 1
+            self._ends.append(end := asyncio.Event())
+            await end.wait()
+
+    def end(self, count: int) -> None:
+        for end in self._ends[:count]:
+            end.set()
+        del self._ends[:count]
+
+
+def settled(gate: Floodgate) -> list[int]:
+    return [len(turn.advances) for turn in gate.sent if turn.advances]
+
+
+async def started(stand: Stand, bench: Bench, count: int) -> list[JobHandle]:
+    jobs = await stand.trellis.submit_many("t", [None] * count)
+    await stand.until(lambda: bench.begun == count)
+    return jobs
+
+
+async def test_many_outcomes_go_in_a_second_turn_beside_the_first(stand: Stand):
+    gate, bench = Floodgate(stand), Bench()
+    async with stand.running(bench.app, concurrency=2 * MANY):
+        jobs = await started(stand, bench, MANY + 1)
+        gate.open = False
+        bench.end(1)
+        await stand.until(lambda: settled(gate) == [1])
+        bench.end(MANY)
+        await stand.until(lambda: settled(gate) == [1, MANY])
+        gate.let_through()
+        await stand.until(lambda: len(gate.sent) > 2)
+        for job in jobs:
+            await stand.in_state(job, "succeeded")
+
+
+async def test_few_outcomes_wait_for_the_turn_in_flight(stand: Stand):
+    gate, bench = Floodgate(stand), Bench()
+    few = SECOND_TURN_MIN - 1
+    async with stand.running(bench.app, concurrency=2 * MANY):
+        jobs = await started(stand, bench, few + 1)
+        gate.open = False
+        bench.end(1)
+        await stand.until(lambda: settled(gate) == [1])
+        bench.end(few)
+        for _ in range(20):
+            await stand.ledger.job(jobs[0].id)
+        assert settled(gate) == [1]
+        gate.let_through()
+        await stand.until(lambda: settled(gate) == [1, few])
+        for job in jobs:
+            await stand.in_state(job, "succeeded")
+
+
+async def test_a_third_turn_waits_however_much_has_gathered(stand: Stand):
+    gate, bench = Floodgate(stand), Bench()
+    async with stand.running(bench.app, concurrency=3 * MANY):
+        jobs = await started(stand, bench, 2 * MANY + 1)
+        gate.open = False
+        bench.end(1)
+        await stand.until(lambda: settled(gate) == [1])
+        bench.end(MANY)
+        await stand.until(lambda: settled(gate) == [1, MANY])
+        bench.end(MANY)
+        for _ in range(20):
+            await stand.ledger.job(jobs[0].id)
+        assert settled(gate) == [1, MANY]
+        gate.let_through()
+        await stand.until(lambda: settled(gate) == [1, MANY, MANY])
+
+
+async def test_two_turns_in_flight_ask_for_the_free_slots_once(stand: Stand):
+    gate, bench = Floodgate(stand), Bench()
+    async with stand.running(bench.app, concurrency=2 * MANY, prefetch=0):
+        await started(stand, bench, MANY)
+        gate.open = False
+        before = len(gate.sent)
+        bench.end(1)
+        await stand.until(lambda: len(gate.sent) == before + 1)
+        bench.end(MANY - 1)
+        await stand.until(lambda: len(gate.sent) == before + 2)
+        asked = [turn.claim.start + turn.claim.prefetch for turn in gate.sent[before:] if turn.claim]
+        assert asked == [MANY + 1, MANY - 1]
+        gate.let_through()
+
+
+async def test_a_worker_is_not_idle_while_a_claim_is_in_flight(stand: Stand):
+    gate, bench = Floodgate(stand), Bench()
+    await stand.trellis.submit("t", None)
+    gate.open = False
+    worker = stand.worker(bench.app)
+    await worker.start(listening=False)
+    await stand.until(lambda: len(gate.sent) == 1)
+    idling = asyncio.ensure_future(worker.until_idle())
+    for _ in range(20):
+        worker.holdings.changed.set()
+        await stand.ledger.job(JobId("nobody"))
+    assert not worker.turns.idle.is_set()
+    assert not idling.done()
+    gate.let_through()
+    await stand.until(lambda: bench.begun == 1)
+    bench.end(1)
+    await idling
+    await worker.drain()
