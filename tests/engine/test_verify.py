@@ -11,7 +11,7 @@ from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import DEATH, Rig
 from trellis.engine import verify as verify_module
 from trellis.engine.jobs import Epoch, JobId
-from trellis.engine.records import Event, History, Place
+from trellis.engine.records import Event, History, KeyOver, Place
 from trellis.engine.verify import Rule, VerifyProgress, check_history, verify
 from trellis.lifecycles import Role, Trigger
 
@@ -146,6 +146,9 @@ class Damaged:
         async for history in self.rig.ledger.histories(batch=batch):
             for damaged in self.damage(history):
                 yield damaged
+
+    async def keys_over(self) -> list[KeyOver]:
+        return await self.rig.ledger.keys_over()
 
 
 @pytest.mark.requirement("DJ-3", "DJ-4")

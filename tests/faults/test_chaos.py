@@ -74,7 +74,7 @@ async def test_the_checker_is_content_when_completions_are_fenced(bench: Bench):
 
 @pytest.mark.requirement("D2", "DJ-3")
 async def test_the_checker_fails_a_ledger_that_does_not_fence_completions(bench: Bench):
-    original = await mutate(bench, "turn", r"d\.epoch = p_done_epochs\[array_position\(p_done, d\.id\)\]", "true")
+    original = await mutate(bench, "turn", r"d\.epoch = p_done_epochs\[\w+\([^()]*\)\]", "true")
     try:
         await two_owners(bench)
         found = await problems(bench.told, bench.rig.ledger)

@@ -25,7 +25,7 @@ from trellis.engine.jobs import (
     Turn,
     TypeClaim,
 )
-from trellis.engine.records import Event, Place, SweepOptions
+from trellis.engine.records import Event, Place, RetentionOptions, SweepOptions
 
 ACTORS = (WORKER, OTHER_WORKER, ADMIN, SWEEPER, SUBMITTER)
 
@@ -47,6 +47,8 @@ class Verb:
     call: Callable[[Scene, str], Call]
     moved: Callable[[Any, Sequence[Event]], bool] | None = None
     """None: it never moves a job."""
+    passes_over: bool = False
+    """It takes what nobody has locked and leaves the rest: it never waits for the other session."""
 
 
 def step(trigger: str, source: str = "running") -> Verb:
@@ -102,8 +104,8 @@ def _expired(_: Any, events: Sequence[Event]) -> bool:
 
 COMPLETE, RETRY, FAIL = step("complete"), step("retry"), step("fail")
 START, RELEASE = step("start", "assigned"), step("release", "assigned")
-CLAIM = Verb(name="claim", call=_claim, moved=lambda answer, _: bool(answer.claimed))
-SWEEP = Verb(name="sweep", call=_sweep, moved=_expired)
+CLAIM = Verb(name="claim", call=_claim, moved=lambda answer, _: bool(answer.claimed), passes_over=True)
+SWEEP = Verb(name="sweep", call=_sweep, moved=_expired, passes_over=True)
 HARD = Verb(name="cancel", call=cancel(CancelMode.HARD), moved=lambda answer, _: fresh(answer, Moved))
 SOFT = Verb(name="soft cancel", call=cancel(CancelMode.SOFT))
 REQUEUE = Verb(name="requeue", call=_requeue, moved=lambda answer, _: fresh(answer[0], Moved))
@@ -150,6 +152,16 @@ async def make_scene(rig: Rig, state: str, **options: Any) -> Scene:
     return Scene(job_id=job_id, type=type_, lease=lease)
 
 
+def overlap(order: tuple[str, ...]) -> bool:
+    """Both calls are made before either commits."""
+    return order[0] != order[1]
+
+
+def must_wait(order: tuple[str, ...], a: Verb, b: Verb) -> bool:
+    """The second comer finds the job's row locked by the first, and waits unless it passes over such rows."""
+    return overlap(order) and not (b if order[0] == "a" else a).passes_over
+
+
 async def play(connections: Sequence[Any], order: tuple[str, ...], first: Call, second: Call) -> Outcome:
     sessions = [Session(connection, call) for connection, call in zip(connections, (first, second), strict=False)]
     for session in sessions:
@@ -171,11 +183,13 @@ async def test_exactly_one_of_two_concurrent_moves_wins(bench: Bench, state: str
                 answers = ((a, outcome.first), (b, outcome.second))
                 won = [verb.name for verb, answer in answers if verb.moved is not None and verb.moved(answer, events)]
                 won = won[:1] if a is b is SWEEP else won  # the event shows that one of them did it, not which
-                assert len(won) in winners_allowed(a, b), f"{a.name}, {b.name}, {''.join(order)}: {won} won; {outcome}"
+                where = f"{a.name}, {b.name}, {''.join(order)}"
+                assert len(won) in winners_allowed(a, b), f"{where}: {won} won; {outcome}"
+                assert outcome.waited == must_wait(order, a, b), f"{where}: {outcome}"
                 await bench.rig.cancel(scene.job_id)
                 runs, waits, deadlocks = runs + 1, waits + outcome.waited, deadlocks + outcome.deadlocks
     figures(runs=runs, waited=waits, deadlocks_resolved=deadlocks)
-    assert waits > 0, "no interleaving made a session wait: the transactions did not overlap"
+    assert deadlocks == 0
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------------
@@ -209,6 +223,9 @@ async def test_a_slot_given_back_while_a_job_is_parked_is_never_lost(bench: Benc
             key, next_id = f"key-{rig.new_id()}", rig.new_id("next")
             scene = await make_scene(rig, state, concurrency_key=key)
             outcome = await play(connections, order, submit(next_id, key), verb.call(scene, "b"))
+            # A submit waits for whoever frees the slot, and so does a completion for it; the others pass over the key.
+            waits = overlap(order) and (order[0] == "b" or verb is COMPLETE)
+            assert outcome.waited == waits, f"{name}, {''.join(order)}: {outcome}"
             await rig.sweep()
             places = [(await rig.job(job)).place for job in (scene.job_id, next_id)]
             assert places.count(Place.READY) == 1, f"{name}, {''.join(order)}: {places}, {outcome}"
@@ -240,12 +257,47 @@ async def test_a_parked_job_that_is_cancelled_hands_the_slot_on(bench: Bench):
             parked = Scene(job_id=first, type=scene.type, lease=None)
             outcome = await play(connections, order, HARD.call(parked, "a"), COMPLETE.call(scene, "b"))
             assert await rig.state(first) == "cancelled", outcome
+            assert outcome.waited == overlap(order), f"{''.join(order)}: {outcome}"
             assert (await rig.job(second)).place == Place.READY, f"{''.join(order)}: {outcome}"
             await rig.cancel(second)
+
+
+@pytest.mark.requirement("D49", "DJ-13")
+async def test_a_key_removed_as_unused_while_a_submit_needs_it_is_made_anew(bench: Bench):
+    """Retention removes the key of a job that is gone; at the same time somebody submits under that key. Whoever comes
+    first, the new job is not left parked under a key that is not there, and the limit is the one it brought.
+    """
+    rig, keep = bench.rig, RetentionOptions(ended_s=50.0, batch=10_000)
+    waited = 0
+    async with three_connections(bench.direct_url, bench.admin_url) as connections:
+        for order in orders():
+            key, ids = f"key-{rig.new_id()}", [rig.new_id("one"), rig.new_id("two")]
+            await rig.cancel(await rig.submit_one(concurrency_key=key, concurrency_limit=2))
+            await rig.advance(100)
+            both = [NewJob(job_id=job, type="keyed", concurrency_key=key) for job in ids]
+            outcome = await play(
+                connections,
+                order,
+                lambda ledger: ledger.retain(keep),
+                lambda ledger, jobs=both: ledger.submit(SUBMITTER, jobs),
+            )
+            places = [(await rig.job(job)).place for job in ids]
+            rows = await bench.sql(
+                "select cap, (select count(*) from trellis.slot s where s.ckey = k.id) from trellis.concurrency_key k where name = $1",
+                key,
+            )
+            kept = rows == [(2, 2)] and places == [Place.READY, Place.READY]
+            made_anew = rows == [(1, 1)] and places == [Place.READY, Place.PARKED]
+            assert kept or made_anew, f"{''.join(order)}: {rows}, {places}, {outcome}"
+            waited += outcome.waited
+            for job in ids:
+                await rig.cancel(job)
+    assert waited > 0, "no submit met the removal: the transactions did not overlap"
 
 
 def test_a_bound_ledger_uses_no_other_connection():
     """The proofs above are about two sessions; a verb that opened a third would prove nothing."""
     ledger = bound(None)  # type: ignore[arg-type]
     lanes = {id(lane) for name, lane in vars(ledger).items() if name.endswith("_lane")}
+    lanes |= {id(turner.lane) for turner in ledger._turners}  # type: ignore[attr-defined]
     assert len(lanes) == 1

@@ -19,11 +19,12 @@ from tests.faults.fleet import Fleet, Nursery, submit_work, until, wait_ended
 from tests.faults.history import Told, problems
 from tests.faults.proxy import Kind, proxied
 from tests.faults.worker_process import EFFECT, Work
-from tests.ledgers.conformance.rig import SUBMITTER, WORKER
+from tests.ledgers.conformance.rig import SUBMITTER, SWEEPER, WORKER
 from tests.servers.postgres import PostgresServer, running_postgres
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import JobId, NewJob, Renewed
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
@@ -157,6 +158,7 @@ async def test_an_outage_of_three_leases_runs_no_living_workers_job_again(
             proxy.black_hole()
             away = time.monotonic()
             await until(lambda: time.monotonic() > away + OUTAGE_LEASES * LEASE_S, "the outage is long enough")
+            forgiven = await forgiven_while_nobody_renews(ledger, jobs)
             proxy.heal()
             await until_renewed(ledger, jobs)
             go.touch()
@@ -166,11 +168,24 @@ async def test_an_outage_of_three_leases_runs_no_living_workers_job_again(
             states = {job.state for job in [await ledger.job(job) for job in jobs] if job is not None}
         report = await verify(ledger)
         await ledger.close()
-    figures(jobs=n, outage_s=OUTAGE_LEASES * LEASE_S, run_again=again, attempts_burnt=attempts)
+    figures(jobs=n, outage_s=OUTAGE_LEASES * LEASE_S, forgiven=forgiven, run_again=again, attempts_burnt=attempts)
+    assert forgiven == n
     assert report.ok, report.violations[:10]
     assert states == {"succeeded"}
     assert again <= 1
     assert attempts <= again
+
+
+async def forgiven_while_nobody_renews(ledger: Ledger, jobs: list[JobId]) -> int:
+    """The first sweep after the outage, made past the proxy while the workers are still cut off: every lease is over and no
+    renewal can come, so that what keeps the jobs with their holders is the amnesty and nothing else. It is given once.
+    """
+    now = await ledger.now()
+    found = [await ledger.job(job) for job in jobs]
+    assert all(job is not None and job.lease_expires_at is not None and job.lease_expires_at < now for job in found)
+    first, second = [await ledger.sweep(SWEEPER, SweepOptions(elect=False)) for _ in range(2)]
+    assert (first.expired, first.exhausted, second.amnesty, second.expired) == (0, 0, 0, 0)
+    return first.amnesty
 
 
 async def until_renewed(ledger: Ledger, jobs: list[JobId]) -> None:

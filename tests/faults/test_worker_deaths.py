@@ -34,8 +34,10 @@ from trellis.wiring import SystemClock
 LEASE_S, HEARTBEAT_S = 2.0, 0.5
 RECOVERY_S = min(LEASE_S, 2 * HEARTBEAT_S) + 1.0
 """D33."""
-ALLOWANCE_S = 1.5
-"""What a busy test machine may add: the sweep's and the claim's own processes wait for a core."""
+NOISE_S = 0.3
+"""What a busy test machine may add: the sweep's and the claim's own processes wait for a core. Where it was measured
+(docs/explanation/faults.md) the slowest job was free after 1.83 s, and the slowest claim by a waiting worker came after 1.98 s.
+"""
 
 pytestmark = [pytest.mark.serial]
 
@@ -133,7 +135,7 @@ async def run_kills(ledger: Ledger, fleet: Fleet, *, jobs: int, kills: int, hold
     assert fates["succeeded"] + fates["dead_lettered"] == jobs
     assert {letter.reason_code for letter in letters} <= {ReasonCode.INFRASTRUCTURE_FAILURE}
     assert recovery, "no kill hit a running job"
-    assert max(recovery) <= RECOVERY_S + ALLOWANCE_S, sorted(recovery)[-5:]
+    assert max(recovery) <= RECOVERY_S + NOISE_S, sorted(recovery)[-5:]
     return {
         "kills": kills,
         "jobs": jobs,
@@ -186,9 +188,9 @@ async def test_a_dead_workers_jobs_are_claimed_again_within_the_recovery_time(
         jobs=len(seconds),
         claimed_again_s=[round(one, 2) for one in sorted(seconds)],
         bound_s=RECOVERY_S,
-        allowance_s=ALLOWANCE_S,
+        noise_s=NOISE_S,
     )
-    assert max(seconds) <= RECOVERY_S + ALLOWANCE_S
+    assert max(seconds) <= RECOVERY_S + NOISE_S
 
 
 async def claimed_again_after(ledger: Ledger, job_id: JobId, epoch: int, killed_at: float) -> float:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LEASE_S, SUBMITTER, SWEEPER, WORKER, Rig, actor
@@ -43,6 +44,8 @@ class Verb:
     act: Callable[[Ledger, Any], Awaitable[Any]]
     effects: Callable[[Rig, Any], Awaitable[float]]
     accepts: Callable[[Any], bool]
+    accepts_again: Callable[[Any], bool] | None = None
+    """What a second call of the caller's own must answer after the first had its effect, where that is not the same."""
     one_statement: bool = True
     """False: the verb is a transaction of several exchanges, so a late COMMIT leaves it open on the server."""
 
@@ -54,7 +57,12 @@ async def count_events(rig: Rig, job_id: JobId, *types: str) -> int:
 # --- submit ----------------------------------------------------------------------------------------------------------
 
 
-def submit(name: str, sql: str, n: int = 1, *, again: bool = True, mixed: bool = False, **options: Any) -> Verb:
+def submit(name: str, sql: str, n: int = 1, *, mixed: bool = False, **options: Any) -> Verb:
+    """Whatever was lost on the way, one call answers that it made the job. A second call with a key or a given id is told
+    that the job was there; one whose id nobody chose can only be the first call again, and is answered like it.
+    """
+    named = "idempotency_key" in options or "id_is_given" in options
+
     async def arrange(rig: Rig) -> list[NewJob]:
         unique = rig.new_id("case")
         filled = {key: value.format(unique) if isinstance(value, str) else value for key, value in options.items()}
@@ -67,10 +75,19 @@ def submit(name: str, sql: str, n: int = 1, *, again: bool = True, mixed: bool =
     async def effects(rig: Rig, jobs: list[NewJob]) -> float:
         return sum([len(await rig.ledger.events(job.job_id)) for job in jobs]) / len(jobs)
 
-    def accepts(answers: list[Any]) -> bool:
-        return all(isinstance(answer, Submitted) for answer in answers)
+    def all_say(answers: list[Any], *, created: bool) -> bool:
+        return all(isinstance(answer, Submitted) and answer.created is created for answer in answers)
 
-    return Verb(name=name, sql=sql, arrange=arrange, act=act, effects=effects, accepts=accepts, one_statement=not mixed)
+    return Verb(
+        name=name,
+        sql=sql,
+        arrange=arrange,
+        act=act,
+        effects=effects,
+        accepts=partial(all_say, created=True),
+        accepts_again=partial(all_say, created=not named),
+        one_statement=not mixed,
+    )
 
 
 SUBMITS = (
@@ -79,7 +96,7 @@ SUBMITS = (
     submit("submit_delayed", "submit_plain(", delay_s=60.0),
     submit("submit_concurrency_key", "submit_keyed(", 2, concurrency_key="user:{}"),
     submit("submit_idempotency_key", "submit_keyed(", idempotency_key="once-{}", fingerprint=b"f"),
-    submit("submit_given_id", "submit_keyed(", again=False, id_is_given=True, fingerprint=b"f"),
+    submit("submit_given_id", "submit_keyed(", id_is_given=True, fingerprint=b"f"),
     submit("submit_in_one_transaction", "COMMIT", 2, mixed=True),
 )
 

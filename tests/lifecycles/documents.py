@@ -61,7 +61,7 @@ requested  failed     cancel    orchestrator          run.failed          same  
 queued     failed     cancel    orchestrator          run.failed          same  free    D19
 """
 
-# 000 §1.2, row by row; F2 is the requeue of DEAD; a lost lease is D8, a cancel D19.
+# 000 §1.2, row by row; F2 is the requeue of DEAD; a lost lease and a passed deadline are D8, a cancel D19.
 QUEUE_JOB = """
 -                 PENDING           submit             gateway,orchestrator        job_accepted          same        free    doc
 PENDING           QUEUED            validate           orchestrator                job_queued            same        free    doc
@@ -80,6 +80,9 @@ DEAD              QUEUED            requeue            control-plane            
 CONTEXT_ASSEMBLY  RETRY_BACKOFF     expire             orchestrator                job_lease_expired     same        free    D8
 NOTEBOOKLM_CALL   RETRY_BACKOFF     expire             orchestrator                job_lease_expired     same        free    D8
 ARTIFACT_WRITE    RETRY_BACKOFF     expire             orchestrator                job_lease_expired     same        free    D8
+CONTEXT_ASSEMBLY  RETRY_BACKOFF     deadline           orchestrator                job_lease_expired     same        free    D8
+NOTEBOOKLM_CALL   RETRY_BACKOFF     deadline           orchestrator                job_lease_expired     same        free    D8
+ARTIFACT_WRITE    RETRY_BACKOFF     deadline           orchestrator                job_lease_expired     same        free    D8
 PENDING           FAILED            cancel             control-plane,orchestrator  job_failed            same        free    D19
 QUEUED            FAILED            cancel             control-plane,orchestrator  job_failed            same        free    D19
 CONTEXT_ASSEMBLY  FAILED            cancel             control-plane,orchestrator  job_failed            same        free    D19

@@ -12,6 +12,8 @@ from trellis.engine.jobs import Actor
 from trellis.engine.records import RetentionOptions, SweepOptions, SweepReport, WorkerSeen
 from trellis.engine.service import Presence, Retention, Sweeper, backoff_s, serve
 from trellis.lifecycles import Role
+from trellis.operations.explain import Presence as Seen
+from trellis.operations.explain import presence
 from trellis.testing import FakeClock
 from trellis.worker.app import App
 from trellis.worker.context import Context
@@ -139,6 +141,9 @@ async def test_a_running_worker_can_be_seen(stand: Stand):
         await stand.until(visible)
     assert seen[0].name == "w1"
     assert b'"t"' in (seen[0].info or b"")
+    assert presence(seen[0], await stand.ledger.now()) is Seen.ALIVE
+    (left,) = await stand.ledger.workers()
+    assert presence(left, await stand.ledger.now()) is Seen.DRAINED
     await Presence(ledger=stand.ledger, actor=Actor(role=Role.WORKER, name="w2")).run_once()
     assert {worker.name for worker in await stand.ledger.workers()} == {"w1", "w2"}
 

@@ -141,6 +141,15 @@ class History:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeyOver:
+    """A concurrency key of which more jobs are held than its limit allows and a lowered limit explains."""
+
+    key: str
+    held: int
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FeedPage:
     """Events in feed order; ask on with `position`. A position is opaque text that sorts as the feed does."""
 

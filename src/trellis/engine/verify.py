@@ -7,7 +7,7 @@ What it proves of a ledger, without trusting the code that wrote it:
 - the row says what the history says: state, version, generation, attempt, correlation, and a place that fits the state;
 - the epoch never falls from event to event, and a held job has a holder, a lease and an epoch;
 - every dead letter is complete and belongs to an event, and a state that needs one has exactly one;
-- no concurrency key is held beyond the limit the caller names.
+- no concurrency key is held beyond its stored limit, nor beyond one the caller names.
 
 Memory is bounded: one history at a time, the first VIOLATIONS_MAX findings, and a count for each key that is held now.
 """
@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from trellis.engine.jobs import JobId
-from trellis.engine.records import DeadLetter, Event, History, Job, Place
+from trellis.engine.records import DeadLetter, Event, History, Job, KeyOver, Place
 from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
 from trellis.lifecycles.registry import LIFECYCLES
 from trellis.lifecycles.replay import RecordedStep, Replayed, replay
@@ -91,6 +91,10 @@ class Histories(Protocol):
         """Every job with all its events."""
         ...
 
+    async def keys_over(self) -> list[KeyOver]:
+        """Concurrency keys held beyond their stored limit, as of one moment."""
+        ...
+
 
 async def verify(
     ledger: Histories,
@@ -101,7 +105,8 @@ async def verify(
 ) -> VerifyReport:
     """Read every history and report what breaks a rule.
 
-    `key_limits` is only fair on a ledger at rest: jobs are read one after the other, not at one instant.
+    Stored limits of concurrency keys are checked as of one instant. `key_limits` names further ones, and is only fair on a
+    ledger at rest: jobs are read one after the other.
     """
     limits = key_limits or {}
     held: Counter[str] = Counter()
@@ -121,7 +126,8 @@ async def verify(
             held[str(history.job.concurrency_key)] += 1
         if on_progress is not None and jobs % PROGRESS_EVERY == 0:
             on_progress(VerifyProgress(jobs=jobs, events=events, found=found))
-    over = list(_keys_over(held, limits))
+    stored = await ledger.keys_over()
+    over = [*map(_over, stored), *_keys_over(held, limits)]
     return VerifyReport(jobs=jobs, events=events, found=found + len(over), violations=(*kept, *over))
 
 
@@ -269,11 +275,12 @@ def _lacks(lifecycle: Lifecycle, history: History, letter: DeadLetter, event: Ev
 def _keys_over(held: Counter[str], limits: Mapping[str, int]) -> Iterator[Violation]:
     for key, count in held.items():
         if count > limits[key]:
-            yield Violation(
-                rule=Rule.KEY_LIMIT,
-                job_id=None,
-                detail=f"{count} jobs of key {key!r} are held and its limit is {limits[key]}",
-            )
+            yield _over(KeyOver(key=key, held=count, limit=limits[key]))
+
+
+def _over(key: KeyOver) -> Violation:
+    detail = f"{key.held} jobs of key {key.key!r} are held and its limit is {key.limit}"
+    return Violation(rule=Rule.KEY_LIMIT, job_id=None, detail=detail)
 
 
 def _broken(rule: Rule, job: Job, detail: str, *, version: int | None = None) -> Violation:

@@ -11,6 +11,7 @@ ERRORS = {
     "NOTEBOOKLM_CALL": "429 / 503 from NLM, any other error",
     "ARTIFACT_WRITE": "write error, any other error",
 }
+DEADLINE = "deadline passed; the backoff then fails the job at once"
 
 _by_orchestrator = partial(arrow, actors=Role.ORCHESTRATOR)
 _requeue = partial(
@@ -85,6 +86,12 @@ QUEUE_JOB = Lifecycle(
         *(
             _by_orchestrator(
                 stage, "RETRY_BACKOFF", Trigger.EXPIRE, event="job_lease_expired", when="lease lost", extension=True
+            )
+            for stage in STAGES
+        ),
+        *(
+            _by_orchestrator(
+                stage, "RETRY_BACKOFF", Trigger.DEADLINE, event="job_lease_expired", when=DEADLINE, extension=True
             )
             for stage in STAGES
         ),

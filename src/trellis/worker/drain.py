@@ -1,10 +1,14 @@
 """A worker as a process: run until a signal, then drain. The second signal hurries."""
 
 import asyncio
+import random
 import signal
 from enum import IntEnum
 
+from trellis.engine.clock import Clock
+from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.waiting import Opening, wait_for_ledger
 from trellis.worker.worker import Drained, Worker
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -21,6 +25,18 @@ class ExitCode(IntEnum):
     """The ledger could not be told some outcomes: their leases run out and the jobs run again."""
     GAVE_BACK = 75
     """Some running jobs were cut short and given back."""
+
+
+async def open_until_signalled(open_ledger: Opening, clock: Clock, rng: random.Random) -> Ledger | None:
+    """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        return await wait_for_ledger(open_ledger, clock, rng, stop)
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
 
 
 async def run_until_signalled(worker: Worker) -> ExitCode:

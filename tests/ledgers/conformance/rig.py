@@ -280,9 +280,14 @@ def unfenced(lifecycle_name: str, source: str, target: str, role: Role) -> Trans
     """The declared transition a `move` of this role may make, or None."""
     for transition in LIFECYCLES[lifecycle_name].transitions:
         step = (transition.source, transition.target, transition.fenced)
-        if step == (source, target, False) and role in transition.actors:
+        if step == (source, target, False) and role in transition.actors and is_anybodys(transition):
             return transition
     return None
+
+
+def is_anybodys(transition: Transition) -> bool:
+    """False for what the engine alone writes down, as a part of another step."""
+    return transition.trigger != Trigger.COMPENSATED
 
 
 async def answer_of(call: Awaitable[object]) -> object:

@@ -1,6 +1,7 @@
 """Cancelling: soft and hard, from every state, against everything that happens at the same time."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -238,3 +239,69 @@ async def test_failing_or_completing_is_still_the_holders_choice(rig: Rig):
         await rig.cancel(held.lease.job_id, CancelMode.SOFT)
         assert isinstance(await rig.pull(held, trigger), Applied)
         assert await rig.state(held.lease.job_id) == end
+
+
+# --- who asked, and why ------------------------------------------------------------------------------------------
+
+
+async def _asked(rig: Rig, job_id: JobId) -> object:
+    """What the event of the cancel says about the wish behind it."""
+    event = await rig.last_event(job_id)
+    assert event.type == "job_cancelled"
+    return json.loads(event.data or b"null")
+
+
+WISH = {"asked_by": "ada", "asked_as": "control-plane", "reason": "wrong customer"}
+ADA = actor(Role.CONTROL_PLANE, "ada")
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("DJ-11", "D19", "DJ-4")
+@pytest.mark.parametrize("ending", ["grace", "lost"])
+async def test_the_event_of_a_cancel_says_who_asked_the_holder_to_stop(rig: Rig, ending: str):
+    held = await rig.running(max_attempts=9)
+    job_id = held.lease.job_id
+    await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=5.0 if ending == "grace" else 1e6)
+    await rig.pass_time(6) if ending == "grace" else await rig.lose_lease()
+    assert await _asked(rig, job_id) == WISH
+
+
+@pytest.mark.requirement("DJ-11", "D19", "DJ-4")
+@pytest.mark.parametrize("trigger", ["stop", Trigger.RETRY, Trigger.SNOOZE, Trigger.RELEASE, Trigger.START])
+async def test_the_event_says_who_asked_also_when_the_holder_obeys_or_lets_go(rig: Rig, trigger: str):
+    job_id, starts = await rig.submit_one(), trigger == Trigger.START
+    claimed = await rig.claim_one(start=not starts)
+    await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer")
+    await rig.pull(claimed, trigger, source="assigned" if starts else "running")
+    assert await _asked(rig, job_id) == WISH
+
+
+@pytest.mark.requirement("DJ-11", "D19", "DJ-4")
+async def test_the_first_who_asks_is_the_one_who_is_named(rig: Rig):
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=5.0)
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT, by=SUBMITTER, cause="me too", grace_s=5.0)
+    await rig.pass_time(6)
+    assert await _asked(rig, held.lease.job_id) == WISH
+
+
+@pytest.mark.requirement("DJ-11", "DJ-4")
+async def test_a_hard_cancel_names_its_own_author_whoever_wished_before(rig: Rig):
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT, by=ADA, cause="wrong customer")
+    await rig.cancel(held.lease.job_id, CancelMode.HARD, by=SUBMITTER, cause="at once")
+    event = await rig.last_event(held.lease.job_id)
+    assert (event.actor, event.cause, event.data) == (SUBMITTER.name, "at once", None)
+
+
+@pytest.mark.requirement("DJ-11", "DJ-4")
+async def test_an_old_wish_is_not_the_reason_of_a_later_cancel(rig: Rig):
+    held = await rig.running()
+    job_id = held.lease.job_id
+    await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=1e6)
+    await rig.pull(held, Trigger.FAIL)
+    await rig.ledger.requeue(ADMIN, [job_id], rig.request(), limit=1, cause=None)
+    await rig.claim_one()
+    await rig.cancel(job_id, CancelMode.SOFT, by=SUBMITTER, cause=None, grace_s=5.0)
+    await rig.pass_time(6)
+    assert await _asked(rig, job_id) == {"asked_by": SUBMITTER.name, "asked_as": "submitter", "reason": None}

@@ -1,11 +1,12 @@
 """Compensation: undoing a succeeded job with a linked job of its own."""
 
+import asyncpg
 import pytest
 
-from tests.ledgers.conformance.rig import ADMIN, DEATH, WORKER, Rig
-from trellis.engine.jobs import Applied, JobId, LeaseLost, ReasonCode
+from tests.ledgers.conformance.rig import ADMIN, DEATH, WORKER, Rig, actor
+from trellis.engine.jobs import Applied, JobId, LeaseLost, NotMoved, ReasonCode
 from trellis.engine.records import JobFilter, Place
-from trellis.lifecycles import Role, Trigger
+from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 
 async def _done(rig: Rig, **options) -> JobId:
@@ -88,3 +89,38 @@ async def test_what_did_not_succeed_is_not_marked_as_compensated(rig: Rig):
     undo = await rig.running(type="undo", compensates=held.lease.job_id)
     assert isinstance(await rig.pull(undo, Trigger.COMPLETE), Applied)
     assert await rig.event_types(held.lease.job_id) == ["job_queued", "job_claimed", "job_started", "job_failed"]
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("DJ-17", "D36")
+async def test_nobody_can_say_that_a_job_was_compensated(rig: Rig):
+    """It is what the engine finds when a compensation succeeds, and no role's own word."""
+    original = await _done(rig)
+    before = await rig.snapshot(original)
+    for role in Role:
+        answer = await rig.move(original, "succeeded", by=actor(role))
+        assert isinstance(answer, NotMoved), role
+        assert answer.state == "succeeded"
+    assert await rig.snapshot(original) == before
+
+
+@pytest.mark.only("postgres")
+@pytest.mark.requirement("DJ-17", "D36", "D55")
+async def test_the_databases_own_function_refuses_a_compensation_too(rig: Rig):
+    original = await _done(rig)
+    before = await rig.snapshot(original)
+    succeeded = LIFECYCLES["leased-job"].code_of("succeeded")
+    shell = await asyncpg.connect(rig.app_url, server_settings={"search_path": "trellis"})
+    try:
+        me = await shell.fetchval("select register_actor('somebody', $1)", Role.WORKER.code)
+        answer = await shell.fetchrow(
+            "select * from move($1, $2, $3, 'r', null, null, null, null, 'undone, believe me', null, null, null, null)",
+            me,
+            original,
+            succeeded,
+        )
+    finally:
+        await shell.close()
+    assert answer is not None
+    assert answer["outcome"] == "actor"
+    assert await rig.snapshot(original) == before

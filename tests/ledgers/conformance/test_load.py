@@ -74,7 +74,8 @@ async def test_sixty_four_claimers_take_each_of_ten_thousand_jobs_once(rig: Rig)
     assert len({job_id for job_id, _ in claims}) == 10_000
     assert {epoch for _, epoch in claims} == {1}
     assert sum(settled) == 10_000
-    assert sum(1 for number in settled if number) > CLAIMERS // 8, "the work was shared"
+    # Measured on both ledgers, three runs each: all 64 had work, the least of them 14 jobs and the most 420.
+    assert min(settled) > 0, "the work was shared"
     assert sum(queue.ready + queue.held for queue in await rig.ledger.queues()) == 0
 
 
@@ -229,5 +230,9 @@ async def test_keyed_work_never_exceeds_its_limits_and_all_of_it_gets_done(rig: 
     assert keyed.over == []
     assert keyed.abandoned >= 50, "some claimers fell silent"
     assert set(keyed.done.values()) == {PER_KEY}
+    # A key's fair share is what its slots are of all slots. Halfway, over three runs on each ledger, a key whose claimers all lived had
+    # 0.80 to 1.30 of its share (103 to 500 jobs).
+    share = KEYS * PER_KEY / 2 / sum(keyed.limits.values())
     lucky = keyed.limits.keys() - keyed.unlucky
-    assert min(keyed.halfway[key] for key in lucky) >= PER_KEY // 50, "no key was left behind"
+    behind = {key: keyed.halfway[key] for key in lucky if keyed.halfway[key] < 0.6 * share * keyed.limits[key]}
+    assert behind == {}, f"a slot's fair share is {share:.0f}"

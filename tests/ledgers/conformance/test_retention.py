@@ -1,10 +1,13 @@
 """Retention: ended work leaves in small batches, whole, and nothing else does."""
 
+import asyncio
+
+import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig
 from trellis.engine.jobs import JobId, Submitted
-from trellis.engine.records import JobFilter, RetentionOptions
+from trellis.engine.records import JobFilter, RetentionOptions, RetentionReport
 from trellis.lifecycles import Trigger
 
 DAY_S = 24 * 3600.0
@@ -124,3 +127,84 @@ async def test_a_requeued_job_is_not_taken_for_ended(rig: Rig):
     await rig.ledger.requeue(ADMIN, [held.lease.job_id], rig.request(), limit=1, cause=None)
     await rig.ledger.retain(RetentionOptions(ended_s=DAY_S))
     assert await rig.state(held.lease.job_id) == "queued"
+
+
+# --- concurrency keys --------------------------------------------------------------------------------------------
+
+
+async def _places(rig: Rig, jobs: list[JobId]) -> list[str]:
+    return [(await rig.job(job_id)).place for job_id in jobs]
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("D49", "DJ-13")
+async def test_a_key_that_no_job_uses_leaves_and_takes_its_limit_with_it(rig: Rig):
+    await _finished(rig, concurrency_key="user:k", concurrency_limit=2)
+    await rig.advance(2 * DAY_S)
+    await _retain_all(rig, RetentionOptions(ended_s=DAY_S))
+    jobs = await rig.submit(2, concurrency_key="user:k", concurrency_limit=1)
+    assert await _places(rig, jobs) == ["ready", "parked"], "a new key has the limit of its first job"
+
+
+@pytest.mark.requirement("D49", "DJ-13")
+@pytest.mark.parametrize("phase", ["waiting", "resting", "held", "ended"])
+async def test_a_key_that_a_job_refers_to_stays(rig: Rig, phase: str):
+    options = {"concurrency_key": "user:k", "concurrency_limit": 2}
+    if phase == "resting":
+        await rig.submit_one(delay_s=30 * DAY_S, type="other", **options)
+        # The row of the key is there once something was ready under it.
+        await rig.cancel(await rig.submit_one(**options))
+    elif phase == "waiting":
+        await rig.submit_one(type="other", **options)
+    else:
+        held = await rig.running(**options)
+        if phase == "ended":
+            await rig.pull(held, Trigger.COMPLETE)
+    for _ in range(3):
+        await rig.ledger.retain(RetentionOptions(ended_s=1000 * DAY_S))
+    jobs = await rig.submit(3, concurrency_key="user:k", concurrency_limit=3)
+    taken = phase in {"waiting", "held"}
+    assert (await _places(rig, jobs)).count("ready") == 2 - taken, "the limit of the first job holds"
+
+
+@pytest.mark.requirement("D49")
+async def test_a_limit_that_an_operator_set_outlives_every_job(rig: Rig):
+    await rig.ledger.limit_key(ADMIN, "user:k", 3)
+    for _ in range(2):
+        await rig.ledger.retain(RetentionOptions(ended_s=1.0))
+    jobs = await rig.submit(4, concurrency_key="user:k", concurrency_limit=1)
+    assert (await _places(rig, jobs)).count("ready") == 3
+
+
+@pytest.mark.requirement("D49", "DJ-13")
+async def test_unused_keys_leave_a_batch_at_a_time_whatever_stands_between_them(rig: Rig):
+    for number in range(30):
+        key = {"concurrency_key": f"user:{number}", "concurrency_limit": 2}
+        if number % 3 == 0:
+            await rig.submit_one(type="stays", **key)
+        else:
+            await _finished(rig, **key)
+    await rig.advance(2 * DAY_S)
+    for _ in range(40):
+        await rig.ledger.retain(RetentionOptions(ended_s=DAY_S, batch=5))
+    for number in range(30):
+        places = await _places(rig, await rig.submit(2, concurrency_key=f"user:{number}", concurrency_limit=1))
+        assert places.count("ready") == 1, "of a limit of two one is taken; of a new limit of one none was"
+
+
+@pytest.mark.only("postgres")
+async def test_one_remover_works_at_a_time(rig: Rig):
+    """A second one would only wait for the first: it comes back at once, with nothing done."""
+    await _finished(rig)
+    await rig.advance(2 * DAY_S)
+    connection = await asyncpg.connect(rig.app_url, server_settings={"search_path": "trellis"})
+    try:
+        async with connection.transaction():
+            first = await connection.fetchrow("select * from retain($1, $2, $3)", DAY_S, DAY_S, 10)
+            async with asyncio.timeout(5):
+                second = await rig.ledger.retain(RetentionOptions(ended_s=DAY_S))
+        assert first is not None
+        assert (first["jobs"], second) == (1, RetentionReport())
+    finally:
+        await connection.close()
+    assert (await rig.ledger.jobs(JobFilter(), limit=10)).jobs == ()

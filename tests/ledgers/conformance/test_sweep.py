@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import LENGTH_S, OTHER_WORKER, SWEEPER, WORKER, Rig, actor
-from trellis.engine.jobs import CancelMode, ReasonCode, Renewed, Stage
+from trellis.engine.jobs import CancelMode, LeaseLost, ReasonCode, Renewed, Stage
 from trellis.engine.records import JobFilter, Place, SweepOptions
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Role, Trigger
 
@@ -328,6 +328,30 @@ async def test_a_backoff_past_the_deadline_fails_instead_of_returning(rig: Rig):
     await rig.pull(lease, Trigger.RETRY, source="CONTEXT_ASSEMBLY", by=ORCHESTRATOR, delay_s=25.0)
     await rig.pass_time(25)
     assert await rig.state(job_id) == "FAILED"
+
+
+@pytest.mark.requirement("D8", "D7")
+@pytest.mark.parametrize("stage", ["CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"])
+async def test_a_deadline_ends_a_stage_whose_holder_hangs_and_renews(rig: Rig, stage: str):
+    job_id = await rig.submit_one(lifecycle="queue-job", max_attempts=9, deadline_s=50.0)
+    lease = await rig.drive(job_id, stage)
+    assert lease is not None
+    await rig.sweep()
+    for _ in range(4):
+        await rig.advance(12.0)
+        assert await rig.ledger.renew(ORCHESTRATOR, [lease]) == [Renewed(cancel=False)]
+        await rig.sweep()
+    assert await rig.state(job_id) == stage
+    await rig.advance(2.0)
+    report = await rig.sweep()
+    assert report.deadlines == 1
+    assert await rig.ledger.renew(ORCHESTRATOR, [lease]) == [LeaseLost(lease)]
+    await rig.sweep()
+    job, events = await rig.job(job_id), await rig.ledger.events(job_id)
+    assert (job.state, job.attempt) == ("FAILED", 0), "no further attempt after the deadline"
+    assert [(event.type, event.cause) for event in events[-2:-1]] == [("job_lease_expired", "deadline passed")]
+    assert events[-1].type == "job_failed"
+    assert {event.role for event in events[-2:]} == {Role.ORCHESTRATOR}
 
 
 # --- soft cancels ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
@@ -15,6 +16,7 @@ from trellis.engine.errors import LedgerTooOld, LedgerUnavailable, LedgerUrlInva
 
 CONNECT_TIMEOUT_S = 10.0
 SERVER_VERSION_MIN = 15
+DEFAULT_PORT = 5432
 SERVER_SETTINGS = {
     "application_name": "trellis",
     "search_path": "trellis",
@@ -96,9 +98,24 @@ async def connect(url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Connecti
     except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError, ValueError) as error:
         raise LedgerUrlInvalid(url=url, reason=str(error)) from error
     except LOST as error:
-        raise LedgerUnavailable(reason=f"{type(error).__name__}: {error}") from error
+        raise LedgerUnavailable(reason=_why_lost(error, url, timeout_s)) from error
     check_server(made.get_server_version())
     return made
+
+
+def _why_lost(error: Exception, url: str, timeout_s: float) -> str:
+    """Why no connection came about, in words rather than in the names of the system's errors."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "localhost", parts.port or DEFAULT_PORT
+    match error:
+        case socket.gaierror():
+            return f"there is no host named {host!r}, or this machine cannot look it up"
+        case ConnectionRefusedError():
+            return f"nothing listens at {host}, port {port}"
+        case TimeoutError():
+            return f"{host}, port {port}, said nothing for {timeout_s:g} s"
+        case _:
+            return f"{type(error).__name__}: {error}"
 
 
 def check_server(version: ServerVersion) -> None:

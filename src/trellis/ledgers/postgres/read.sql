@@ -89,8 +89,15 @@ select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation
 select pos from feed_end
 
 -- name: signals
-select * from (select j.job_id, g.no, g.type, g.at, g.data from job j join signal g on g.id = j.id where j.job_id = $1
-                order by g.no desc limit $2) s order by s.no
+-- what holders wrote, and the one renewal that is kept of each job
+select * from (
+  select * from (
+    (select j.job_id, g.no, g.type, g.at, g.data from job j join signal g on g.id = j.id where j.job_id = $1
+      order by g.no desc limit $2)
+    union all
+    select j.job_id, 0, 2::smallint, r.at, null from job j join renewal r on r.id = j.id where j.job_id = $1) both_kinds
+   order by at desc, no desc limit $2) s
+ order by s.at, s.no
 
 -- name: result
 select r.body from job j join result r on r.id = j.id where j.job_id = $1 and (r.expires_at is null or r.expires_at > trellis.now())
@@ -149,6 +156,11 @@ select s.*, t.name as type_name, a.name as owner_name,
   join job_status s on s.id = j.id join job_type t on t.id = j.type
   left join actor a on a.id = s.owner
  order by s.id
+
+-- name: keys_over
+select c.name as key, count(*) as held, c.cap as "limit" from lease l join concurrency_key c on c.id = l.ckey group by c.id
+having count(*) > c.cap + (select count(*) from slot s where s.ckey = c.id and s.n > c.cap)
+ order by c.name limit 1000
 
 -- name: type_by_name
 select id from job_type where name = $1

@@ -15,6 +15,7 @@ from trellis.engine.records import (
     Job,
     JobFilter,
     JobPage,
+    KeyOver,
     QueueDepth,
     Severity,
     Signal,
@@ -56,6 +57,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     queues: LiteralString
     workers: LiteralString
     histories: LiteralString
+    keys_over: LiteralString
     type_by_name: LiteralString
     inspect: LiteralString
 
@@ -253,6 +255,9 @@ class Reads:
                     events=tuple(events.get(job.job_id, ())),
                     dead_letters=tuple(letters.get(job.job_id, ())),
                 )
+
+    async def keys_over(self) -> list[KeyOver]:
+        return [KeyOver(**dict(row)) for row in await self.fetch(Read.keys_over)]
 
     async def inspect(self) -> list[Finding]:
         found = await self.fetch(Read.inspect)

@@ -14,6 +14,7 @@ SIGNALS_MAX = 1_000
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/holder.sql"):
     renew: LiteralString
+    note_renewal: LiteralString
     version_held: LiteralString
     put_checkpoint: LiteralString
     journal_entry: LiteralString
@@ -28,6 +29,8 @@ def renew(tx: Transaction, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]
         values = {"now": tx.now, "job": lease.key, "epoch": lease.epoch}
         rows = tx.db.execute(_Sql.renew, values).fetchall()
         answers.append(Renewed(cancel=bool(rows[0][0])) if rows else LeaseLost(lease))
+    kept = {lease.key for lease, answer in zip(leases, answers, strict=True) if isinstance(answer, Renewed)}
+    tx.db.executemany(_Sql.note_renewal, [{"job": key, "now": tx.now} for key in kept])
     return answers
 
 

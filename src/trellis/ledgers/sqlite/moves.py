@@ -19,6 +19,7 @@ from trellis.engine.jobs import (
     RequestId,
 )
 from trellis.engine.records import JobFilter
+from trellis.engine.text import storable
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
@@ -40,6 +41,7 @@ from trellis.ledgers.sqlite.plan import (
 from trellis.ledgers.sqlite.steps import Batch, find, job_id_of
 from trellis.ledgers.sqlite.steps import Sql as StepSql
 from trellis.lifecycles import BY_CODE, Illegal, Phase, Trigger, event_code
+from trellis.lifecycles.lifecycle import ROLES
 
 REQUEUED = event_code("job_requeued")
 
@@ -48,6 +50,8 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"):
     made_before: LiteralString
     jobs_of_request: LiteralString
     ask_to_cancel: LiteralString
+    remember_wish: LiteralString
+    wish: LiteralString
     requeueable: LiteralString
 
 
@@ -64,8 +68,9 @@ def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     if request.target == name and not any(t.source == t.target == name for t in lifecycle.transitions):
         return Moved(job_id=request.job_id, source=name, target=name, version=row.version, repeated=True)
     step = step_between(lifecycle, row.state, request.target, actor.role)
-    if isinstance(step, Illegal):
-        return _no(row, request.job_id, request.target, step.reason)
+    if isinstance(step, Illegal) or step.trigger == Trigger.COMPENSATED:
+        reason = step.reason if isinstance(step, Illegal) else "the engine itself records that a compensation succeeded"
+        return _no(row, request.job_id, request.target, reason)
     full = _key_is_full(tx, row) if step.held else None
     if full is not None:
         return _no(row, request.job_id, request.target, full)
@@ -141,9 +146,21 @@ def cancel(
     if not step.allows(ROLE_CODES[actor.role]):
         return _no(row, job_id, step.target_name, f"{actor.role.value} may not cancel it")
     if mode is CancelMode.SOFT and row.place == HELD:
-        tx.db.execute(_Sql.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
+        if row.cancel_at is None:
+            tx.db.execute(_Sql.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
+            by = tx.names.actor_id(actor.name)
+            tx.db.execute(_Sql.remember_wish, (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause)))
         return CancelRequested(job_id=job_id, state=name)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
+
+
+def asked(tx: Transaction, row: Standing) -> bytes | None:
+    """Who asked the holder of this job to stop, and why, for the event of the cancel; None when nobody did."""
+    rows = tx.db.execute(_Sql.wish, (row.id, row.epoch)).fetchall() if row.cancel_at is not None else []
+    if not rows:
+        return None
+    name, role, cause = rows[0]
+    return json.dumps({"asked_by": name, "asked_as": ROLES[int(role)].value, "reason": cause}).encode()
 
 
 def requeue(

@@ -14,6 +14,7 @@ from trellis.engine.records import (
     Job,
     JobFilter,
     JobPage,
+    KeyOver,
     QueueDepth,
     Signal,
     WorkerSeen,
@@ -50,6 +51,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     types: LiteralString
     workers: LiteralString
     job_keys: LiteralString
+    keys_over: LiteralString
     any_ready: LiteralString
 
 
@@ -109,6 +111,11 @@ def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:
     key = _key_of(tx, job_id)
     found = [] if key is None else tx.db.execute(_Sql.signals, (key, page_size(limit))).fetchall()
     return [Signal(job_id=job_id, type=type_, ts=rows.moment(at), data=data) for type_, at, data in found]
+
+
+def keys_over(tx: Transaction) -> list[KeyOver]:
+    found = tx.db.execute(_Sql.keys_over).fetchall()
+    return [KeyOver(key=key, held=held, limit=limit) for key, held, limit in found]
 
 
 def result(tx: Transaction, job_id: JobId) -> bytes | None:

@@ -21,6 +21,10 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
     purge: LiteralString
     drop_results: LiteralString
     drop_signals: LiteralString
+    keys_pruned_up_to: LiteralString
+    write_keys_pruned: LiteralString
+    next_keys: LiteralString
+    drop_unused_keys: LiteralString
     drop_claims: LiteralString
     drop_workers: LiteralString
 
@@ -37,7 +41,24 @@ def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
     claims = changed(tx)
     tx.db.execute(_Sql.drop_workers, (tx.now - int(WORKER_S * US),))
     full = options.batch in {results, signals, claims}
-    return RetentionReport(jobs=jobs, events=events, results=results, signals=signals, keys=keys, more=more or full)
+    more = _prune_keys(tx, options.batch) or more or full
+    return RetentionReport(jobs=jobs, events=events, results=results, signals=signals, keys=keys, more=more)
+
+
+def _prune_keys(tx: Transaction, limit: int) -> bool:
+    """Remove concurrency keys that no job refers to any more: some each time, going round. True when it pays to go on."""
+    stored = tx.db.execute(_Sql.keys_pruned_up_to).fetchall()
+    after: int = stored[0][0] if stored else 0
+    seen = tx.db.execute(_Sql.next_keys, (after, limit)).fetchall()
+    if not seen and not after:
+        return False
+    if seen:
+        tx.db.execute(_Sql.drop_unused_keys, (after, seen[-1][0]))
+    dropped = changed(tx) if seen else 0
+    last = seen[-1][0] if len(seen) == limit else 0
+    if last != after:
+        tx.db.execute(_Sql.write_keys_pruned, (last,))
+    return dropped > 0 and len(seen) == limit
 
 
 def _purge_ended(tx: Transaction, options: RetentionOptions) -> tuple[int, int, int, bool]:

@@ -12,6 +12,7 @@ from trellis.engine.jobs import Actor, DeathCertificate, ReasonCode, Stage
 from trellis.engine.records import SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.moves import asked
 from trellis.ledgers.sqlite.plan import (
     HELD,
     PARKED,
@@ -243,13 +244,16 @@ def _take_in(batch: Batch, tx: Transaction, actor: Actor, row: Standing, verdict
     assert step is not None, "a verdict without a step is not written"
     who = Who(sweeping_role(row.lifecycle), tx.names.actor_id(actor.name))
     place, wait = landing(step, keyed=row.ckey is not None, delay_us=_rest_us(step))
-    act = Act(step, who, place, wait, revokes=row.place == HELD, cause=verdict.cause)
+    data = asked(tx, row) if step.trigger == Trigger.CANCEL else None
+    act = Act(step, who, place, wait, revokes=row.place == HELD, cause=verdict.cause, data=data)
     batch.add(row, act, verdict.death if step.dead_letter else None)
 
 
 def _rest_us(step: Step) -> int | None:
-    """A lost lease waits for nothing (D8); otherwise the target's own timer runs."""
-    return 0 if step.trigger == Trigger.EXPIRE else None if step.trigger == Trigger.CANCEL else step.timer_us
+    """A lost lease and a passed deadline wait for nothing (D8); otherwise the target's own timer runs."""
+    if step.trigger in {Trigger.EXPIRE, Trigger.DEADLINE}:
+        return 0
+    return None if step.trigger == Trigger.CANCEL else step.timer_us
 
 
 def _next_due_s(tx: Transaction, options: SweepOptions) -> float:

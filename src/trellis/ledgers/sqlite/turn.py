@@ -6,6 +6,7 @@ from trellis.engine.errors import InvalidTransition, UnknownLifecycle
 from trellis.engine.jobs import Actor, Advance, Applied, LeaseLost, Turn, TurnResult
 from trellis.ledgers.sqlite.claims import claim
 from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.moves import asked
 from trellis.ledgers.sqlite.plan import (
     HELD,
     ROLE_CODES,
@@ -22,6 +23,9 @@ from trellis.ledgers.sqlite.plan import (
 )
 from trellis.ledgers.sqlite.steps import Batch, Sql, standings
 from trellis.lifecycles import LIFECYCLES, Trigger
+
+STOP = "stop"
+"""The trigger by which a holder obeys a soft cancel."""
 
 
 def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnResult:
@@ -54,9 +58,9 @@ def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance])
         moved.add(key)
         wish = wished_cancel(row) if row.cancel_at is not None and _lets_go(step) else None
         if wish is None:
-            _decide(batch, row, step, who, tx.now, advance)
+            _decide(tx, batch, row, step, who, advance)
         else:
-            _obey(batch, row, wish, who)
+            _obey(tx, batch, row, wish, who)
         refused = wish is not None and step.trigger == Trigger.START
         outcomes.append(LeaseLost(advance.lease) if refused else Applied(row.version + 1))
     batch.write(tx)
@@ -97,24 +101,27 @@ def _lets_go(step: Step) -> bool:
     return step.trigger == Trigger.START or not (step.held or step.ended)
 
 
-def _obey(batch: Batch, row: Standing, wish: Step, who: Who) -> None:
+def _obey(tx: Transaction, batch: Batch, row: Standing, wish: Step, who: Who) -> None:
     """The holder was asked to stop and no user code runs: it must not begin, or begin once more."""
     sweeper = Who(sweeping_role(row.lifecycle), who.actor)
     place, wait = landing(wish, keyed=row.ckey is not None, delay_us=None)
-    batch.add(row, Act(wish, sweeper, place, wait, cause="soft cancel: the holder let go"))
+    batch.add(row, Act(wish, sweeper, place, wait, cause="soft cancel: the holder let go", data=asked(tx, row)))
 
 
-def _decide(batch: Batch, row: Standing, step: Step, who: Who, now: int, advance: Advance) -> None:
+def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, advance: Advance) -> None:
     if step.held:
         place, wait = HELD, row.length
     else:
         place, wait = landing(step, keyed=row.ckey is not None, delay_us=int(advance.delay_s * US))
-    act = Act(step, who, place, wait, cause=advance.cause, data=advance.data)
+    data = advance.data
+    if data is None and step.trigger == STOP:
+        data = asked(tx, row)
+    act = Act(step, who, place, wait, cause=advance.cause, data=data)
     batch.add(row, act, advance.death)
     if advance.spare_attempt:
         batch.spared.append(row.id)
     if advance.result is not None and step.ended:
-        kept_until = None if advance.result_ttl_s is None else now + int(advance.result_ttl_s * US)
+        kept_until = None if advance.result_ttl_s is None else tx.now + int(advance.result_ttl_s * US)
         batch.results.append((row.id, advance.result, kept_until))
 
 

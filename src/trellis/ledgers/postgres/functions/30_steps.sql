@@ -78,6 +78,11 @@ begin
   perform _make_keys(p_keys);
   if p_wait then
     mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update);
+    if exists (select from unnest(p_keys) u(id) where u.id <> all(mine)) then
+      -- Removed as unused while we waited for it: whoever is parked there makes it anew.
+      perform _make_keys(p_keys);
+      mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update);
+    end if;
   else
     mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update skip locked);
   end if;
@@ -161,6 +166,14 @@ begin
           e.attempt, p_role, 'compensated by ' || by_job);
 end $$;
 
+-- Who asked for the soft cancel that is being carried out, and why; null when nobody did. `p_epoch` is the job's epoch now: that of
+-- the lease, or one more when the lease was revoked.
+create or replace function _asked(p_id bigint, p_epoch int) returns bytea language sql stable set search_path from current as $$
+  select convert_to(json_build_object('asked_by', a.name, 'asked_as', r.name, 'reason', w.cause)::text, 'UTF8')
+    from wish w join actor a on a.id = w.actor join role r on r.role = a.role
+   where w.id = p_id and w.epoch between p_epoch - 1 and p_epoch
+$$;
+
 -- t: the moving row as it was, already out of its place; epoch already raised when a lease is revoked or granted.
 create or replace function _step(
   t token, x transition, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint,
@@ -195,6 +208,10 @@ begin
   end if;
   if s.dead_letter and p_reason is null then
     raise exception 'job %: a dead letter needs its reason', t.id using errcode = 'TR003';
+  end if;
+  if x.trigger in ('cancel', 'stop') and p_request is null then
+    p_data := coalesce(p_data, _asked(t.id, t.epoch));
+    delete from wish w where w.id = t.id;
   end if;
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role,
                      cause, request, data)

@@ -9,9 +9,15 @@ declare
   now_at timestamptz := trellis.now();
 begin
   return query
-  update lease d set until = now_at + _length(d.lease_ms, d.beat_ms)
-   where d.id = any(p_ids) and d.epoch = p_epochs[array_position(p_ids, d.id)] and exists (select from actor o where o.id = d.owner and o.db_role = session_user)
-  returning d.id, d.cancel_at is not null;
+  with renewed as (
+    update lease d set until = now_at + _length(d.lease_ms, d.beat_ms)
+     where d.id = any(p_ids) and d.epoch = p_epochs[width_bucket(d.id, p_ids)]
+       and exists (select from actor o where o.id = d.owner and o.db_role = session_user)
+    returning d.id, d.cancel_at is not null as cancel
+  ), noted as (
+    insert into renewal (id, at) select r.id, now_at from renewed r on conflict (id) do update set at = excluded.at
+  )
+  select r.id, r.cancel from renewed r;
   insert into worker (actor, seen_at) values (p_actor, now_at) on conflict (actor) do update set seen_at = excluded.seen_at;
 end $$;
 

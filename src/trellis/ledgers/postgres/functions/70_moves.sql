@@ -14,7 +14,8 @@ begin
   return found;
 end $$;
 
--- The declared transition that leads from a state to a target or by a trigger, the one this role may make first.
+-- The declared transition that leads from a state to a target or by a trigger, the one this role may make first. That a job was
+-- compensated is the engine's own finding, written when the compensation succeeds: nobody may claim it.
 create or replace function _declared_step(p_lifecycle smallint, p_source smallint, p_target smallint, p_trigger text, p_role smallint,
                                           out x transition, out refusal text)
 language plpgsql stable set search_path from current as $$
@@ -25,7 +26,7 @@ begin
    order by (r.roles & (1 << p_role::int) <> 0) desc, r.fenced limit 1;
   if not found and p_source = p_target then refusal := 'same';
   elsif not found then refusal := 'undeclared';
-  elsif x.roles & (1 << p_role::int) = 0 then refusal := 'actor';
+  elsif x.roles & (1 << p_role::int) = 0 or x.trigger = 'compensated' then refusal := 'actor';
   elsif x.fenced then refusal := 'fenced';
   end if;
 end $$;
@@ -92,7 +93,8 @@ begin
 end $$;
 
 -- Soft leaves a wish with the lease: the holder learns it when it renews, and it is carried out as soon as no user code runs
--- (a start, the end of the attempt, a lost lease) or when its grace is over. Hard, and any cancel of a waiting job, is now.
+-- (a start, the end of the attempt, a lost lease) or when its grace is over. Who asked first, and why, is kept for the event of
+-- the cancel. Hard, and any cancel of a waiting job, is now.
 create or replace function cancel(
   p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text)
 returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
@@ -111,7 +113,11 @@ begin
   if p_soft and k.place = 'held' then
     d := _declared_step(j.lifecycle, (k.t).state, null, 'cancel', a.role);
     if d.refusal is null then
-      update lease l set cancel_at = coalesce(l.cancel_at, now_at + p_grace_s * interval '1 s') where l.id = j.id;
+      update lease l set cancel_at = now_at + p_grace_s * interval '1 s' where l.id = j.id and l.cancel_at is null;
+      if found then
+        insert into wish (id, epoch, at, actor, cause) values (j.id, (k.t).epoch, now_at, p_actor, p_cause)
+          on conflict (id) do update set epoch = excluded.epoch, at = excluded.at, actor = excluded.actor, cause = excluded.cause;
+      end if;
     end if;
     return query select coalesce(d.refusal, 'requested'), j.id, j.lifecycle, (k.t).state, (d.x).target, (k.t).version, (k.t).epoch;
     return;
@@ -167,7 +173,8 @@ declare
   key_id bigint := _key_hash(p_key);
 begin
   perform _require(a.role, 'limit a key', array['control-plane', 'orchestrator']);
-  insert into concurrency_key as k (id, name, cap) values (key_id, p_key, p_cap) on conflict (id) do update set cap = p_cap;
+  insert into concurrency_key as k (id, name, cap, set_by) values (key_id, p_key, p_cap, p_actor)
+    on conflict (id) do update set cap = p_cap, set_by = p_actor;
   with surplus as (
     delete from ready r where r.id = any(array(
       select q.id from ready q where q.ckey = key_id order by q.prio desc, q.pos desc

@@ -134,7 +134,8 @@ begin
         select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
         perform _remove(d.id, k.place);
         if k.place = 'held' then t.epoch := t.epoch + 1; end if;
-        perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, 'deadline passed', null, null, 'timeout', 'exec',
+        -- Into a state that has a timer: it falls due at once, and the timer finds that the deadline has passed.
+        perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, 'deadline passed', null, null, 'timeout', 'exec',
                       'deadline passed');
         done := done + 1;
       end if;

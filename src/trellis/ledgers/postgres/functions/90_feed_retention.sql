@@ -18,6 +18,26 @@ begin
   update feed_end f set pos = greatest(f.pos, (select max(p.pos) from placed p));
 end $$;
 
+-- Keys that no job refers to any more and whose limit nobody set. Some each time, going round; true when it pays to go on at once.
+-- Locked first and looked at again: a submit that had the key meanwhile has committed its job by then, and one that comes later
+-- waits for us and makes the key anew.
+create or replace function _prune_keys(p_limit int) returns boolean language plpgsql set search_path from current as $$
+declare
+  lowest constant bigint := -9223372036854775808;
+  after bigint := coalesce((select m.value::bigint from meta m where m.name = 'keys_pruned_up_to'), lowest);
+  seen bigint[] := array(select c.id from concurrency_key c where c.id > after order by c.id limit p_limit);
+  unused bigint[];
+begin
+  if after = lowest and cardinality(seen) = 0 then return false; end if;
+  insert into meta as m (name, value)
+  values ('keys_pruned_up_to', case when cardinality(seen) = p_limit then seen[p_limit] else lowest end)
+    on conflict (name) do update set value = excluded.value where m.value <> excluded.value;
+  unused := array(select c.id from concurrency_key c where c.id = any(seen) and c.set_by is null
+                     and not exists (select from job j where j.ckey = c.id) order by c.id for update skip locked);
+  delete from concurrency_key c where c.id = any(unused) and not exists (select from job j where j.ckey = c.id);
+  return found and cardinality(seen) = p_limit;
+end $$;
+
 create or replace function retain(p_ended_s float8, p_signals_s float8, p_limit int)
 returns table (jobs int, events int, results int, signals int, keys int, more boolean)
 language plpgsql security definer set search_path from current as $$
@@ -26,6 +46,7 @@ declare
   now_at timestamptz := trellis.now();
   gone bigint[];
   passed bigint;
+  renewals int;
   lowest bigint;
   highest bigint;
 begin
@@ -44,6 +65,11 @@ begin
   get diagnostics results = row_count;
   delete from signal s where s.no = any(array(select o.no from signal o where o.at < now_at - p_signals_s * interval '1 s' limit p_limit));
   get diagnostics signals = row_count;
+  delete from renewal r where r.id = any(array(
+    select o.id from renewal o where o.id = any(array(select w.id from renewal w order by w.id limit 40 * p_limit))
+       and o.at < now_at - p_signals_s * interval '1 s' limit p_limit for update skip locked));
+  get diagnostics renewals = row_count;
+  signals := signals + renewals;
   -- Jobs end roughly in the order of their keys, so the oldest are found at the low end of the primary key.
   gone := array(select w.id from (select n.id, n.at from ended n order by n.id limit 40 * p_limit) w
                  where w.at < now_at - p_ended_s * interval '1 s'
@@ -56,6 +82,8 @@ begin
   delete from checkpoint c where c.id = any(gone);
   delete from journal j where j.id = any(gone);
   delete from signal s where s.id = any(gone);
+  delete from renewal r where r.id = any(gone);
+  delete from wish w where w.id = any(gone);
   delete from deadline d where d.id = any(gone);
   delete from dead_letter d where d.id = any(gone);
   delete from event e where e.id = any(gone);
@@ -71,6 +99,7 @@ begin
        and o.batch not in (select e.batch from event e where e.batch between lowest and highest) order by o.pos limit 10 * p_limit));
   get diagnostics passed = row_count;
   delete from worker w where w.seen_at < now_at - greatest(p_ended_s, 86400) * interval '1 s';
-  more := jobs = p_limit or results = p_limit or signals = p_limit or passed = 10 * p_limit;
+  more := jobs = p_limit or results = p_limit or signals >= p_limit or passed = 10 * p_limit;
+  more := _prune_keys(p_limit) or more;
   return next;
 end $$;

@@ -4,6 +4,10 @@
 UPDATE trellis_job SET until = :now + length WHERE id = :job AND epoch = :epoch AND place = 4
 RETURNING cancel_at IS NOT NULL;
 
+-- One for each job: the unique index makes this one take the place of the one before.
+-- name: note_renewal
+INSERT OR REPLACE INTO trellis_signal (job, type, at) VALUES (:job, 'job_lease_renewed', :now);
+
 -- name: version_held
 SELECT version FROM trellis_job WHERE id = ? AND epoch = ? AND place = 4;
 
@@ -18,4 +22,4 @@ SELECT body FROM trellis_journal WHERE job = ? AND entry = ?;
 INSERT INTO trellis_journal (job, entry, epoch, at, body) VALUES (?, ?, ?, ?, ?);
 
 -- name: put_signal
-INSERT INTO trellis_signal (job, type, at, data) VALUES (?, ?, ?, ?);
+INSERT OR REPLACE INTO trellis_signal (job, type, at, data) VALUES (?, ?, ?, ?);

@@ -162,6 +162,10 @@ SELECT w.name, w.seen_at, (SELECT count(*) FROM trellis_job j INDEXED BY trellis
   w.info
 FROM trellis_worker w ORDER BY w.name;
 
+-- name: keys_over
+SELECT k.name, count(*), k.slots FROM trellis_job j INDEXED BY trellis_job_held JOIN trellis_concurrency_key k ON k.id = j.ckey
+WHERE j.place = 4 GROUP BY k.id HAVING count(*) > k.slots + sum(j.slot >= k.slots) ORDER BY k.name LIMIT 1000;
+
 -- name: job_keys
 SELECT id, job_id FROM trellis_submission WHERE id > ? ORDER BY id LIMIT ?;
 

@@ -22,6 +22,20 @@ DELETE FROM trellis_result WHERE job IN (SELECT job FROM trellis_result WHERE ex
 -- name: drop_signals
 DELETE FROM trellis_signal WHERE at <= :before AND id IN (SELECT id FROM trellis_signal ORDER BY id LIMIT :limit);
 
+-- name: keys_pruned_up_to
+SELECT value FROM trellis_meta WHERE key = 'keys_pruned_up_to';
+
+-- name: write_keys_pruned
+INSERT INTO trellis_meta (key, value) VALUES ('keys_pruned_up_to', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: next_keys
+SELECT id FROM trellis_concurrency_key WHERE id > ? ORDER BY id LIMIT ?;
+
+-- A limit that somebody set stays, also while no job uses the key.
+-- name: drop_unused_keys
+DELETE FROM trellis_concurrency_key WHERE id > ? AND id <= ? AND changed_by IS NULL
+  AND NOT EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_of_key WHERE j.ckey = trellis_concurrency_key.id);
+
 -- name: drop_claims
 DELETE FROM trellis_claim WHERE claim_id IN (SELECT claim_id FROM trellis_claim WHERE at <= ? ORDER BY at LIMIT ?);
 
