@@ -22,10 +22,12 @@ from trellis.engine.errors import (
     JobFailed,
     JobNotFound,
     OptionInvalid,
+    TokenExpired,
 )
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     SUBMIT_MAX,
+    Actor,
     CancelMode,
     CancelRequested,
     JobId,
@@ -53,7 +55,7 @@ LETTERS_MAX = 100
 
 
 class JobHandle:
-    """One submitted job."""
+    """One submitted job: its `id`, its `type`, and whether this submit `created` it."""
 
     def __init__(self, trellis: "Trellis", job_id: JobId, *, type_: str | None, created: bool, returns: Any) -> None:
         self._trellis = trellis
@@ -139,7 +141,7 @@ class Trellis:
         if given and len(payloads) != 1:
             option = min(given)
             raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
-        actor = self.principal.acting(*SUBMITTING, action="submit jobs")
+        actor = self._acting(*SUBMITTING, action="submit jobs")
         jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
         handles: list[JobHandle] = []
         for first in range(0, len(jobs), SUBMIT_MAX):
@@ -155,7 +157,7 @@ class Trellis:
         The job is there once the caller commits, and never was if it rolls back. On PostgreSQL call the SQL function
         `trellis.submit_job` on your connection instead, from any driver.
         """
-        actor = self.principal.acting(*SUBMITTING, action="submit jobs")
+        actor = self._acting(*SUBMITTING, action="submit jobs")
         job = new_job(type_, payload, settings, app=self._app, new_id=self._new_id)
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
@@ -233,7 +235,7 @@ class Trellis:
         """End a job that has not ended; raises InvalidTransition with its final state once it has."""
         chosen = _mode(mode)
         job = await self.job(job_id)
-        actor = self.principal.acting(*cancelling(job), action=f"cancel a {job.lifecycle}")
+        actor = self._acting(*cancelling(job), action=f"cancel a {job.lifecycle}")
         answer = await self.ledger.cancel(
             actor, JobId(job_id), chosen, self._request_id(), grace_s=grace_s, cause=cause
         )
@@ -246,7 +248,7 @@ class Trellis:
         self, jobs: Sequence[str] | JobFilter, *, limit: int = 100, cause: str | None = None
     ) -> list[Moved | NotMoved]:
         """Open the next generation of failed and dead-lettered jobs; an operator's act."""
-        actor = self.principal.acting(Role.CONTROL_PLANE, action="requeue jobs")
+        actor = self._acting(Role.CONTROL_PLANE, action="requeue jobs")
         chosen = jobs if isinstance(jobs, JobFilter) else [JobId(job_id) for job_id in jobs]
         return await self.ledger.requeue(actor, chosen, self._request_id(), limit=limit, cause=cause)
 
@@ -267,13 +269,22 @@ class Trellis:
 
     async def pause(self, type_: str) -> None:
         """Stop handing out jobs of a type; what is held goes on."""
-        await self.ledger.pause(self.principal.acting(Role.CONTROL_PLANE, action="pause a type"), type_, paused=True)
+        await self.ledger.pause(self._acting(Role.CONTROL_PLANE, action="pause a type"), type_, paused=True)
 
     async def resume(self, type_: str) -> None:
         """Hand out jobs of a type again."""
-        await self.ledger.pause(self.principal.acting(Role.CONTROL_PLANE, action="resume a type"), type_, paused=False)
+        await self.ledger.pause(self._acting(Role.CONTROL_PLANE, action="resume a type"), type_, paused=False)
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _acting(self, *candidates: Role, action: str) -> Actor:
+        """The caller in the first of these roles it has, while its token lives; raises NotAllowed, TokenExpired."""
+        until = self.principal.until
+        if until is not None and self._clock.monotonic() >= until:
+            raise TokenExpired(
+                problem="it expired while this connection was open", remedy="connect again with a new one"
+            )
+        return self.principal.acting(*candidates, action=action)
 
     def _handle(self, answer: Submitted, type_: str, returns: Any) -> JobHandle:
         return JobHandle(self, answer.job_id, type_=type_, created=answer.created, returns=returns)

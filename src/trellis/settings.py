@@ -38,8 +38,23 @@ class Settings(pydantic.BaseModel):
     """Whether workers listen for hints or only poll."""
     drain_s: float = pydantic.Field(DRAIN_S_DEFAULT, ge=0)
     """How long running handlers may go on after the first signal."""
+    token: pydantic.SecretStr | None = None
+    """A token to act with, as text; only from the environment."""
+    token_file: Path | None = None
+    """A file that holds the token instead."""
+    token_key_file: Path | None = None
+    """The key that signs and verifies tokens; by default the development key beside an SQLite ledger."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
+
+    def shown_token(self) -> str | None:
+        """The token this process acts with, if it has one; raises SettingsInvalid."""
+        if self.token is not None or self.token_file is None:
+            return None if self.token is None else self.token.get_secret_value().strip()
+        try:
+            return self.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsInvalid(source="token_file", detail=f"{self.token_file} cannot be read: {error}") from error
 
     def worker_options(self, name: str) -> WorkerOptions:
         """The part that workers get."""
@@ -57,12 +72,17 @@ def read_settings(environment: Mapping[str, str], folder: Path) -> Settings:
     """The settings in force; raises SettingsInvalid."""
     file = folder / FILE_NAME
     values: dict[str, Any] = {}
-    if file.is_file():
+    if _is_there(file):
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise SettingsInvalid(source=str(file), detail=str(error)) from error
         _refuse_unknown(values, source=str(file), written=str)
+        if "token" in values:
+            detail = (
+                "a token does not belong in this file; set TRELLIS_TOKEN, or token_file to a private file that holds it"
+            )
+            raise SettingsInvalid(source=str(file), detail=detail)
     named = {
         name.removeprefix(PREFIX).lower(): value
         for name, value in environment.items()
@@ -76,6 +96,13 @@ def read_settings(environment: Mapping[str, str], folder: Path) -> Settings:
         key = ".".join(str(part) for part in problem["loc"])
         source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
         raise SettingsInvalid(source=source, detail=f"{problem['msg']}, not {problem['input']!r}") from error
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except PermissionError:
+        return False  # a folder that may not be looked into
 
 
 def _refuse_unknown(values: Mapping[str, Any], *, source: str, written: Callable[[str], str]) -> None:

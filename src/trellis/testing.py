@@ -74,7 +74,7 @@ class FakeClock:
 
 
 class Sandbox:
-    """One application on a ledger of its own."""
+    """One application on a `ledger` of its own, with its `clock` and a caller (`trellis`) that may do everything."""
 
     def __init__(self, app: App, ledger: Ledger, clock: FakeClock) -> None:
         self.app = app

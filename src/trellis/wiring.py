@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import secrets
 import socket
 import stat
@@ -14,19 +15,23 @@ from pathlib import Path
 
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import NotAllowed
+from trellis.engine.errors import KeyUnusable, NotAllowed
 from trellis.engine.ledger import Ledger
+from trellis.identity import Identity, TrustedKey, symmetric_key, verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.settings import read_settings
+from trellis.settings import Settings, read_settings
 from trellis.worker.app import App
-from trellis.worker.drain import run_until_signalled
+from trellis.worker.drain import open_until_signalled, run_until_signalled
 from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import Worker
 
 KEY_SUFFIX = ".key"
 KEY_BYTES = 32
+"""As many as HS256 needs; written in hexadecimal."""
 KEY_MODE = 0o600
+ISSUER = "trellis"
+"""Who signs with a key file of ours."""
 LOCAL_ROLES = frozenset({Role.WORKER, Role.SUBMITTER})
 
 
@@ -82,15 +87,24 @@ def process_name(kind: str) -> str:
 
 @asynccontextmanager
 async def connect(
-    url: str | None = None, *, app: App | None = None, name: str | None = None, operator: bool = False
+    url: str | None = None,
+    *,
+    token: str | None = None,
+    app: App | None = None,
+    name: str | None = None,
+    operator: bool = False,
 ) -> AsyncGenerator[Trellis]:
     """A ledger to submit to and to read; without an address the one of the settings.
 
-    On a local SQLite file the caller is worker and submitter; `operator=True` adds the control plane and needs the
-    file's development key. On PostgreSQL the database role decides, and the ledger refuses what it may not do.
+    With a `token` (or the settings' `TRELLIS_TOKEN`, `TRELLIS_TOKEN_FILE`) the caller has the roles and the name that the
+    token gives, and no others, until it expires; raises TokenRefused. Without one the caller is worker and submitter on a
+    local SQLite file, and `operator=True` adds the control plane if the file's development key can be read. On PostgreSQL the
+    database role decides: the ledger refuses what it may not do, and a token can only take away from that.
     """
-    address = url or read_settings(os.environ, Path.cwd()).ledger
-    principal = principal_for(address, name=name or process_name("client"), operator=operator)
+    settings = read_settings(os.environ, Path.cwd())
+    address = url or settings.ledger
+    identity = identify(address, settings, token)
+    principal = principal_for(address, name=name or process_name("client"), operator=operator, identity=identity)
     ledger = await open_ledger(address)
     try:
         yield Trellis(ledger, principal, clock=SystemClock(), new_id=new_id, app=app)
@@ -103,6 +117,11 @@ def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> Worker:
     return Worker(app, ledger, options, clock=SystemClock(), rng=random.Random(), new_id=new_id)  # noqa: S311 - jitter
 
 
+async def open_when_there(url: str) -> Ledger | None:
+    """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
+    return await open_until_signalled(lambda: open_ledger(url), SystemClock(), random.Random())  # noqa: S311 - jitter
+
+
 async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = None) -> int:
     """Run a worker until SIGTERM or SIGINT and drain it; the exit code of the process (see `ExitCode`)."""
     worker = make_worker(app, ledger, options or WorkerOptions(name=process_name("worker")))
@@ -112,15 +131,44 @@ async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = N
 # --- authority without HTTP ----------------------------------------------------------------------------------------
 
 
-def principal_for(url: str, *, name: str, operator: bool) -> Principal:
-    """Who a process is that shows no token."""
-    if not url.startswith("sqlite:"):
+def identify(url: str, settings: Settings, token: str | None = None) -> Identity | None:
+    """Whom the token names, given or of the settings; None without one. Raises TokenRefused."""
+    shown = settings.shown_token() if token is None else token
+    return None if shown is None else verify(shown, [token_key(url, settings)], now=time.time())
+
+
+def principal_for(url: str, *, name: str, operator: bool, identity: Identity | None = None) -> Principal:
+    """Who a process is: what its token says, else what the place of the ledger gives."""
+    local = url.startswith("sqlite:")
+    if identity is not None:
+        because = f"the token of {identity.name} gives {_listed(identity.roles)}"
+        if not local:
+            because += ", and the database role decides about the rest"
+        until = time.monotonic() + identity.expires_at - time.time()
+        return Principal(name=identity.name, roles=identity.roles, because=because, until=until)
+    if not local:
         return Principal(name=name, roles=frozenset(Role), because="the database role decides")
     if not operator:
-        because = f"a local file gives {' and '.join(sorted(role.value for role in LOCAL_ROLES))}"
-        return Principal(name=name, roles=LOCAL_ROLES, because=because)
-    _check_development_key(development_key_path(url))
+        return Principal(name=name, roles=LOCAL_ROLES, because=f"a local file gives {_listed(LOCAL_ROLES)}")
+    try:
+        read_key(development_key_path(url))
+    except KeyUnusable as error:
+        reason = str(error.data["reason"])
+        raise NotAllowed(role=Role.CONTROL_PLANE.value, action="be taken on this ledger", reason=reason) from error
     return Principal(name=name, roles=LOCAL_ROLES | {Role.CONTROL_PLANE})
+
+
+def token_key(url: str, settings: Settings) -> TrustedKey:
+    """The key that signs and verifies tokens: the configured one, else the development key beside an SQLite file."""
+    path = settings.token_key_file
+    if path is None and not url.startswith("sqlite:"):
+        reason = "none is configured; set TRELLIS_TOKEN_KEY_FILE, or go without a token: on PostgreSQL the database role decides"
+        raise KeyUnusable(reason=reason)
+    return symmetric_key(read_key(path or development_key_path(url)), issuer=ISSUER)
+
+
+def _listed(roles: frozenset[Role]) -> str:
+    return " and ".join(sorted(role.value for role in roles))
 
 
 def development_key_path(url: str) -> Path:
@@ -141,18 +189,17 @@ def make_development_key(url: str) -> Path:
     return path
 
 
-def _check_development_key(path: Path) -> None:
-    """Being able to read a private key file is what makes an operator here; a key that others can read proves nothing."""
+def read_key(path: Path) -> bytes:
+    """The key in a private file; raises KeyUnusable. One that others can read proves nothing."""
     try:
         mode = path.stat().st_mode
-        present = len(path.read_text(encoding="ascii").strip()) == 2 * KEY_BYTES
+        text = path.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise _no_operator(f"the development key {path} cannot be read: {error.strerror}") from error
+        raise KeyUnusable(reason=f"the key {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KeyUnusable(reason=f"{path} holds no key") from error
     if stat.S_IMODE(mode) & 0o077:
-        raise _no_operator(f"others can read {path}; run: chmod 600 {path}")
-    if not present:
-        raise _no_operator(f"{path} holds no key")
-
-
-def _no_operator(reason: str) -> NotAllowed:
-    return NotAllowed(role=Role.CONTROL_PLANE.value, action="be taken on this ledger", reason=reason)
+        raise KeyUnusable(reason=f"others can read {path}; run: chmod 600 {path}")
+    if not re.fullmatch(f"(?:[0-9a-fA-F]{{2}}){{{KEY_BYTES},}}", text):
+        raise KeyUnusable(reason=f"{path} holds no key: it must be {2 * KEY_BYTES} hexadecimal digits or more")
+    return bytes.fromhex(text)

@@ -42,6 +42,8 @@ def test_work_that_nobody_serves_is_noticed_and_served_work_is_not():
     assert silent["type a"] == (Severity.WARNING, "3 jobs are ready and no living worker serves the type")
     served = by_check(work_findings([queue(ready=3, oldest_ready_s=1.0)], [worker(silent_s=5)], NOW))
     assert served == {"workers": (Severity.OK, "1 alive, 2 jobs held")}
+    one = by_check(work_findings([queue(ready=1)], [], NOW))
+    assert one["type a"][1] == "1 job is ready and no living worker serves the type"
 
 
 def test_a_served_type_whose_jobs_wait_long_needs_more_workers():
@@ -56,6 +58,7 @@ def test_a_paused_type_is_named_once():
 
 def test_dead_letters_are_counted_as_far_as_they_were_read():
     assert letters_finding(0, 100).severity is Severity.OK
+    assert letters_finding(1, 100).detail == "1 waits for a decision"
     assert letters_finding(7, 100).detail == "7 wait for a decision"
     assert letters_finding(100, 100).detail == "100 or more wait for a decision"
 

@@ -57,6 +57,27 @@ def worker(**changes: Any) -> WorkerSeen:
     return replace(WorkerSeen(name="w-1", seen_at=NOW - timedelta(seconds=3), held=1, info=info), **changes)
 
 
+def step(type_: str, **changes: Any) -> Event:
+    made = Event(
+        id="j-1-4",
+        job_id=JobId("j-1"),
+        lifecycle="leased-job",
+        type=type_,
+        ts=NOW - timedelta(seconds=1),
+        role=Role.WORKER,
+        actor="w-1",
+        correlation_id="j-1",
+        cause=None,
+        source="running",
+        target="queued",
+        generation=0,
+        attempt=1,
+        epoch=Epoch(1),
+        version=4,
+    )
+    return replace(made, **changes)
+
+
 def told(explanation: Explanation) -> str:
     return "\n".join((*explanation.where, *explanation.why, *explanation.next, *explanation.you_can))
 
@@ -67,13 +88,42 @@ def story(of: Job, *events: Event, **around: Any) -> str:
 
 def test_a_ready_job_without_a_worker_says_so():
     text = story(job(), queue=QUEUE)
+    assert "is queued, waiting for a worker: none that serves its type is alive." in text
     assert "No worker that serves 'mail.send' has been seen" in text
     assert "trellis worker MODULE:APP" in text
+    assert "ready:" not in text
 
 
 def test_a_worker_that_fell_silent_does_not_count():
     text = story(job(), queue=QUEUE, workers=(worker(seen_at=NOW - timedelta(minutes=5)),))
     assert "No worker that serves" in text
+    assert "trellis worker MODULE:APP" in text
+
+
+def test_a_worker_that_drained_does_not_count():
+    text = story(job(), queue=QUEUE, workers=(worker(info=b'{"types": ["mail.send"], "drained": true}'),))
+    assert "none that serves its type is alive" in text
+
+
+def test_a_suspect_is_said_to_run_alone():
+    alone = worker(info=b'{"types": ["mail.send"], "alone": "j-9"}')
+    assert "held by w-1, where it runs alone." in story(held(deaths=1))
+    assert "ready: a worker may take it now and will run it alone." in story(job(deaths=1), workers=(worker(),))
+    assert "w-1 takes nothing more until job j-9 has ended" in story(job(), workers=(alone,))
+
+
+@pytest.mark.parametrize(
+    "event, says",
+    [
+        ("job_queued", "waiting for its time: it may begin in 12 s."),
+        ("job_snoozed", "put off by its own handler: it may go on in 12 s."),
+        ("job_retry_scheduled", "pausing after an error: attempt 1 may begin in 12 s."),
+    ],
+)
+def test_a_resting_job_says_what_it_waits_for(event: str, says: str):
+    resting = job(place=Place.RESTING, due_at=NOW + timedelta(seconds=12))
+    assert f"Job j-1 (mail.send) is queued, {says}" in story(resting, step(event))
+    assert "waiting for a person or a role" in story(replace(resting, due_at=None), step(event))
 
 
 def test_a_ready_job_with_a_worker_will_be_taken():
@@ -86,32 +136,17 @@ def test_a_ready_job_with_a_worker_will_be_taken():
 
 def test_a_paused_type_is_the_reason():
     text = story(job(), queue=replace(QUEUE, paused=True), workers=(worker(),))
-    assert "paused" in text
+    assert "is queued, but its type is paused, so nobody is handed it." in text
     assert "trellis queues resume mail.send" in text
+    assert "ready:" not in text
     assert "will take it" not in text
 
 
 def test_a_resting_job_says_until_when_and_why():
-    retried = Event(
-        id="j-1-4",
-        job_id=JobId("j-1"),
-        lifecycle="leased-job",
-        type="job_retry_scheduled",
-        ts=NOW - timedelta(seconds=1),
-        role=Role.WORKER,
-        actor="w-1",
-        correlation_id="j-1",
-        cause="short",
-        source="running",
-        target="queued",
-        generation=0,
-        attempt=1,
-        epoch=Epoch(1),
-        version=4,
-        data=b'{"error": {"message": "TransientError: connection reset"}}',
-    )
+    error = b'{"error": {"message": "TransientError: connection reset"}}'
+    retried = step("job_retry_scheduled", cause="short", data=error)
     text = story(job(place=Place.RESTING, attempt=1, due_at=NOW + timedelta(seconds=12)), retried)
-    assert "resting in 12 s" in text
+    assert "pausing after an error: attempt 2 may begin in 12 s" in text
     assert "attempt 2 of 5" in text
     assert "TransientError: connection reset" in text
     assert "When its time comes in 12 s, it becomes ready." in text
@@ -171,6 +206,8 @@ def test_a_dead_letter_is_translated_and_can_be_requeued(reason: ReasonCode):
     assert "Last error: boom" in text
     assert "trellis job requeue j-1" in text
     assert "trellis job cancel" not in text
+    rejected = step("job_dead_lettered", target="dead_lettered", cause="boom")
+    assert story(job(state="dead_lettered", place=Place.ENDED), rejected, letter=letter).count("boom") == 1
 
 
 def test_a_succeeded_job_is_over():

@@ -1,8 +1,18 @@
 """`trellis jobs` and `trellis job …`."""
 
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+
 import pytest
 
 from tests.cli.conftest import Terminal
+from tests.cli.test_explain import NOW, job
+from trellis.cli.jobs import _columns
+from trellis.cli.reading import signal_lines
+from trellis.engine.jobs import JobId
+from trellis.engine.records import Signal
 
 
 def test_listings_filter_and_page(trellis: Terminal, work):
@@ -23,7 +33,7 @@ def test_listings_filter_and_page(trellis: Terminal, work):
 def test_a_table_is_for_people_and_is_whole_in_a_pipe(trellis: Terminal):
     job_id = trellis.submit("a.type.with.a.long.name." + "x" * 100)
     header, row = trellis("jobs").out.splitlines()
-    assert header.split() == ["JOB", "TYPE", "STATE", "TRY", "AGE"]
+    assert header.split() == ["JOB", "TYPE", "STATE", "TRY", "AGE", "WAITS", "FOR"]
     assert row.split()[:4] == [job_id, "a.type.with.a.long.name." + "x" * 100, "queued", "1/5"]
     assert "\x1b" not in row
     assert row == row.rstrip()
@@ -39,6 +49,8 @@ def test_no_job_is_said_beside_the_answer(trellis: Terminal):
     "arguments, says",
     [
         (["--state", "runing"], "perhaps you mean running"),
+        (["--state", "nonsense"], "leased-job has queued, assigned, running, succeeded"),
+        (["--state", "nonsense", "--lifecycle", "run"], "run has requested, queued, running, completed, failed"),
         (["--state", "complete"], "perhaps you mean COMPLETE"),
         (["--state", "queued", "--lifecycle", "queue-job"], "perhaps you mean QUEUED"),
         (["--lifecycle", "queue_job"], "perhaps you mean queue-job"),
@@ -67,6 +79,40 @@ def test_show_tells_the_whole_story(trellis: Terminal, work):
     assert [event["payload"]["to"] for event in record["events"]] == ["queued", "assigned", "running", "succeeded"]
 
 
+def test_captured_log_lines_are_read_as_lines(trellis: Terminal, work):
+    job_id = trellis.submit("double", "21")
+    work(trellis.url)
+    (line,) = [line for line in trellis("job", "show", job_id).out.splitlines() if "doubling" in line]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info     doubling number=21", line)
+    (signal,) = trellis("job", "show", job_id, "--json").record["signals"]
+    assert signal["data"]["fields"] == {"number": 21}
+
+
+def test_a_captured_traceback_has_lines_of_its_own():
+    said = {"level": "error", "event": "it broke", "fields": {"why": "no [luck]", "traceback": "Traceback\n  boom"}}
+    at = datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
+    broken = Signal(job_id=JobId("j"), type="job_log", ts=at, data=json.dumps(said).encode())
+    lines = ['12:00:01 error    it broke why="no [luck]"', "    Traceback", "      boom"]
+    assert list(signal_lines(broken)) == lines
+    progress = Signal(job_id=JobId("j"), type="job_heartbeat", ts=at, data=b'{"page": 3}')
+    assert list(signal_lines(progress)) == ['12:00:01 progress {"page": 3}']
+
+
+def test_a_listing_says_since_when_jobs_are_there_and_what_they_wait_for(trellis: Terminal):
+    delayed = trellis.submit("a", "--delay", "1h")
+    first = trellis.submit("a", "--concurrency-key", "t1")
+    parked = trellis.submit("a", "--concurrency-key", "t1")
+    rows = {line.split()[0]: line for line in trellis("jobs").out.splitlines()[1:]}
+    assert "its time, in " in rows[delayed]
+    assert rows[parked].endswith("key user:t1")
+    assert re.fullmatch(r"\d+s", rows[first].split()[-1])
+
+
+def test_age_counts_from_the_submit():
+    (column,) = [column for column in _columns(NOW) if column.title == "AGE"]
+    assert column.cell(replace(job(), updated_at=NOW)) == "2m"
+
+
 def test_what_a_job_says_in_brackets_is_shown_as_it_is(local: Terminal, work):
     job_id = local.submit("mutter", "--correlation", "[/red]")
     work(local.url)
@@ -90,7 +136,8 @@ def test_cancel_ends_a_waiting_job_once(trellis: Terminal):
     assert (record["state"], record["events"][-1]["cause"]) == ("cancelled", "not needed")
     again = trellis("job", "cancel", job_id)
     assert again.code == 1
-    assert "cannot go from cancelled" in again.err
+    assert f"Job {job_id} has ended already: it is cancelled since" in again.err
+    assert "ago." in again.err
 
 
 @pytest.mark.requirement("D39")

@@ -19,10 +19,14 @@ READERS = (["jobs"], ["submit", "a"], ["queues"], ["dlq"], ["events"], ["verify"
 
 def test_migrate_makes_the_folder_the_ledger_and_the_operators_key(local: Terminal, tmp_path: Path):
     data = tmp_path / "new" / "data"
-    assert local.bare("migrate", "--data", str(data)).code == 0
+    made = local.bare("migrate", "--data", str(data))
+    assert made.code == 0
+    files = [data, data / "trellis.db", data / "trellis.db.key"]
+    assert made.out.splitlines() == [*(f"made {path}" for path in files), f"sqlite:///{data / 'trellis.db'} is ready"]
     assert stat.S_IMODE((data / "trellis.db.key").stat().st_mode) == 0o600
     before = (data / "trellis.db.key").read_text()
-    assert local.bare("migrate", "--data", str(data)).code == 0
+    again = local.bare("migrate", "--data", str(data), "--json")
+    assert (again.code, again.record["made"]) == (0, [])
     assert (data / "trellis.db.key").read_text() == before
     assert local.bare("jobs", "--data", str(data)).code == 0
 
@@ -49,7 +53,8 @@ def test_the_ledger_is_named_by_option_folder_environment_or_file(
 def test_a_ledger_that_is_not_there_is_not_made_by_looking_or_submitting(local: Terminal, tmp_path: Path, arguments):
     answer = local(*arguments, ledger=f"sqlite:///{tmp_path / 'typo.db'}")
     assert answer.code == 1
-    assert "there is no file" in answer.err
+    assert "no such file" in answer.err
+    assert "schema version" not in answer.err
     assert f"trellis migrate --ledger sqlite:///{tmp_path / 'typo.db'}" in answer.err
     assert not (tmp_path / "typo.db").exists()
 
@@ -90,6 +95,23 @@ def test_a_server_that_does_not_answer_is_named_without_its_password(local: Term
     assert told.code == 1
     assert "postgresql://ada:***@127.0.0.1:1/db" in told.out
     assert "geheim" not in answer.err + answer.out + told.out + told.err
+
+
+def test_a_server_that_is_not_there_is_told_in_plain_words(local: Terminal):
+    refused = local("jobs", ledger="postgresql://127.0.0.1:1/db")
+    assert "nothing listens at 127.0.0.1, port 1" in refused.err
+    unknown = local("jobs", ledger="postgresql://no-such-host.invalid/db")
+    assert unknown.code == 1
+    assert "there is no host named 'no-such-host.invalid'" in unknown.err
+    assert "gaierror" not in unknown.err
+
+
+def test_the_doctor_does_not_send_to_the_doctor(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    address = "postgresql://127.0.0.1:1/db"
+    assert "trellis doctor" in local("jobs", ledger=address).err
+    assert "trellis doctor" not in local("doctor", ledger=address).out
+    monkeypatch.setenv("TRELLIS_CONCURENCY", "4")
+    assert "trellis doctor" not in local.bare("doctor").out
 
 
 def test_a_database_without_the_schema_says_how_to_make_it(
@@ -159,7 +181,7 @@ def test_verify_finds_a_row_that_was_changed_behind_its_events(local: Terminal, 
     answer = local("verify")
     assert answer.code == 1
     assert job_id in answer.out
-    assert "violations" in answer.out
+    assert "1 job, 4 events: 1 violation\n" in answer.out
     *violations, summary = local("verify", "--json").records
     assert summary["violations"] == len(violations) > 0
 
@@ -180,7 +202,8 @@ def test_doctor_says_what_is_wrong_and_what_to_do(trellis: Terminal, work):
         "concurrency",
         "Python 3.",
         "no living worker serves the type",
-        "1 wait for a decision",
+        "1 waits for a decision",
+        "1 job is ready",
         "trellis dlq",
     ):
         assert text in answer.out
@@ -191,7 +214,7 @@ def test_doctor_says_what_is_wrong_and_what_to_do(trellis: Terminal, work):
 def test_doctor_reports_a_missing_ledger_without_making_it(local: Terminal, tmp_path: Path):
     answer = local("doctor", ledger=f"sqlite:///{tmp_path / 'typo.db'}")
     assert answer.code == 1
-    assert "there is no file" in answer.out
+    assert "no such file" in answer.out
     assert not (tmp_path / "typo.db").exists()
 
 

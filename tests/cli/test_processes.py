@@ -107,7 +107,8 @@ def test_a_soft_cancel_reaches_the_handler(local: Terminal, application: str, tm
         ("broken_shop:app", "broken_shop.py:2: ZeroDivisionError"),
         ("misspelt_shop:app", "misspelt_shop.py:1: SyntaxError"),
         ("hungry_shop:app", "hungry_shop.py:1: ModuleNotFoundError: No module named 'no_such_dependency'"),
-        ("bold_shop:app", "lease_s is 1"),
+        ("bold_shop:app", "bold_shop.py:3: lease_s is 1: it must be from 30 to 120"),
+        ("typing_shop:app", "typing_shop.py:4: leese_s is 60: there is no such option (did you mean lease_s?)"),
         ("empty_shop:app", "register at least one"),
     ],
 )
@@ -120,6 +121,9 @@ def test_an_application_that_cannot_be_used_says_where_it_breaks(
     (tmp_path / "empty_shop.py").write_text("from trellis import App\napp = App()\n")
     (tmp_path / "bold_shop.py").write_text(
         "from trellis import App\napp = App()\n@app.job('a', lease_s=1)\nasync def a(ctx): ...\n"
+    )
+    (tmp_path / "typing_shop.py").write_text(
+        "from trellis import App\napp = App()\ndef options(): return {'leese_s': 60}\n@app.job('a', **options())\nasync def a(ctx): ...\n"
     )
     answer = local("worker", spec)
     assert answer.code == 2
@@ -154,9 +158,10 @@ def test_up_serves_until_it_is_told_to_stop(local: Terminal, tmp_path: Path):
     address = f"sqlite:///{tmp_path / 'fresh' / 'ledger.db'}"
     with running("up", "--ledger", address, cwd=tmp_path) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(4)]
+        lines = [process.stdout.readline() for _ in range(5)]
         assert "sweeper, retention" in lines[1]
         assert "trellis worker" in lines[2]
+        assert f"trellis token issue --role ROLE --ledger {address}" in lines[3]
         assert local("doctor", ledger=address).code == 0
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=60)

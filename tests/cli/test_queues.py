@@ -1,8 +1,13 @@
 """`trellis queues`, `trellis dlq`, `trellis events`, `trellis workers`."""
 
+import json
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from tests.cli.conftest import Terminal
+from trellis.cli.workers import _columns
+from trellis.engine.records import WorkerSeen
 
 
 def test_queues_count_what_waits(trellis: Terminal):
@@ -25,10 +30,27 @@ def test_a_paused_type_is_not_handed_out_until_it_is_resumed(trellis: Terminal, 
     assert trellis("job", "show", job_id, "--json").record["state"] == "succeeded"
 
 
-def test_pausing_a_type_nobody_uses_says_so(local: Terminal):
-    local.submit("double", "1")
-    answer = local("queues", "pause", "dubble")
-    assert "perhaps you mean double" in answer.err
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_a_type_that_nobody_uses_is_refused_with_the_nearest_name(trellis: Terminal, verb: str):
+    trellis.submit("double", "1")
+    answer = trellis("queues", verb, "dubble")
+    assert (answer.code, answer.out) == (1, "")
+    assert "did you mean double?" in answer.err
+    assert "--force" in answer.err
+    assert not [queue for queue in trellis("queues", "--json").records if queue["paused"]]
+
+
+def test_a_type_may_be_paused_by_force_before_its_first_job(trellis: Terminal):
+    assert trellis("queues", "pause", "later", "--force").code == 0
+    trellis.submit("later")
+    assert [(queue["type"], queue["paused"]) for queue in trellis("queues", "--json").records] == [("later", True)]
+
+
+def test_a_type_all_of_whose_jobs_have_ended_is_known(trellis: Terminal, work):
+    trellis.submit("double", "1")
+    work(trellis.url)
+    assert trellis("queues", "pause", "double").code == 0
+    assert trellis("queues", "resume", "double").code == 0
 
 
 def test_a_mistyped_verb_is_answered_with_the_nearest(trellis: Terminal):
@@ -135,6 +157,20 @@ def test_events_that_cannot_be_meant_are_refused(local: Terminal, arguments, cod
     answer = local("events", *arguments)
     assert answer.code == code
     assert says in answer.err
+
+
+def test_workers_are_told_apart_by_whether_they_live_left_or_fell_silent():
+    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+    def seen(silent_s: float, **about: object) -> WorkerSeen:
+        info = json.dumps({"types": ["double"], "concurrency": 4, **about}).encode()
+        return WorkerSeen(name="w", seen_at=now - timedelta(seconds=silent_s), held=1, info=info)
+
+    columns = {column.title: column.cell for column in _columns(now)}
+    states = [str(columns["STATE"](one)) for one in (seen(5), seen(300), seen(300, drained=True))]
+    assert states == ["alive", "silent for 5m", "drained 5m ago"]
+    assert (columns["ROOM"](seen(5)), columns["TYPES"](seen(5))) == ("4", "double")
+    assert columns["TYPES"](seen(5, alone="j-1")) == "double; runs j-1 alone"
 
 
 def test_a_position_that_the_feed_never_gave_is_refused(trellis: Terminal):

@@ -1,16 +1,21 @@
 """What the documents tell people to type works, word for word."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.docs.documents import LINK, ROOT, run
+from tools import python_reference
+from trellis import __all__ as public
 from trellis.cli.reference import reference
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 OPERATE = ROOT / "docs" / "how-to" / "operate.md"
+TESTING = ROOT / "docs" / "how-to" / "test-your-jobs.md"
+PYTHON = ROOT / "docs" / "reference" / "python.md"
 
 
 def test_the_readme_does_what_it_says(tmp_path: Path):
@@ -19,16 +24,24 @@ def test_the_readme_does_what_it_says(tmp_path: Path):
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path):
     output = run(TUTORIAL, tmp_path, {})
-    for text in ("validation_failed", "1 passed", "no violation"):
+    for text in ("validation_failed", "1 passed", "no violation", "scan-2 was asked to stop", "no result, exit code 1"):
         assert text in output, output
+    assert re.search(r"attempt 2 did pages [1-9]\d* to 60", output), output
+    assert "attempt 2 did pages 1 to" not in output
+
+
+def test_the_guide_to_testing_does_what_it_says(tmp_path: Path):
+    output = run(TESTING, tmp_path, {})
+    assert re.findall(r"\d passed", output) == ["3 passed", "1 passed"], output
 
 
 def test_the_operators_guide_does_what_it_says(tmp_path: Path, new_postgres_database: Callable[..., str]):
     output = run(OPERATE, tmp_path, {"DATABASE_URL": new_postgres_database()})
     assert "no violation" in output
+    assert "the token of shop gives submitter" in output
 
 
-@pytest.mark.parametrize("document", [README, TUTORIAL, OPERATE], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [README, TUTORIAL, OPERATE, TESTING, PYTHON], ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path):
     targets = [target for target in LINK.findall(document.read_text()) if "://" not in target]
     assert targets
@@ -39,3 +52,15 @@ def test_the_reference_of_the_command_line_is_what_the_program_says(monkeypatch:
     monkeypatch.setenv("COLUMNS", "100")
     kept = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     assert kept == reference(), "run: .venv/bin/python -m trellis.cli.reference > docs/reference/cli.md"
+
+
+def test_the_reference_of_the_python_api_is_what_the_docstrings_say():
+    assert PYTHON.read_text(encoding="utf-8") == python_reference.reference(), (
+        "run: .venv/bin/python -m tools.python_reference"
+    )
+
+
+def test_the_reference_of_the_python_api_has_every_public_name_and_every_option():
+    page = PYTHON.read_text(encoding="utf-8")
+    assert [name for name in public if f"### {name}\n" not in page and f"| `{name}` |" not in page] == []
+    assert [line for line in page.splitlines() if line.endswith("|  |")] == [], "an option that says nothing"

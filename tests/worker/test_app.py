@@ -1,5 +1,6 @@
 """Registering job types: bounds, handlers, payload types."""
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -61,6 +62,19 @@ def made(app: App | None, type_: str = "t", payload: Any = None, **settings: Any
 def test_options_out_of_bounds_are_refused(out_of_bounds: dict[str, Any]):
     with pytest.raises(OptionInvalid):
         App().job("t", **out_of_bounds)
+
+
+@pytest.mark.parametrize(
+    "option, says",
+    [
+        ("leese_s", r"there is no such option \(did you mean lease_s\?\)"),
+        ("concurrency_kee", r"did you mean concurrency_key\?"),
+        ("zzz", "choose of lease_s, heartbeat_s"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_answered_with_the_nearest(option: str, says: str):
+    with pytest.raises(OptionInvalid, match=says):
+        App().job("t", **{option: 60})  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("DJ-6", "D4")
@@ -165,6 +179,71 @@ def test_a_payload_that_does_not_fit_is_refused_before_anything_is_written():
         made(app, payload={"pages": 1})
     with pytest.raises(PayloadInvalid, match="takes no payload"):
         made(app, "none", payload=1)
+
+
+class Shelf(pydantic.BaseModel):
+    documents: list[Document] = []
+
+
+class Open(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    name: str = ""
+
+
+class Careless(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="ignore")
+    inner: Open = Open()
+
+
+class Around(pydantic.BaseModel):
+    inner: Open = Open()
+
+
+def codec_of(kind: Any):
+    app = App()
+
+    async def handler(ctx, payload) -> None: ...
+
+    handler.__annotations__["payload"] = kind
+    app.job("t")(handler)
+    return app.spec("t").codec
+
+
+@pytest.mark.parametrize(
+    "kind, payload, says",
+    [
+        (Document, {"title": "a", "pagse": 2}, r"pagse: there is no such field \(did you mean pages\?\)"),
+        (Model, {"name": "a", "q": 1}, "q: there is no such field"),
+        (Row, {"n": 1, "m": 2}, "m: there is no such field"),
+        (Shelf, {"documents": [{"title": "a", "tilte": "b"}]}, r"documents\.0\.tilte: .*did you mean title"),
+        (Document | None, {"title": "a", "pagse": 2}, "no such field"),
+    ],
+)
+def test_a_field_that_would_be_dropped_is_refused_at_the_door_and_read_past_by_a_worker(
+    kind: Any, payload: Any, says: str
+):
+    codec = codec_of(kind)
+    with pytest.raises(PayloadInvalid, match=says):
+        codec.payload_bytes(payload)
+    assert not isinstance(codec.read_payload(json.dumps(payload).encode()), Unreadable)
+
+
+@pytest.mark.parametrize(
+    "kind, payload, body",
+    [
+        (Open, {"more": 1}, b'{"name":"","more":1}'),
+        (Around, {"inner": {"more": 1}}, b'{"inner":{"name":"","more":1}}'),
+        (Careless, {"more": 1}, b'{"inner":{"name":""}}'),
+        (
+            Undo[Document, int],
+            {"job_id": "j", "payload": {"title": "a", "more": 1}, "result": 1},
+            b'{"job_id":"j","payload":{"title":"a","pages":1},"result":1}',
+        ),
+        (dict[str, int], {"any": 1}, b'{"any":1}'),
+    ],
+)
+def test_a_type_may_say_itself_what_becomes_of_other_fields(kind: Any, payload: Any, body: bytes):
+    assert codec_of(kind).payload_bytes(payload) == body
 
 
 @pytest.mark.requirement("DJ-18")

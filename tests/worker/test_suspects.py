@@ -1,5 +1,6 @@
 """Jobs whose worker died while running them: they run alone, so that a poison pill takes no neighbour with it."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -90,3 +91,19 @@ async def test_a_suspect_waits_until_its_neighbours_are_settled(stand: Stand):
     await worker.drain()
     assert held[pill.id] == [pill.id]
     assert set(held) == {pill.id, *(job.id for job in neighbours)}
+
+
+async def test_people_see_which_job_a_worker_runs_alone(stand: Stand):
+    record, told = Record(stand), list[str | None]()
+    (pill,) = await suspects(stand, 1)
+    worker = stand.worker(record.app)
+
+    def look(job_id: str) -> None:
+        told.append(json.loads(worker._about()).get("alone"))
+
+    record.begins = look
+    await worker.start(listening=False)
+    await worker.until_idle()
+    await worker.drain()
+    assert told == [pill.id]
+    assert "alone" not in json.loads(worker._about())

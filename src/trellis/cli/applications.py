@@ -5,8 +5,10 @@ import sys
 import traceback
 from pathlib import Path
 
-from trellis.engine.errors import OptionInvalid
+from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.worker.app import App
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def load_app(spec: str) -> App:
@@ -40,8 +42,18 @@ def _unusable(spec: str, expected: str) -> OptionInvalid:
 
 def _broken(spec: str, error: BaseException) -> OptionInvalid:
     """Where the application's own code failed; --debug shows the whole traceback."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{last.filename}:{last.lineno}"
-    if isinstance(error, SyntaxError):
-        where = f"{error.filename}:{error.lineno}"
-    return _unusable(spec, f"importing it failed at {where}: {type(error).__name__}: {error} (--debug shows all)")
+    where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else _own_line(error)
+    told = str(error).rstrip(".") if isinstance(error, TrellisError) else f"{type(error).__name__}: {error}"
+    return _unusable(spec, f"importing it failed at {where}: {told} (--debug shows all)")
+
+
+def _own_line(error: BaseException) -> str:
+    """The last line before the error that is not ours: what the application wrote is what can be mended."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not (Path(frame.filename).is_relative_to(PACKAGE) or _is_machinery(frame))]
+    last = (theirs or frames)[-1]
+    return f"{last.filename}:{last.lineno}"
+
+
+def _is_machinery(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith("<frozen")

@@ -16,7 +16,7 @@ from trellis.engine.errors import InputError, JobNotFound, Refused
 from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, JobFilter
-from trellis.operations.explain import REASONS
+from trellis.operations.explain import REASONS, counted
 
 PAGE_MAX = 500
 REQUEUE_CHUNK = 200
@@ -135,14 +135,16 @@ def _counted(cli: Cli, count: int, most: int) -> int:
         cli.out.record({"would_requeue": count})
     else:
         bound = " (--limit allows no more)" if count == most else ""
-        cli.out.line(f"{count} job{'' if count == 1 else 's'} would be requeued{bound}")
+        cli.out.line(f"{counted(count, 'job')} would be requeued{bound}")
     return 0
 
 
 def _ask(count: int) -> None:
     if not sys.stdin.isatty():
-        raise InputError(detail=f"{count} jobs would be requeued: say --yes to do it, --dry-run to count only.")
-    typer.confirm(f"Requeue {count} jobs?", abort=True, err=True)
+        raise InputError(
+            detail=f"{counted(count, 'job')} would be requeued: say --yes to do it, --dry-run to count only."
+        )
+    typer.confirm(f"Requeue {counted(count, 'job')}?", abort=True, err=True)
 
 
 async def _letters(ledger: Ledger, where: JobFilter, wanted: int, cursor: str | None) -> list[DeadLetter]:

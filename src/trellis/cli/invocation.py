@@ -10,13 +10,13 @@ from pathlib import Path
 
 from trellis.cli.output import Output
 from trellis.client import Trellis
-from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly, LedgerUrlInvalid
+from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import parse_url
-from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION
+from trellis.lifecycles import Role
 from trellis.settings import Settings, read_settings
-from trellis.wiring import connect, process_name
+from trellis.wiring import connect, identify, principal_for, process_name
 from trellis.worker.app import App
 
 LEDGER_FILE = "trellis.db"
@@ -51,6 +51,12 @@ class Cli:
         except (KeyError, OSError):
             user = "cli"
         return process_name(user)
+
+    def require(self, *roles: Role, action: str) -> None:
+        """Refuse, before anything begins, what a token does not allow; without a token the ledger decides."""
+        identity = identify(self.url, self.settings)
+        if identity is not None:
+            principal_for(self.url, name=identity.name, operator=False, identity=identity).acting(*roles, action=action)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Ledger]:
@@ -89,15 +95,16 @@ def refuse_missing(url: str) -> None:
     """A mistyped path must not become a new, empty ledger that nobody works on."""
     path = sqlite_path(url)
     if path is not None and not path.exists():
-        raise LedgerNotMigrated(found=f"0 (there is no file {path})", needed=SCHEMA_VERSION, url=url)
+        raise LedgerMissing(path=path, url=url)
 
 
-def make_folder(url: str) -> None:
-    """The folder of an SQLite file that is to be made."""
+def make_folder(url: str) -> Path | None:
+    """The folder of an SQLite file that is to be made, if it had to be made too."""
     path = sqlite_path(url)
-    if path is None:
-        return
+    if path is None or path.parent.is_dir():
+        return None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LedgerReadOnly(reason=f"the folder {path.parent} cannot be made ({error.strerror})") from error
+    return path.parent

@@ -1,6 +1,7 @@
 """`trellis submit`, `trellis jobs`, `trellis job …`: work, one by one."""
 
 import json as json_
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +13,9 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command,
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, state_text
-from trellis.cli.reading import letter_of, surroundings
+from trellis.cli.reading import letter_of, signal_lines, surroundings
 from trellis.client import JobHandle, Trellis, cancelling
-from trellis.engine.errors import InvalidTransition, JobNotFound
+from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     CancelMode,
@@ -202,14 +203,31 @@ def _listed(job: Job) -> dict[str, Any]:
     return {name: value for name, value in as_record(job).items() if name not in {"payload", "progress"}}
 
 
-def _columns(now: Any) -> list[Column[Job]]:
+def _columns(now: datetime) -> list[Column[Job]]:
     return [
         Column(title="JOB", cell=lambda job: job.job_id),
         Column(title="TYPE", cell=lambda job: job.type, gives_way=True),
         Column(title="STATE", cell=lambda job: state_text(job.lifecycle, job.state)),
         Column(title="TRY", cell=lambda job: f"{job.attempt + 1}/{job.max_attempts}", right=True),
-        Column(title="AGE", cell=lambda job: age(job.updated_at, now), right=True),
+        Column(title="AGE", cell=lambda job: age(job.created_at, now), right=True),
+        Column(title="WAITS FOR", cell=lambda job: _waits_for(job, now), gives_way=True),
     ]
+
+
+def _waits_for(job: Job, now: datetime) -> str:
+    """What keeps a job from going on; nothing for one that is ready, runs or has ended."""
+    match job.place:
+        case Place.RESTING:
+            left = None if job.due_at is None else (job.due_at - now).total_seconds()
+            if left is None:
+                return "a person or a role"
+            return f"its time, in {duration(left)}" if left > 0 else "the sweep"
+        case Place.PARKED:
+            return f"key {job.concurrency_key}"
+        case Place.HELD if job.cancel_requested:
+            return "its holder to stop"
+        case _:
+            return ""
 
 
 async def show(cli: Cli, id_: JobArgument) -> None:
@@ -241,10 +259,11 @@ async def show(cli: Cli, id_: JobArgument) -> None:
     if signals:
         cli.out.line()
         for signal in signals:
-            cli.out.prose(f"{signal.ts:%H:%M:%S} {signal.type} {(signal.data or b'').decode()}", style="dim")
+            for line in signal_lines(signal):
+                cli.out.prose(line, style="dim")
 
 
-def _facts(job: Job, now: Any) -> list[tuple[str, str | Text]]:
+def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
     facts: list[tuple[str, str | Text]] = [
         ("job", job.job_id),
         ("type", f"{job.type} ({job.lifecycle}, {Priority(job.priority).name.lower()})"),
@@ -318,6 +337,8 @@ async def cancel(
     async with cli.connect() as trellis:
         job = await _found(trellis.ledger, id_)
         roles = cancelling(job)
+    if job.place is Place.ENDED:
+        raise await _over(cli, job)
     async with cli.connect(operator=Role.SUBMITTER not in roles) as trellis:
         actor = trellis.principal.acting(*roles, action=f"cancel a {job.lifecycle}")
         mode = CancelMode.HARD if hard else CancelMode.SOFT
@@ -348,6 +369,14 @@ async def cancel(
     return 0
 
 
+async def _over(cli: Cli, job: Job) -> Refused:
+    """There is nothing to cancel any more; say since when."""
+    async with cli.open() as ledger:
+        ago = duration((await ledger.now() - job.updated_at).total_seconds())
+    when = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago"
+    return Refused(detail=f"Job {job.job_id} has ended already: it is {job.state} since {when}.")
+
+
 async def _state(cli: Cli, job_id: JobId) -> str:
     async with cli.open() as ledger:
         return (await _found(ledger, job_id)).state
@@ -375,9 +404,7 @@ def report_requeued(cli: Cli, answers: list[Moved | NotMoved]) -> int:
         elif isinstance(answer, Moved):
             cli.out.line(f"{answer.job_id} is {state} again")
         else:
-            cli.out.error(
-                f"{answer.job_id} stays {state}: {answer.reason}", "only failed and dead-lettered jobs are requeued"
-            )
+            cli.out.error(f"{answer.job_id} stays {state}: only failed and dead-lettered jobs are requeued")
     return 0 if all(isinstance(answer, Moved) for answer in answers) else 1
 
 

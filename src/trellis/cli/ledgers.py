@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+import time
 import tomllib
 from contextlib import suppress
 from importlib.metadata import version as installed_version
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import pydantic
 import typer
 from rich.text import Text
 
@@ -26,8 +28,9 @@ from trellis.ledgers import migrate as migrate_ledger
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.operations.doctor import error_finding, has_errors, letters_finding, python_finding, work_findings
+from trellis.operations.explain import counted, duration
 from trellis.settings import FILE_NAME, PREFIX, Settings
-from trellis.wiring import development_key_path, make_development_key, principal_for
+from trellis.wiring import development_key_path, identify, make_development_key, principal_for
 
 SECTION = "Ledger"
 LETTERS_COUNTED = 100
@@ -48,13 +51,20 @@ async def migrate(cli: Cli) -> None:
 
     Run it before a new version starts. On SQLite it also makes the operator's key beside the file, which requeue and pause ask for.
     """
-    make_folder(cli.url)
+    file = sqlite_path(cli.url)
+    wanted = [] if file is None else [file, development_key_path(cli.url)]
+    missing = [path for path in wanted if not path.exists()]
+    folder = make_folder(cli.url)
     await migrate_ledger(cli.url)
-    key = make_development_key(cli.url) if sqlite_path(cli.url) is not None else None
+    key = make_development_key(cli.url) if file is not None else None
+    made = [*([folder] if folder else []), *missing]
     address = without_password(cli.url, cli.url)
     if cli.out.as_json:
-        cli.out.record({"ledger": address, "key": str(key) if key else None})
+        record = {"ledger": address, "key": str(key) if key else None, "made": [str(path.resolve()) for path in made]}
+        cli.out.record(record)
         return
+    for path in made:
+        cli.out.line(f"made {path.resolve()}")
     cli.out.line(f"{address} is ready")
     if key is not None:
         cli.out.note(f"who can read {key} is the operator of this ledger")
@@ -72,7 +82,7 @@ async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
 
     def progress(far: VerifyProgress) -> None:
         if watched:
-            cli.out.errors.print(f"{far.jobs} jobs, {far.events} events, {far.found} violations", end="\r", style="dim")
+            cli.out.errors.print(_counts(far.jobs, far.events, far.found), end="\r", style="dim")
 
     async with cli.open() as ledger:
         report = await verify(ledger, on_progress=progress)
@@ -85,10 +95,14 @@ async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
     if shown:
         cli.out.listing(shown, VIOLATION_COLUMNS, empty="")
     if report.found > len(shown):
-        cli.out.note(f"{report.found - len(shown)} more violations; --limit shows more")
-    told = "no violation" if report.ok else f"{report.found} violations"
-    cli.out.line(f"{report.jobs} jobs, {report.events} events: {told}", style="green" if report.ok else "bold red")
+        cli.out.note(f"{counted(report.found - len(shown), 'violation')} more; --limit shows more")
+    cli.out.line(_counts(report.jobs, report.events, report.found), style="green" if report.ok else "bold red")
     return 0 if report.ok else 1
+
+
+def _counts(jobs: int, events: int, violations: int) -> str:
+    told = counted(violations, "violation") if violations else "no violation"
+    return f"{counted(jobs, 'job')}, {counted(events, 'event')}: {told}"
 
 
 VIOLATION_COLUMNS = (
@@ -107,6 +121,7 @@ async def sweep(cli: Cli) -> None:
 
     Expired leases, due timers, deadlines and overdue soft cancels are acted on. Every worker and `trellis up` do this all the time; this is for when none of them runs.
     """
+    cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     async with cli.open() as ledger:
         report = await ledger.sweep(Actor(role=Role.SWEEPER, name=cli.person), SweepOptions(elect=False))
     record = {name: value for name, value in as_record(report).items() if name not in {"elected", "next_due_s"}}
@@ -135,6 +150,8 @@ async def doctor(cli: Cli) -> int:
     if settings is not None or cli.ledger is not None or cli.data is not None:
         url = cli.url
         found += await _ledger_findings(url)
+        if settings is not None:
+            found += _token(url, settings)
     if cli.out.as_json:
         for name, value, source in _in_force(cli, settings):
             cli.out.record({"setting": name, "value": value, "source": source})
@@ -184,8 +201,20 @@ def _operator(url: str) -> list[Finding]:
     return [Finding(check="operator", severity=Severity.OK, detail=detail)]
 
 
+def _token(url: str, settings: Settings) -> list[Finding]:
+    """Whether the token that programs started here would show is any good, and for what."""
+    try:
+        identity = identify(url, settings)
+    except TrellisError as error:
+        return [_failed("token", error, url)]
+    if identity is None:
+        return []
+    left, roles = duration(identity.expires_at - time.time()), ", ".join(sorted(identity.roles))
+    return [Finding(check="token", severity=Severity.OK, detail=f"{identity.name} is {roles} for {left} more")]
+
+
 def _failed(check: str, error: TrellisError, url: str | None) -> Finding:
-    return error_finding(check, without_password(str(error), url), way_out(error))
+    return error_finding(check, without_password(str(error), url), way_out(error, in_doctor=True))
 
 
 def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]:
@@ -197,7 +226,7 @@ def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]
         written = tomllib.loads((Path.cwd() / FILE_NAME).read_text(encoding="utf-8"))
     rows: list[tuple[str, Any, str]] = []
     for name in Settings.model_fields:
-        value, source = getattr(settings, name), "default"
+        value, source = _plain(getattr(settings, name)), "default"
         if f"{PREFIX}{name.upper()}" in os.environ:
             source = f"{PREFIX}{name.upper()}"
         elif name in written:
@@ -207,6 +236,11 @@ def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]
             value, source = without_password(cli.url, cli.url), given or source
         rows.append((name, value, source))
     return rows
+
+
+def _plain(value: Any) -> Any:
+    """A setting as it may be shown: a token is covered."""
+    return str(value) if isinstance(value, Path | pydantic.SecretStr) else value
 
 
 MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("warning", "yellow"), Severity.ERROR: ("error", "bold red")}

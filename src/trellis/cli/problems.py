@@ -9,6 +9,7 @@ from trellis.engine.errors import (
     IdempotencyMismatch,
     InputError,
     JobNotFound,
+    KeyUnusable,
     LedgerFull,
     LedgerReadOnly,
     LedgerTooOld,
@@ -32,15 +33,20 @@ _WAYS_OUT: tuple[tuple[type[TrellisError], str], ...] = (
     (JobNotFound, "`trellis jobs` lists what is there; --ledger or --data names another ledger."),
     (
         NotAllowed,
-        "On an SQLite ledger `trellis migrate` makes the operator's key; on PostgreSQL connect as a role that may.",
+        "On SQLite `trellis migrate` makes the operator's key; `trellis token issue` gives a role; on PostgreSQL connect as a role that may.",
     ),
+    (KeyUnusable, "`trellis migrate` makes the key of an SQLite ledger; TRELLIS_TOKEN_KEY_FILE names another."),
     (PayloadInvalid, "Give JSON as text, @file or - (standard input): trellis submit my.type '{\"n\": 1}'"),
-    (SettingsInvalid, "`trellis doctor` shows the settings in force and where each comes from."),
+    (SettingsInvalid, "Correct the setting or take it away."),
     (LedgerTooOld, "Install the newer version, or point --ledger at a server that has it."),
     (LedgerReadOnly, "Check the owner and mode of the file and its folder, or the rights of the database role."),
     (LedgerFull, "Nothing was lost: what was acknowledged is stored."),
     (OutcomeUnknown, "Look before you repeat: `trellis jobs`, or submit again with the same --key or --id."),
-    (LedgerUnavailable, "Check that the address is right and the server runs; `trellis doctor` looks closer."),
+    (LedgerUnavailable, "Check that the address is right and the server runs."),
+)
+_DOCTOR_KNOWS: tuple[tuple[type[TrellisError], str], ...] = (
+    (SettingsInvalid, "`trellis doctor` shows the settings in force and where each comes from."),
+    (LedgerUnavailable, "`trellis doctor` looks closer."),
 )
 
 
@@ -51,9 +57,12 @@ def exit_code(error: TrellisError) -> int:
     return USAGE if isinstance(error, InputError | LedgerUrlInvalid) else REFUSED
 
 
-def way_out(error: TrellisError) -> str:
-    """What a person can do about it; nothing where the message says so itself."""
-    return next((text for kind, text in _WAYS_OUT if isinstance(error, kind)), "")
+def way_out(error: TrellisError, *, in_doctor: bool = False) -> str:
+    """What a person can do about it; nothing where the message says so itself. The doctor does not send to the doctor."""
+    ways = [next((text for kind, text in _WAYS_OUT if isinstance(error, kind)), "")]
+    if not in_doctor:
+        ways += [text for kind, text in _DOCTOR_KNOWS if isinstance(error, kind)]
+    return " ".join(way for way in ways if way)
 
 
 def without_password(text: str, url: str | None) -> str:

@@ -9,10 +9,13 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column
-from trellis.engine.records import QueueDepth
-from trellis.operations.explain import duration
+from trellis.engine.errors import Refused
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter, QueueDepth
+from trellis.operations.explain import duration, served_types
 from trellis.worker.app import checked_type
 
+ForceOption = Annotated[bool, typer.Option("--force", help="Also when nothing of the type was seen yet.")]
 TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The job type.")]
 
 
@@ -34,26 +37,39 @@ async def list_queues(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     cli.out.listing(found[:wanted], COLUMNS, empty="No job waits and none is held.")
 
 
-async def pause(cli: Cli, type_: TypeArgument) -> None:
+async def pause(cli: Cli, type_: TypeArgument, force: ForceOption = False) -> None:  # noqa: FBT002 - a flag
     """Stop handing out a type; what is held goes on."""
-    await _set(cli, type_, paused=True)
+    await _set(cli, type_, paused=True, force=force)
 
 
-async def resume(cli: Cli, type_: TypeArgument) -> None:
+async def resume(cli: Cli, type_: TypeArgument, force: ForceOption = False) -> None:  # noqa: FBT002 - a flag
     """Hand out a type again."""
-    await _set(cli, type_, paused=False)
+    await _set(cli, type_, paused=False, force=force)
 
 
-async def _set(cli: Cli, type_: str, *, paused: bool) -> None:
+async def _set(cli: Cli, type_: str, *, paused: bool, force: bool) -> None:
     async with cli.connect(operator=True) as trellis:
-        known = {queue.type for queue in await trellis.ledger.queues()}
+        if not force:
+            await _refuse_unknown(trellis.ledger, checked_type(type_))
         await (trellis.pause if paused else trellis.resume)(checked_type(type_))
     if cli.out.as_json:
         cli.out.record({"type": type_, "paused": paused})
     else:
         cli.out.line(f"{type_} is {'paused' if paused else 'handed out again'}")
-    if type_ not in known:
-        cli.out.note(f"no job of this type waits now{values.perhaps(type_, known)}")
+
+
+async def _refuse_unknown(ledger: Ledger, type_: str) -> None:
+    """A mistyped name would be paused for nothing while the one that was meant goes on."""
+    known = {queue.type for queue in await ledger.queues()}
+    known |= {served for worker in await ledger.workers() for served in served_types(worker)}
+    if type_ in known or (await ledger.jobs(JobFilter(type=type_), limit=1)).jobs:
+        return
+    near = values.nearest(type_, known)
+    hint = f"did you mean {near}?" if near else "`trellis queues` lists those that are."
+    raise Refused(
+        detail=f"Type {type_!r} is not known here: nothing of it was submitted and no worker serves it; {hint}"
+        " --force does it all the same, before its first job."
+    )
 
 
 def _oldest(queue: QueueDepth) -> str:

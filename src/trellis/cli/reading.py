@@ -1,13 +1,19 @@
 """Reads that several commands share."""
 
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import DeadLetter, Job, JobFilter, Place
+from trellis.engine.records import DeadLetter, Job, JobFilter, Place, Signal
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.operations.explain import Surroundings
 
 LETTERS_PAGE = 100
 HOLDERS_MAX = 5
+KINDS = {"job_heartbeat": "progress", "job_lease_renewed": "renewed"}
+"""Signals that are no log lines, in a word."""
 
 
 async def letter_of(ledger: Ledger, job: Job) -> DeadLetter | None:
@@ -42,3 +48,23 @@ async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
     page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=LETTERS_PAGE)
     held = [other.job_id for other in page.jobs if other.place in {Place.HELD, Place.READY}]
     return tuple(held[:HOLDERS_MAX])
+
+
+def signal_lines(signal: Signal) -> Iterator[str]:
+    """A captured log line or a sign of progress as people read it; a traceback on lines of its own."""
+    said: Any = json.loads(signal.data) if signal.data else None
+    if not isinstance(said, dict) or "event" not in said:
+        told = "" if said is None else f" {json.dumps(said, ensure_ascii=False)}"
+        yield f"{signal.ts:%H:%M:%S} {KINDS.get(signal.type, signal.type):<8}{told}".rstrip()
+        return
+    line = cast("dict[str, Any]", said)
+    fields: dict[str, Any] = {**line.get("fields", {}), **({"dropped": line["dropped"]} if "dropped" in line else {})}
+    traceback = str(fields.pop("traceback", ""))
+    told = "".join(f" {name}={_value(value)}" for name, value in fields.items())
+    yield f"{signal.ts:%H:%M:%S} {line.get('level', ''):<8} {line['event']}{told}"
+    yield from (f"    {one}" for one in traceback.splitlines())
+
+
+def _value(value: Any) -> str:
+    plain = isinstance(value, str) and value != "" and not any(c.isspace() or c in '="' for c in value)
+    return value if plain else json.dumps(value, ensure_ascii=False)

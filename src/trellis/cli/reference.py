@@ -23,6 +23,8 @@ Made from the program's own help by `python -m trellis.cli.reference`; a test co
 - **Exit codes.** 0 done · 1 refused or failed · 2 the command was not understood and nothing was tried · 130 Ctrl-C · 141 the reader of
   the output went away. `worker` also ends with 75 (running jobs were given back) and 69 (the ledger could not be told some outcomes).
 - **Durations** are seconds or `500ms`, `30s`, `10m`, `2h`, `1d`; moments are ISO 8601 with a time zone.
+- **Token.** `TRELLIS_TOKEN`, or the file that `TRELLIS_TOKEN_FILE` names, limits what a command may do to the roles of the token. No option takes a token: others can
+  see a command line.
 - **Operator.** `requeue`, `pause` and `resume` ask on SQLite for the key file that `migrate` makes beside the ledger (readable by its owner
   only), on PostgreSQL for a database role that may.
 """

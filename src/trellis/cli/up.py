@@ -14,9 +14,8 @@ from trellis.cli.problems import without_password
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.wiring import SystemClock, make_development_key, process_name
+from trellis.wiring import SystemClock, make_development_key, open_when_there, process_name
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -33,8 +32,11 @@ async def up(cli: Cli) -> None:
     ended work whose time is over. Jobs themselves are run by `trellis worker`. There is no HTTP server in this version.
     """
     configure_logging(cli.settings)
+    cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     make_folder(cli.url)
-    ledger = await open_ledger(cli.url)
+    ledger = await open_when_there(cli.url)
+    if ledger is None:
+        return
     try:
         if sqlite_path(cli.url) is not None:
             make_development_key(cli.url)
@@ -56,6 +58,8 @@ async def _serve(cli: Cli, ledger: Ledger) -> None:
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
     cli.out.line(f"services  {', '.join(service.name for service in services)}")
     cli.out.line("workers   none in this process: trellis worker MODULE:APP")
+    if sqlite_path(cli.url) is not None:
+        cli.out.line(f"tokens    trellis token issue --role ROLE --ledger {cli.url}")
     cli.out.line("Ctrl-C stops it")
     rng = random.Random()  # noqa: S311 - spreads retries of services, nothing secret
     await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))

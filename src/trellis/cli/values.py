@@ -79,7 +79,8 @@ def state(name: str | None, of: str | None) -> tuple[str | None, str | None]:
     if owners:
         return name, owners[0]
     known = list(LIFECYCLES[of].by_name) if of else [s for one in LIFECYCLES.values() for s in one.by_name]
-    says = f"{of} has {', '.join(known)}" if of else "no lifecycle has such a state (see `trellis lifecycles`)"
+    lifecycles = [of] if of else ["leased-job", *(one for one in LIFECYCLES if one != "leased-job")]
+    says = "; ".join(f"{one} has {', '.join(LIFECYCLES[one].by_name)}" for one in lifecycles)
     raise OptionInvalid(option="--state", value=name, expected=says + perhaps(name, known))
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import importlib
-import json as json_
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +15,15 @@ from rich.text import Text
 from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
-from trellis.cli.invocation import Cli
+from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.logs import configure_logging
-from trellis.cli.output import Column, age
+from trellis.cli.output import Column, age, as_record
 from trellis.engine.records import WorkerSeen
-from trellis.operations.explain import is_alive, served_types
-from trellis.wiring import process_name, run_worker
+from trellis.lifecycles import Role
+from trellis.operations.explain import Presence, about, presence, runs_alone, served_types
+from trellis.wiring import open_when_there, process_name, run_worker
 from trellis.worker.app import App
+from trellis.worker.drain import ExitCode
 from trellis.worker.options import WorkerOptions
 
 SECTION = "Workers"
@@ -55,6 +56,7 @@ def worker(
     """
     loaded = load_app(app)
     loaded.check()
+    cli.require(Role.WORKER, action="run jobs")
     chosen: dict[str, Any] = {
         "concurrency": concurrency,
         "prefetch": prefetch,
@@ -71,10 +73,16 @@ def worker(
 
 
 async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
-    async with cli.open() as ledger:
+    refuse_missing(cli.url)
+    ledger = await open_when_there(cli.url)
+    if ledger is None:
+        return ExitCode.DRAINED
+    try:
         types = ", ".join(spec.type for spec in app)
         cli.out.note(f"{options.name} serves {types}; Ctrl-C drains, twice hurries")
         return await run_worker(app, ledger, options)
+    finally:
+        await ledger.close()
 
 
 def _tune_process() -> None:
@@ -97,27 +105,41 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def list_workers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
-    """List worker processes seen lately."""
+    """List worker processes seen lately: alive, silent since when, or drained."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.open() as ledger:
         now = await ledger.now()
         found = sorted(await ledger.workers(), key=lambda seen: seen.seen_at, reverse=True)
-    cli.out.listing(found[:wanted], _columns(now), empty="No worker was seen.")
+    if cli.out.as_json:
+        for seen in found[:wanted]:
+            cli.out.record({**as_record(seen), "state": presence(seen, now).value})
+    else:
+        cli.out.listing(found[:wanted], _columns(now), empty="No worker was seen.")
+
+
+STYLES = {Presence.ALIVE: "green", Presence.SILENT: "red", Presence.DRAINED: "dim"}
 
 
 def _columns(now: datetime) -> list[Column[WorkerSeen]]:
-    def sign(seen: WorkerSeen) -> Text:
-        return Text(age(seen.seen_at, now), style="green" if is_alive(seen, now) else "red")
-
     return [
         Column(title="WORKER", cell=lambda seen: seen.name),
-        Column(title="SEEN", cell=sign, right=True),
+        Column(title="STATE", cell=lambda seen: _state(seen, now)),
         Column(title="HELD", cell=lambda seen: str(seen.held), right=True),
-        Column(title="ROOM", cell=_concurrency, right=True),
-        Column(title="TYPES", cell=lambda seen: ", ".join(served_types(seen)), wraps=True),
+        Column(title="ROOM", cell=lambda seen: str(about(seen).get("concurrency", "")), right=True),
+        Column(title="TYPES", cell=_types, wraps=True),
     ]
 
 
-def _concurrency(seen: WorkerSeen) -> str:
-    about: Any = json_.loads(seen.info) if seen.info else {}
-    return str(cast("dict[str, Any]", about).get("concurrency", "")) if isinstance(about, dict) else ""
+def _state(seen: WorkerSeen, now: datetime) -> Text:
+    state = presence(seen, now)
+    told = {
+        Presence.ALIVE: "alive",
+        Presence.SILENT: f"silent for {age(seen.seen_at, now)}",
+        Presence.DRAINED: f"drained {age(seen.seen_at, now)} ago",
+    }[state]
+    return Text(told, style=STYLES[state])
+
+
+def _types(seen: WorkerSeen) -> str:
+    alone = runs_alone(seen)
+    return ", ".join(served_types(seen)) + (f"; runs {alone} alone" if alone else "")

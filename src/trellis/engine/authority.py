@@ -51,6 +51,8 @@ class Principal:
     roles: frozenset[Role]
     because: str = ""
     """Where the roles come from, for the message of a refusal."""
+    until: float | None = None
+    """When the roles end, as a reading of the process's monotonic clock; None has no end."""
 
     def acting(self, *candidates: Role, action: str) -> Actor:
         """This principal in the first of these roles it has; raises NotAllowed."""

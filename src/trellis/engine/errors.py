@@ -14,10 +14,14 @@ TrellisError
 ├── Refused                     the ledger's answer is no; nothing was written
 │   ├── InvalidTransition
 │   ├── NotAllowed
+│   ├── KeyUnusable
+│   ├── TokenRefused
+│   │   └── TokenExpired
 │   └── LeaseConflictError
 ├── LedgerError                 the ledger itself
 │   ├── LedgerUrlInvalid
 │   ├── LedgerTooOld
+│   ├── LedgerMissing
 │   ├── LedgerNotMigrated
 │   ├── LedgerReadOnly
 │   ├── LedgerFull
@@ -113,6 +117,24 @@ class NotAllowed(Refused):
     code = "FORBIDDEN"
 
 
+class KeyUnusable(Refused):
+    """The key that tokens are signed with cannot be used: {reason}."""
+
+    code = "AUTH_REQUIRED"
+
+
+class TokenRefused(Refused):
+    """The token is refused: {problem}; {remedy}."""
+
+    code = "AUTH_REQUIRED"
+
+
+class TokenExpired(TokenRefused):
+    """The token is refused: {problem}; {remedy}."""
+
+    code = "TOKEN_EXPIRED"
+
+
 class LeaseConflictError(Refused):
     """The lease on job {job_id} (epoch {epoch}) is lost; what this holder wrote was refused."""
 
@@ -133,6 +155,10 @@ class LedgerUrlInvalid(LedgerError):
 
 class LedgerTooOld(LedgerError):
     """{software} {found} is too old: {needed} or newer is needed ({reason})."""
+
+
+class LedgerMissing(LedgerError):
+    """There is no ledger at {path}: no such file; run `trellis migrate --ledger {url}` to make it."""
 
 
 class LedgerNotMigrated(LedgerError):

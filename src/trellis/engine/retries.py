@@ -40,9 +40,13 @@ class RetryPolicy:
     """Exponential backoff with jitter. `jitter` is the share of the wait that is drawn at random: 1.0 is full jitter."""
 
     base_s: float = RETRY_BASE_S_DEFAULT
+    """The wait after the first attempt."""
     factor: float = RETRY_FACTOR_DEFAULT
+    """How much longer each wait is than the one before."""
     max_s: float = RETRY_MAX_S_DEFAULT
+    """The longest wait."""
     jitter: float = 1.0
+    """The random share of each wait; 0 makes it exact, which tests like."""
 
     def __post_init__(self) -> None:
         _check("retry base_s", self.base_s, low=0.0, high=DELAY_S_MAX)

@@ -6,6 +6,7 @@ the loop: it waits, backs off while the ledger does not answer, outlives one bad
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -123,13 +124,14 @@ class Presence:
 
     ledger: Ledger
     actor: Actor
-    info: bytes | None = None
+    about: Callable[[], bytes | None] | None = None
+    """What it says about itself, as JSON."""
     interval_s: float = PRESENCE_INTERVAL_S_DEFAULT
     name: str = "presence"
 
     async def run_once(self) -> None:
         """One sign of life."""
-        await self.ledger.beat(self.actor, self.info)
+        await self.ledger.beat(self.actor, self.about() if self.about else None)
 
     def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
         """Always the same."""

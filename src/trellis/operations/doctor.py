@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from trellis.engine.records import Finding, QueueDepth, Severity, WorkerSeen
-from trellis.operations.explain import WORKER_SILENT_S, duration, is_alive, served_types
+from trellis.operations.explain import WORKER_SILENT_S, counted, duration, is_alive, served_types
 
 PYTHON_NEEDED = (3, 11)
 READY_S_WARN = 60.0
@@ -49,7 +49,7 @@ def letters_finding(count: int, limit: int) -> Finding:
     return Finding(
         check="dead letters",
         severity=Severity.WARNING,
-        detail=f"{many} wait for a decision",
+        detail=f"{many} {'waits' if count == 1 else 'wait'} for a decision",
         remedy="look with `trellis dlq`, then `trellis dlq requeue`",
     )
 
@@ -68,23 +68,27 @@ def _workers(alive: Sequence[WorkerSeen]) -> Finding:
             remedy="start one: trellis worker MODULE:APP",
         )
     held = sum(worker.held for worker in alive)
-    return Finding(check="workers", severity=Severity.OK, detail=f"{len(alive)} alive, {held} jobs held")
+    return Finding(check="workers", severity=Severity.OK, detail=f"{len(alive)} alive, {counted(held, 'job')} held")
 
 
 def _unserved(queue: QueueDepth) -> Finding:
     return Finding(
         check=f"type {queue.type}",
         severity=Severity.WARNING,
-        detail=f"{queue.ready} jobs are ready and no living worker serves the type",
+        detail=f"{_ready(queue)} ready and no living worker serves the type",
         remedy="start a worker whose application has this type",
     )
+
+
+def _ready(queue: QueueDepth) -> str:
+    return f"{counted(queue.ready, 'job')} {'is' if queue.ready == 1 else 'are'}"
 
 
 def _paused(queue: QueueDepth) -> Finding:
     return Finding(
         check=f"type {queue.type}",
         severity=Severity.WARNING,
-        detail=f"paused, {queue.ready} jobs ready",
+        detail=f"paused, {counted(queue.ready, 'job')} ready",
         remedy=f"trellis queues resume {queue.type}",
     )
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, cast
 
 from trellis.engine.jobs import JobId
@@ -58,9 +59,10 @@ def explain(job: Job, events: tuple[Event, ...], around: Surroundings) -> Explan
     """The whole story of one job at one moment."""
     lifecycle = LIFECYCLES[job.lifecycle]
     state = lifecycle.by_name[job.state]
+    last = events[-1] if events else None
     return Explanation(
-        where=tuple(_where(job, state, around)),
-        why=tuple(_why(job, state, events, around)),
+        where=tuple(_where(job, state, last, around)),
+        why=tuple(_why(job, state, last, around)),
         next=tuple(_next(job, lifecycle, state, around)),
         you_can=tuple(_you_can(job, lifecycle, state, around)),
     )
@@ -73,14 +75,42 @@ def serves(worker: WorkerSeen, type_: str) -> bool:
 
 def served_types(worker: WorkerSeen) -> tuple[str, ...]:
     """The types a worker said it runs."""
-    about: Any = json.loads(worker.info) if worker.info else {}
-    types: Any = cast("dict[str, Any]", about).get("types", ()) if isinstance(about, dict) else ()
-    return tuple(str(type_) for type_ in types)
+    return tuple(str(type_) for type_ in about(worker).get("types", ()))
+
+
+def about(worker: WorkerSeen) -> dict[str, Any]:
+    """What a worker said about itself."""
+    said: Any = json.loads(worker.info) if worker.info else {}
+    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+
+
+class Presence(StrEnum):
+    """Whether a worker can be counted on."""
+
+    ALIVE = "alive"
+    SILENT = "silent"
+    """It gave no sign of life for too long: dead, or cut off from the ledger."""
+    DRAINED = "drained"
+    """It ended on purpose."""
+
+
+def presence(worker: WorkerSeen, now: datetime) -> Presence:
+    """Whether a worker is there, fell silent, or left."""
+    if about(worker).get("drained"):
+        return Presence.DRAINED
+    silent_s = (now - worker.seen_at).total_seconds()
+    return Presence.ALIVE if silent_s <= WORKER_SILENT_S else Presence.SILENT
 
 
 def is_alive(worker: WorkerSeen, now: datetime) -> bool:
-    """Whether a worker gave a sign of life lately."""
-    return (now - worker.seen_at).total_seconds() <= WORKER_SILENT_S
+    """Whether a worker gave a sign of life lately and has not left."""
+    return presence(worker, now) is Presence.ALIVE
+
+
+def runs_alone(worker: WorkerSeen) -> str | None:
+    """The job that this worker runs with nothing beside it, because a worker died of it or with it."""
+    alone = about(worker).get("alone")
+    return None if alone is None else str(alone)
 
 
 def event_note(event: Event) -> str:
@@ -89,6 +119,11 @@ def event_note(event: Event) -> str:
     error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
     message: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
     return str(message or event.cause or "")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 job`, `2 jobs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -108,21 +143,57 @@ def duration(seconds: float) -> str:
 # --- where it is -----------------------------------------------------------------------------------------------------
 
 
-def _where(job: Job, state: State, around: Surroundings) -> Iterator[str]:
-    place = {
-        Place.READY: "ready: a worker may take it now",
-        Place.RESTING: f"resting{_until(job.due_at, around.now)}",
-        Place.PARKED: f"parked behind its concurrency key {job.concurrency_key!r}",
-        Place.HELD: f"held by {job.owner}",
-        Place.ENDED: f"ended {_ago(job.updated_at, around.now)}",
-    }[job.place]
-    yield f"Job {job.job_id} ({job.type}) is {job.state}, {place}."
+def _where(job: Job, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
+    yield f"Job {job.job_id} ({job.type}) is {job.state}, {_place(job, state, last, around)}."
     if state.phase is not Phase.ENDED:
         times = "once" if job.generation == 1 else f"{job.generation} times"
         requeued = f", requeued {times}" if job.generation else ""
         yield f"This is attempt {job.attempt + 1} of {job.max_attempts}{requeued}; it was submitted {_ago(job.created_at, around.now)}."
     if job.place is Place.HELD and job.lease_expires_at is not None:
         yield _lease(job, job.lease_expires_at, around.now)
+
+
+def _place(job: Job, state: State, last: Event | None, around: Surroundings) -> str:
+    """Where it is and what it waits for, as the end of a sentence."""
+    match job.place:
+        case Place.READY:
+            return _readiness(job, around)
+        case Place.RESTING:
+            return _rest(job, state, last, around.now)
+        case Place.PARKED:
+            return f"parked behind its concurrency key {job.concurrency_key!r}"
+        case Place.HELD:
+            return f"held by {job.owner}" + (", where it runs alone" if job.deaths else "")
+        case Place.ENDED:
+            return f"ended {_ago(job.updated_at, around.now)}"
+
+
+def _readiness(job: Job, around: Surroundings) -> str:
+    if around.queue is not None and around.queue.paused:
+        return "but its type is paused, so nobody is handed it"
+    if not _serving(job, around):
+        return "waiting for a worker: none that serves its type is alive"
+    return "ready: a worker may take it now" + (" and will run it alone" if job.deaths else "")
+
+
+def _rest(job: Job, state: State, last: Event | None, now: datetime) -> str:
+    """What a resting job waits for."""
+    until = _until(job.due_at, now)
+    if job.due_at is None:
+        return "waiting for a person or a role to move it"
+    if LIFECYCLES[job.lifecycle].pull(state.name, Trigger.DUE):
+        return f"waiting for a timer to move it on{until}"
+    match last.type if last else None:
+        case "job_retry_scheduled":
+            return f"pausing after an error: attempt {job.attempt + 1} may begin{until}"
+        case "job_snoozed":
+            return f"put off by its own handler: it may go on{until}"
+        case _:
+            return f"waiting for its time: it may begin{until}"
+
+
+def _serving(job: Job, around: Surroundings) -> list[WorkerSeen]:
+    return [worker for worker in around.workers if serves(worker, job.type) and is_alive(worker, around.now)]
 
 
 def _lease(job: Job, until: datetime, now: datetime) -> str:
@@ -135,12 +206,11 @@ def _lease(job: Job, until: datetime, now: datetime) -> str:
 # --- why -------------------------------------------------------------------------------------------------------------
 
 
-def _why(job: Job, state: State, events: tuple[Event, ...], around: Surroundings) -> Iterator[str]:
-    last = events[-1] if events else None
+def _why(job: Job, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
     if last is not None:
         yield _last_step(last, around.now)
     if around.letter is not None:
-        yield from _dead_letter(around.letter)
+        yield from _dead_letter(around.letter, told="" if last is None else event_note(last))
     if job.place is Place.READY:
         yield from _why_not_taken(job, around)
     if job.place is Place.PARKED:
@@ -151,7 +221,7 @@ def _why(job: Job, state: State, events: tuple[Event, ...], around: Surroundings
     if job.cancel_requested:
         yield "Somebody asked it to stop: its holder learns that with the next heartbeat."
     if job.deaths and state.phase is not Phase.ENDED:
-        yield f"{job.deaths} worker{'s' if job.deaths > 1 else ''} died while running it, so it now runs alone in its worker."
+        yield f"{counted(job.deaths, 'worker')} died while running it, so it runs alone: its worker does nothing else meanwhile."
 
 
 def _last_step(event: Event, now: datetime) -> str:
@@ -161,13 +231,14 @@ def _last_step(event: Event, now: datetime) -> str:
     return f"Last step, {_ago(event.ts, now)}: {event.type}, {arrow}, {by}" + (f": {note}" if note else "") + "."
 
 
-def _dead_letter(letter: DeadLetter) -> Iterator[str]:
+def _dead_letter(letter: DeadLetter, told: str) -> Iterator[str]:
     meaning = REASONS.get(letter.reason_code.value, letter.reason_code.value)
     yield (
         f"Dead letter: {letter.reason_code.value} ({meaning}), at stage {letter.stage.value},"
-        f" after {letter.attempts} attempt{'s' if letter.attempts > 1 else ''}."
+        f" after {counted(letter.attempts, 'attempt')}."
     )
-    yield f"Last error: {letter.last_error}"
+    if letter.last_error != told:
+        yield f"Last error: {letter.last_error}"
 
 
 def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
@@ -175,12 +246,15 @@ def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
     if queue is not None and queue.paused:
         yield f"Type {job.type!r} is paused: nobody is handed its jobs."
         return
-    alive = [worker for worker in around.workers if serves(worker, job.type) and is_alive(worker, around.now)]
+    alive = _serving(job, around)
     if not alive:
         yield f"No worker that serves {job.type!r} has been seen in the last {WORKER_SILENT_S:.0f} s."
     else:
         names = ", ".join(worker.name for worker in alive[:3]) + (" and others" if len(alive) > 3 else "")
         yield f"{names} {'serves' if len(alive) == 1 else 'serve'} this type and will take it when there is room."
+        for worker in alive:
+            if alone := runs_alone(worker):
+                yield f"{worker.name} takes nothing more until job {alone} has ended: it runs that one alone."
     if queue is not None and queue.rate_limit is not None:
         yield f"At most {queue.rate_limit:g} jobs of this type are handed out a second."
     if queue is not None and queue.ready > 1:
@@ -275,7 +349,7 @@ def _you_can(job: Job, lifecycle: Lifecycle, state: State, around: Surroundings)
         yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
-    if job.place is Place.READY and not around.workers:
+    if job.place is Place.READY and not _serving(job, around):
         yield "trellis worker MODULE:APP\tstart a worker that serves its type"
     yield f"trellis events {job.job_id}\tsee every step"
 

@@ -9,6 +9,7 @@ A handler is `async def` (runs on the worker's event loop), `def` (runs on a bou
 `batch=n`, an `async def` that takes a list of `Item`.
 """
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ class JobSettings(TypedDict, total=False):
     priority: Priority | str
     rate: float | None
     concurrency_key: Callable[[Any], str] | None
+    """The concurrency key of a payload; jobs with the same key take turns."""
     concurrency_limit: int
     result_ttl_s: float | None
     compensation: str | None
@@ -157,9 +159,11 @@ def priority_of(value: Priority | str) -> Priority:
 
 def _options(settings: JobSettings) -> JobOptions:
     values: dict[str, Any] = dict(settings)
-    unknown = sorted(set(values) - set(JobOptions.__dataclass_fields__))
-    if unknown:
-        raise OptionInvalid(option=unknown[0], value=values[unknown[0]], expected="there is no such option")
+    known = list(JobSettings.__annotations__)
+    for name in sorted(set(values) - set(known)):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose of {', '.join(known)}"
+        raise OptionInvalid(option=name, value=values[name], expected=f"there is no such option ({hint})")
     if "priority" in values:
         values["priority"] = priority_of(values["priority"])
     for name, kind in (("on_exhausted", OnExhausted), ("on_lease_doubt", OnLeaseDoubt)):

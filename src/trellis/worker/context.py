@@ -233,7 +233,7 @@ class SyncContext:
 
 
 class Item(Generic[PayloadT]):
-    """One job of a batch. Marked neither done nor failed, it shares the fate of the whole handler call."""
+    """One job of a batch: its `ctx` and its `payload`. Marked neither done nor failed, it shares the fate of the whole handler call."""
 
     __slots__ = ("ctx", "error", "heard", "marked", "payload", "value")
 

@@ -53,11 +53,17 @@ class JobOptions:
     """How jobs of one type are leased, retried and submitted."""
 
     lease_s: float = LEASE_S_DEFAULT
+    """How long a silent worker keeps a job, 30 to 120 s. It bounds silence, not duration: heartbeats extend it."""
     heartbeat_s: float = HEARTBEAT_S_DEFAULT
+    """How often a worker renews the lease and learns of a wish to cancel, 10 to 30 s and at most a third of the lease."""
     max_attempts: int = ATTEMPTS_DEFAULT
+    """Executions at most, the first one included."""
     retry: RetryPolicy = RETRY_DEFAULT
+    """How long to wait between attempts."""
     on_exhausted: OnExhausted = OnExhausted.DEAD_LETTER
+    """Where a job goes whose last attempt failed: `dead_letter` or `fail`."""
     dlq_on_fail: bool = False
+    """Whether a failed job leaves a dead letter as well."""
     max_deaths: int = DEATHS_DEFAULT
     """Workers that may die while running one job before it is dead-lettered; 0 never does that."""
     deadline_s: float | None = None
@@ -65,15 +71,19 @@ class JobOptions:
     timeout_s: float | None = None
     """How long one attempt may run. A sync handler is only told (`ctx.cancelled`): a thread cannot be stopped."""
     priority: Priority = Priority.BATCH
+    """`critical`, `interactive` or `batch`, unless the submit says otherwise."""
     rate: float | None = None
     """Claims a second of this type over all workers."""
     concurrency_limit: int = 1
+    """How many jobs of one concurrency key may be held at once."""
     result_ttl_s: float | None = None
+    """How long a result is kept; by default as long as its job."""
     compensation: str | None = None
     """The job type that undoes a succeeded job of this one."""
     batch: int = 0
     """More than 0: the handler takes a list of up to this many jobs."""
     on_lease_doubt: OnLeaseDoubt = OnLeaseDoubt.CONTINUE
+    """What a handler does while the ledger does not answer and its lease may be over: `continue` or `stop`."""
 
     @property
     def errors(self) -> ErrorPolicy:
@@ -86,15 +96,19 @@ class WorkerOptions:
     """How one worker process behaves."""
 
     name: str = "worker"
+    """What people see."""
     concurrency: int = CONCURRENCY_DEFAULT
+    """Handlers that run at the same time."""
     prefetch: int | None = None
     """Jobs held beyond those running; None chooses by concurrency, 0 holds none."""
     threads: int | None = None
     """Threads for sync handlers; None allows one per slot, up to 64. With fewer than slots, handlers wait for one."""
     poll_s: float = POLL_S_DEFAULT
+    """How often a worker with free slots asks for work when no hint comes."""
     hints: bool = True
     """False relies on polling alone."""
     sweep: SweepOptions | None = SWEEP_OF_WORKERS
+    """How this worker sweeps; None leaves that to others."""
     retention: RetentionOptions | None = RETENTION_DEFAULT
     """How long ended work is kept; None leaves that to others."""
     drain_s: float = DRAIN_S_DEFAULT

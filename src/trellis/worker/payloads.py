@@ -4,10 +4,12 @@ The types come from the handler's annotations. What does not fit is refused befo
 before user code runs (worker).
 """
 
+import difflib
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import pydantic
 import pydantic_core
@@ -19,6 +21,8 @@ PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
 
 NULL = b"null"
+PROBLEMS_SHOWN = 5
+_EXTRA = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,15 @@ class Unreadable:
 class Undo(Generic[PayloadT, ResultT]):
     """What a compensation gets: the succeeded job it undoes, with what went in and what came out."""
 
+    # It may name fewer fields than the job had: it takes what it needs.
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="ignore")
+
     job_id: JobId
+    """The job to undo."""
     payload: PayloadT
+    """What it was given."""
     result: ResultT
+    """What it returned."""
 
 
 class Codec:
@@ -53,10 +63,25 @@ class Codec:
         if not self._takes_payload and payload is not None:
             raise PayloadInvalid(type=self._type, detail="its handler takes no payload")
         try:
-            body = self._payload.dump_json(self._payload.validate_python(payload), warnings="error")
+            body = self._payload.dump_json(self._accepted(payload), warnings="error")
         except (pydantic.ValidationError, pydantic_core.PydanticSerializationError) as error:
             raise PayloadInvalid(type=self._type, detail=_explain(error)) from error
         return within_payload_limit(body)
+
+    def _accepted(self, payload: Any) -> Any:
+        """The payload as its type. A field that would be dropped is refused, unless a type around it says itself what
+        becomes of such fields: a misspelt name is noticed here or never.
+        """
+        try:
+            return self._payload.validate_python(payload, extra="forbid")
+        except pydantic.ValidationError as error:
+            problems = error.errors(include_url=False, include_input=False, include_context=False)
+        value = self._payload.validate_python(payload)
+        unknown = [problem["loc"] for problem in problems if problem["type"] in _EXTRA]
+        told = [_no_such_field(loc, owners[-1]) for loc in unknown if not _decided(owners := _owners(value, loc))]
+        if told:
+            raise PayloadInvalid(type=self._type, detail="; ".join(told[:PROBLEMS_SHOWN]))
+        return value
 
     def read_payload(self, body: bytes) -> Any | Unreadable:
         """What the handler gets, or why it cannot get it."""
@@ -126,6 +151,37 @@ def within_payload_limit(body: bytes) -> bytes:
     return body
 
 
+def _owners(value: Any, loc: tuple[int | str, ...]) -> list[Any]:
+    """What stands around a field, from the outside in; names that only say which kind of a union was tried are passed over."""
+    found = [value]
+    for part in loc[:-1]:
+        inner: Any = None
+        if isinstance(value, list | tuple | dict):
+            with suppress(LookupError, TypeError):
+                inner = cast("Any", value)[part]
+        else:
+            inner = getattr(value, str(part), None)
+        if inner is not None:
+            value = inner
+            found.append(inner)
+    return found
+
+
+def _decided(owners: list[Any]) -> bool:
+    """Whether a type around a field says itself what happens to fields that it does not have."""
+    configs: list[Any] = [
+        getattr(owner, "model_config", None) or getattr(owner, "__pydantic_config__", None) for owner in owners
+    ]
+    return any("extra" in config for config in configs if config)
+
+
+def _no_such_field(loc: tuple[int | str, ...], owner: Any) -> str:
+    kind = cast("type[Any]", type(owner))
+    known: list[str] = list(getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ()))
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1)
+    return f"{'.'.join(map(str, loc))}: there is no such field" + (f" (did you mean {near[0]}?)" if near else "")
+
+
 def _item_payload(hint: Any) -> Any:
     """`list[Item[Document]]` → Document."""
     inner = get_args(hint)[0] if get_args(hint) else Any
@@ -136,6 +192,6 @@ def _explain(error: Exception) -> str:
     if not isinstance(error, pydantic.ValidationError):
         return str(error).strip()
     problems = error.errors(include_url=False, include_input=False, include_context=False)
-    lines = [f"{'.'.join(str(part) for part in p['loc']) or 'payload'}: {p['msg']}" for p in problems[:5]]
+    lines = [f"{'.'.join(str(part) for part in p['loc']) or 'payload'}: {p['msg']}" for p in problems[:PROBLEMS_SHOWN]]
     more = len(problems) - len(lines)
     return "; ".join(lines) + (f"; and {more} more" if more > 0 else "")

@@ -40,19 +40,33 @@ class SubmitSettings(TypedDict, total=False):
     job_id: str | None
     """Choose the id: submitting the same id and request again is answered with the existing job."""
     idempotency_key: str | None
+    """The same key with the same request is the same job; with another request it is refused."""
     idempotency_scope: str
+    """Whose keys: the same key in another scope is another key."""
     priority: Priority | str
+    """`critical`, `interactive` or `batch`."""
     delay_s: float
+    """Not before so long from now."""
     run_at: datetime | None
+    """Not before this moment, which has a time zone."""
     deadline_s: float | None
+    """From now to the latest end; past it no attempt is begun."""
     max_attempts: int
+    """Executions at most."""
     concurrency_key: str | None
+    """Jobs with the same key take turns."""
     concurrency_limit: int
+    """How many of the key may be held at once."""
     correlation_id: str | None
+    """What the job belongs to; by default its own id."""
     trace: str | None
+    """The caller's trace context, passed on to the handler."""
     parent_id: str | None
+    """The job that caused this one."""
     compensates: str | None
+    """The succeeded job that this one undoes; `Trellis.compensate` sets it."""
     lifecycle: str
+    """By default leased-job."""
 
 
 def new_job(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json as json_
+import os
 import shutil
 import sys
 import tempfile
@@ -35,6 +36,7 @@ LOOK_S = 0.05
 PATIENCE_S = 25.0
 """Far longer than the demo takes; past it something is wrong and the logs say what."""
 KILL_AT_STEP = 4
+TOKEN_SETTINGS = ("TRELLIS_TOKEN", "TRELLIS_TOKEN_FILE", "TRELLIS_TOKEN_KEY_FILE")
 
 NAMES = ("ada", "alan", "barbara", "dennis", "edsger", "frances", "grace", "ken", "lin")
 
@@ -69,6 +71,8 @@ async def demo(cli: Cli) -> int:
     """
     if cli.ledger is not None:
         raise InputError(detail="The demo makes a ledger of its own; --data DIR chooses its folder.")
+    for name in TOKEN_SETTINGS:
+        os.environ.pop(name, None)  # the demo's ledger is new: no token was made for it, nor for its workers
     folder = (cli.data or Path(tempfile.mkdtemp(prefix="trellis-demo-"))).resolve()
     url = ledger_url(folder)
     make_folder(url)
@@ -193,6 +197,7 @@ def _next_steps(cli: Cli, folder: Path, crashed: Job) -> None:
         f"job explain {crashed.job_id}",
         "dlq requeue --type feed.import",
         "worker demo_app:app",
+        "token issue --role submitter",
         "doctor",
     ):
         cli.out.line(f"  {program} {order}", style="cyan")

@@ -1,0 +1,82 @@
+"""`trellis token issue`, and every other command with a token in the environment."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Terminal
+
+
+@pytest.mark.requirement("D46")
+def test_the_token_is_alone_on_standard_output_and_works(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    answer = local("token", "issue", "--role", "submitter", "--sub", "ada", "--ttl", "10m")
+    assert answer.code == 0
+    assert (answer.out.count("\n"), answer.out.count(".")) == (1, 2)
+    assert answer.err == "ada is submitter with it for 10 min\n"
+    monkeypatch.setenv("TRELLIS_TOKEN", answer.out.strip())
+    job_id = local.submit("t")
+    assert local("job", "show", job_id, "--json").record["events"][0]["actor"] == "ada"
+    for arguments in (["queues", "pause", "t"], ["sweep"], ["job", "requeue", job_id]):
+        refused = local(*arguments)
+        assert refused.code == 1
+        assert "the token of ada gives submitter" in refused.err
+
+
+def test_the_token_of_a_data_folder_is_of_its_ledger(local: Terminal, tmp_path: Path):
+    data = tmp_path / "data"
+    assert local.bare("migrate", "--data", str(data)).code == 0
+    assert local.bare("token", "issue", "--role", "worker", "--data", str(data)).code == 0
+    missing = local.bare("token", "issue", "--role", "worker", "--data", str(tmp_path / "other"))
+    assert (missing.code, "no such file" in missing.err) == (1, True)
+    (data / "trellis.db.key").unlink()
+    keyless = local.bare("token", "issue", "--role", "worker", "--data", str(data))
+    assert (keyless.code, "trellis migrate" in keyless.err) == (1, True)
+
+
+def test_several_roles_are_named_apart_or_together(local: Terminal):
+    apart = local("token", "issue", "--role", "worker", "--role", "control-plane", "--json").record
+    together = local("token", "issue", "--role", "control-plane,worker", "--json").record
+    assert apart["role"] == together["role"] == ["control-plane", "worker"]
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--role", "root"], "choose one of owner"),
+        ([], "--role"),
+        (["--role", "worker", "--ttl", "2d"], "86400"),
+        (["--role", "worker", "--ttl", "soon"], "write a number of seconds"),
+        (["--role", "worker", "--sub", ""], "1 to 200 characters"),
+    ],
+)
+def test_a_token_that_cannot_be_meant_is_not_issued(local: Terminal, arguments: list[str], says: str):
+    answer = local("token", "issue", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert says in answer.err
+
+
+def test_a_bad_token_is_one_clear_error_for_whoever_acts(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRELLIS_TOKEN", "nonsense")
+    (Path.cwd() / "shop.py").write_text("from trellis import App\napp = App()\n@app.job('t')\nasync def t(ctx): ...\n")
+    for arguments in (["submit", "t"], ["worker", "shop:app"], ["sweep"], ["queues", "pause", "t"]):
+        answer = local(*arguments)
+        assert answer.code == 1
+        assert "The token is refused: it is not three parts" in answer.err
+
+
+def test_no_command_takes_a_token_where_others_can_see_it(local: Terminal):
+    answer = local("jobs", "--token", "x")
+    assert (answer.code, "No such option" in answer.err) == (2, True)
+
+
+def test_doctor_says_what_the_token_is_good_for_and_never_shows_it(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    token = local("token", "issue", "--role", "submitter", "--sub", "ada").out.strip()
+    monkeypatch.setenv("TRELLIS_TOKEN", token)
+    for arguments in (["doctor"], ["doctor", "--json"]):
+        answer = local(*arguments)
+        assert answer.code == 0
+        assert "ada is submitter for" in answer.out
+        assert token not in answer.out + answer.err
+    monkeypatch.setenv("TRELLIS_TOKEN", "nonsense")
+    answer = local("doctor")
+    assert (answer.code, "three parts" in answer.out) == (1, True)

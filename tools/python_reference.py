@@ -1,0 +1,233 @@
+"""Writes the reference of the Python API from its docstrings: `python -m tools.python_reference` (in the checkout).
+
+It reads the source, so that what stands there is what is shown: signatures, the docstrings of classes and functions, and the
+text under each field. The suite compares docs/reference/python.md with what this makes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from enum import Enum, StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trellis.engine import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "python.md"
+INTRODUCTION = """# Python
+
+Written from the docstrings by `python -m tools.python_reference`; the suite compares. Everything is imported from `trellis`, but for what
+stands under [Tests](#tests), which is in `trellis.testing`, and the less common [errors](#errors). The words are defined in the
+[glossary](../glossary.md); the [tutorial](../tutorial.md) shows them at work.
+"""
+OPTION, DEFAULT, MEANING = "Option", "Default", "Meaning"
+
+# Chapter -> what is in it: module:name. `fields` lists the fields of a class, whose own methods are of no concern to users.
+CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "Applications": (
+        ("class", "trellis.worker.app", "App"),
+        ("fields", "trellis.worker.options", "JobOptions"),
+        ("fields", "trellis.engine.retries", "RetryPolicy"),
+    ),
+    "Inside a handler": (
+        ("class", "trellis.worker.context", "Context"),
+        ("class", "trellis.worker.context", "SyncContext"),
+        ("class", "trellis.worker.context", "Item"),
+        ("fields", "trellis.worker.payloads", "Undo"),
+        ("class", "trellis.worker.outcomes", "Snooze"),
+    ),
+    "Callers": (
+        ("function", "trellis.wiring", "connect"),
+        ("class", "trellis.client", "Trellis"),
+        ("fields", "trellis.worker.requests", "SubmitSettings"),
+        ("class", "trellis.client", "JobHandle"),
+        ("fields", "trellis.engine.jobs", "Priority"),
+    ),
+    "Workers": (
+        ("function", "trellis.wiring", "run_worker"),
+        ("fields", "trellis.worker.options", "WorkerOptions"),
+    ),
+    "Tests": (
+        ("function", "trellis.testing", "sandbox"),
+        ("class", "trellis.testing", "Sandbox"),
+        ("class", "trellis.testing", "FakeClock"),
+        ("function", "trellis.testing", "run_until_idle"),
+    ),
+}
+TITLES = {"JobOptions": "Options of `@app.job`", "SubmitSettings": "Settings of a submit"}
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for chapter, entries in CHAPTERS.items():
+        parts.append(f"## {chapter}\n")
+        parts += ["\n".join(_entry(kind, importlib.import_module(module), name)) for kind, module, name in entries]
+    return "\n".join([*parts, _errors()])
+
+
+def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:
+    node = _nodes(module)[name]
+    yield f"### {TITLES.get(name, name)}\n"
+    if kind == "function":
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield f"```python\n{_signature(node, module, managed=_is_managed(node))}\n```\n"
+        yield f"{_doc(node)}\n"
+        return
+    assert isinstance(node, ast.ClassDef)
+    yield f"{_doc(node)}\n"
+    if kind == "fields":
+        yield from _table(node, getattr(module, name))
+        return
+    members = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for made in (one for one in members if one.name == "__init__" and name not in WITHOUT_CONSTRUCTOR):
+        yield f"```python\n{_signature(made, module, called=name)}\n```\n"
+    for member in (one for one in members if not one.name.startswith("_")):
+        yield from _member(member, module)
+    yield ""
+
+
+WITHOUT_CONSTRUCTOR = {"Context", "SyncContext", "Item", "Trellis", "JobHandle", "Sandbox"}
+"""Users are handed these; they do not make them."""
+
+
+def _member(node: ast.FunctionDef | ast.AsyncFunctionDef, module: ModuleType) -> Iterator[str]:
+    if any(isinstance(one, ast.Name) and one.id == "property" for one in node.decorator_list):
+        kind = f": {ast.unparse(node.returns)}" if node.returns else ""
+        yield f"- **`{node.name}`**`{kind}` — {_inline(_doc(node), escape=False)}"
+    else:
+        yield f"- **`{_signature(node, module)}`** — {_inline(_doc(node), escape=False)}"
+
+
+def _table(node: ast.ClassDef, owner: type[Any]) -> Iterator[str]:
+    """The fields of a class with the text that stands under each."""
+    said = _field_docs(node)
+    defaults = {one.name: one for one in fields(owner)} if hasattr(owner, "__dataclass_fields__") else {}
+    if node.name == "JobOptions":
+        settings = _nodes(importlib.import_module("trellis.worker.app"))["JobSettings"]
+        assert isinstance(settings, ast.ClassDef)
+        key = _field_docs(settings)["concurrency_key"]
+        said = {**said, "concurrency_key": key}
+        defaults = {**defaults, "concurrency_key": defaults["compensation"]}
+    if not any(doc for _, doc in said.values()) and not defaults:
+        yield ", ".join(f"`{name}`" for name in said) + "\n"
+        return
+    yield f"| {OPTION} | {DEFAULT} | {MEANING} |\n|---|---|---|"
+    for name, (annotation, doc) in said.items():
+        yield f"| `{name}: {_inline(annotation)}` | {_default(defaults.get(name))} | {_inline(doc)} |"
+    yield ""
+
+
+def _default(field: Any) -> str:
+    if field is None or field.default is MISSING:
+        return ""
+    return f"`{_shown(field.default)}`"
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case StrEnum():
+            return value.value
+        case Enum():
+            return value.name.lower()
+        case _:
+            return repr(value)
+
+
+def _errors() -> str:
+    """The tree as drawn at the top of its file, then every message."""
+    tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
+    rows = [
+        f"| `{name}` | {kind.code} | {(kind.__doc__ or '').strip()} |"
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, errors.TrellisError)
+    ]
+    head = (
+        "## Errors\n\nAll are in `trellis.engine.errors`; those that handlers raise and callers meet are in `trellis` too."
+        " The message is the docstring; what stands in braces is also in `error.data`.\n"
+    )
+    return "\n".join([head, f"```text\n{tree}\n```\n", "| Error | Code | Message |\n|---|---|---|", *rows, ""])
+
+
+# --- reading the source ----------------------------------------------------------------------------------------------
+
+
+def _nodes(module: ModuleType) -> dict[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    tree = ast.parse(inspect.getsource(module))
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name: node for node in tree.body if isinstance(node, kinds)}
+
+
+def _doc(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    doc = ast.get_docstring(node)
+    assert doc, f"{node.name} is public and says nothing"
+    return doc
+
+
+def _inline(doc: str, *, escape: bool = True) -> str:
+    """On one line; in a table a bar would end the cell."""
+    line = " ".join(doc.split())
+    return line.replace("|", "\\|") if escape else line
+
+
+def _field_docs(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
+    """Name -> annotation and the string that follows the field."""
+    found: dict[str, tuple[str, str]] = {}
+    for one, after in zip(node.body, [*node.body[1:], None], strict=True):
+        doc = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            doc = str(after.value.value)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            if not one.target.id.startswith("_"):
+                found[one.target.id] = (ast.unparse(one.annotation), doc)
+        elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+            found[one.targets[0].id] = (ast.unparse(one.value), doc)
+    return found
+
+
+def _is_managed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("asynccontextmanager" in ast.unparse(one) for one in node.decorator_list)
+
+
+def _signature(
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+    module: ModuleType,
+    *,
+    called: str | None = None,
+    managed: bool = False,
+) -> str:
+    """The call as people write it: without `self`, with named defaults as values."""
+    arguments = ast.parse(ast.unparse(node.args).join(("def _(", "): ..."))).body[0]
+    assert isinstance(arguments, ast.FunctionDef)
+    arguments.args.args = [one for one in arguments.args.args if one.arg != "self"]
+    told = ast.unparse(_Defaults(module).visit(arguments.args)).replace("Unpack[", "").replace("Settings]", "Settings")
+    told = re.sub(r"(: (?:[^=,\[]|\[[^\]]*\])+)=", r"\1 = ", told)
+    word = "async with " if managed else "await " if isinstance(node, ast.AsyncFunctionDef) else ""
+    if node.returns is not None and ast.unparse(node.returns).startswith("AsyncIterator"):
+        word = "async for page in "
+    returns = "" if called or managed or node.returns is None else f" -> {ast.unparse(node.returns)}"
+    return f"{word}{called or node.name}({told}){returns}"
+
+
+class _Defaults(ast.NodeTransformer):
+    """A constant's name says nothing to whoever calls: put its value there."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = getattr(self.module, node.id, None)
+        return ast.Constant(value) if node.id.isupper() and isinstance(value, int | float | str) else node
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="utf-8")
+    sys.stderr.write(f"{PAGE.relative_to(ROOT)}\n")
