@@ -46,7 +46,7 @@ fmt: ## Format and apply safe lint fixes
 
 prove: ## Run the long proofs
 	$(bootstrap) dev
-	@$(pytest) -m prove --timeout 3600 --requirement-results build/requirements-prove.json $(ARGS)
+	@$(pytest) -m prove --timeout 3600 --requirement-results=build/requirements-prove.json $(ARGS)
 
 conformance: ## Run the default suite and print requirement -> tests -> result
 	$(bootstrap) dev

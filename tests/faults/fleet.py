@@ -136,7 +136,8 @@ class Fleet(AbstractContextManager["Fleet"]):
     async def drain(self) -> list[int | None]:
         """SIGTERM to all; their exit codes."""
         for worker in self.alive:
-            worker.send(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                worker.send(signal.SIGTERM)
         for worker in self.alive:
             await until(lambda worker=worker: not worker.is_alive, f"{worker.name} drained")
         ended, self.alive = self.alive, []

@@ -100,7 +100,9 @@ async def golden_run(bench: Bench, nursery: Nursery, folder: Path) -> int:
         await story.finish(job_id, worker)
         await story.check(job_id)
         assert story.ghosts == 0, "nobody had died yet"
-        return bench.proxy.counts.runs - before
+        points = bench.proxy.counts.runs - before
+        await story.fleet.drain()
+    return points
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ async def run_with_fault(bench: Bench, nursery: Nursery, folder: Path, point: in
         await story.finish(job_id, worker)
         bench.proxy.heal()
         await story.check(job_id)
+        # Gently, so that no claim of this run is still on its way when the next one submits its job.
+        await story.fleet.drain()
     return Run(aim.hits == 1, story.ghosts)
 
 
