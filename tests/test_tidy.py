@@ -27,6 +27,8 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "ledgers/sqlite/lanes.py": "a batch that breaks must tell every caller that waits for it",
     "ledgers/sqlite/ledger.py": "closes what a failed opening opened, then raises",
     "ledgers/sqlite/migrate.py": "rolls back, then raises",
+    "runs/driver.py": "whatever a step raises is the step's failure, with its retries",
+    "runs/orchestrator.py": "one run must not end the process that drives the others",
     "cli/applications.py": "importing the user's module may raise anything",
 }
 

@@ -159,12 +159,15 @@ def principal_for(url: str, *, name: str, operator: bool, identity: Identity | N
 
 
 def token_key(url: str, settings: Settings) -> TrustedKey:
-    """The key that signs and verifies tokens: the configured one, else the development key beside an SQLite file."""
+    """The key that signs and verifies tokens: on SQLite the development key beside the file, elsewhere the configured one."""
+    if url.startswith("sqlite:"):
+        # Not the configured one: whoever could name the key that verifies a token could sign any.
+        return symmetric_key(read_key(development_key_path(url)), issuer=ISSUER)
     path = settings.token_key_file
-    if path is None and not url.startswith("sqlite:"):
+    if path is None:
         reason = "none is configured; set TRELLIS_TOKEN_KEY_FILE, or go without a token: on PostgreSQL the database role decides"
         raise KeyUnusable(reason=reason)
-    return symmetric_key(read_key(path or development_key_path(url)), issuer=ISSUER)
+    return symmetric_key(read_key(path), issuer=ISSUER)
 
 
 def _listed(roles: frozenset[Role]) -> str:

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from tests.worker.conftest import Stand
+from tests.worker.test_suspects import suspects
 from trellis.client import JobHandle
+from trellis.engine.errors import Refused
 from trellis.engine.jobs import JobId, Turn
 from trellis.ledgers import open_ledger
 from trellis.testing import FakeClock
+from trellis.worker import turns
 from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.turns import SECOND_TURN_MIN
@@ -28,6 +31,8 @@ class Floodgate:
         self.sent: list[Turn] = []
         self.held_back: list[asyncio.Future[None]] = []
         self.open = True
+        self.refuse_claims = 0
+        self.hold_starts = False
         stand.faults = self  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
@@ -35,7 +40,11 @@ class Floodgate:
 
     async def turn(self, turn: Turn) -> Any:
         self.sent.append(turn)
-        if not self.open:
+        if self.refuse_claims and not turn.advances:
+            self.refuse_claims -= 1
+            raise Refused(detail="never")
+        starts = any(step.trigger == "start" for step in turn.advances)
+        if not self.open or (starts and self.hold_starts):
             gate = asyncio.get_running_loop().create_future()
             self.held_back.append(gate)
             await gate
@@ -170,3 +179,72 @@ async def test_a_worker_is_not_idle_while_a_claim_is_in_flight(stand: Stand):
     bench.end(1)
     await idling
     await worker.drain()
+
+
+async def test_a_turn_composed_before_a_suspect_was_known_does_not_end_the_caution(stand: Stand, monkeypatch: Any):
+    monkeypatch.setattr(turns, "SECOND_TURN_MIN", 1)
+    gate, bench = Floodgate(stand), Bench()
+    async with stand.running(bench.app, concurrency=20, prefetch=0) as worker:
+        jobs = await started(stand, bench, 4)
+        gate.open = False
+        bench.end(1)
+        await stand.until(lambda: len(gate.held_back) == 1)
+        bench.end(1)
+        await stand.until(lambda: len(gate.held_back) == 2)
+        early, late = gate.sent[-2:]
+        assert early.claim is not None
+        assert late.claim is not None
+        pill = (await suspects(stand, 1))[0]
+        first, second = gate.held_back
+        gate.held_back.clear()
+        gate.open = True
+        first.set_result(None)
+        await stand.until(lambda: [held.lease.job_id for held in worker.holdings.suspects] == [pill.id])
+        second.set_result(None)
+        await stand.until(lambda: not worker.turns._flying)
+        assert worker.turns._careful, "the second turn had asked before anybody was suspected, and found nobody"
+        bench.end(10)
+        await stand.in_state(jobs[3], "succeeded")
+        await stand.until(lambda: bench.begun == 5)
+        bench.end(1)
+        await stand.in_state(pill, "succeeded")
+
+
+async def test_a_suspect_whose_start_is_under_way_when_the_worker_drains_keeps_its_outcome(stand: Stand):
+    pills = await suspects(stand, 2)
+    gate, bench = Floodgate(stand), Bench()
+    gate.hold_starts = True
+    worker = stand.worker(bench.app, concurrency=2)
+    await worker.start()
+    # The first came started with its claim; the other is given back, claimed with caution, and started by a turn of its own.
+    await stand.until(lambda: bench.begun == 1)
+    bench.end(1)
+    await stand.until(lambda: len(gate.held_back) == 1)
+    draining = asyncio.ensure_future(worker.drain())
+    for _ in range(10):
+        await stand.ledger.job(pills[0].id)
+    gate.let_through()
+    await stand.until(lambda: bench.begun == 2)
+    bench.end(1)
+    await draining
+    told = [await pill.status() for pill in pills]
+    assert [(status.state, status.deaths) for status in told] == [("succeeded", 1)] * 2
+
+
+async def test_when_one_loop_fails_the_other_still_delivers_what_was_done(stand: Stand):
+    gate, bench = Floodgate(stand), Bench()
+    worker = stand.worker(bench.app, concurrency=10)
+    await worker.start()
+    jobs = await started(stand, bench, 4)
+    gate.refuse_claims = 1
+    hint = asyncio.ensure_future(worker.turns.hint())
+    with pytest.raises(Refused):
+        await worker.until_stopped(asyncio.Event())
+    draining = asyncio.ensure_future(worker.drain())
+    await stand.ledger.job(jobs[0].id)
+    bench.end(4)
+    drained = await draining
+    hint.cancel()
+    assert (drained.cut_short, drained.unsettled) == (0, 0)
+    for job in jobs:
+        assert (await job.status()).state == "succeeded"

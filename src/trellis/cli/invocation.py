@@ -60,8 +60,9 @@ class Cli:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Ledger]:
-        """The ledger, for reading."""
+        """The ledger, for reading. Reading needs no token, but one that is shown must be good."""
         refuse_missing(self.url)
+        identify(self.url, self.settings)
         ledger = await open_ledger(self.url)
         try:
             yield ledger

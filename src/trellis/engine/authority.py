@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from trellis.engine.errors import NotAllowed
+from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 
-Verb = Literal["pause", "limit_rate", "limit_key", "sweep"]
+Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow"]
 """The ledger's verbs that name no job; a pause is also its end."""
 
 ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
@@ -20,7 +20,9 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         # A worker announces the rate that its handlers declare.
         "limit_rate": frozenset({Role.CONTROL_PLANE, Role.WORKER, Role.ORCHESTRATOR}),
         "limit_key": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
+        "limit_held": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
         "sweep": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
+        "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
     }
 )
 """Which roles may. Every ledger asks `require` first; PostgreSQL holds the same table for callers that bypass us."""
@@ -30,7 +32,9 @@ _ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "pause": "pause or resume a type",
         "limit_rate": "limit the rate of a type",
         "limit_key": "limit a concurrency key",
+        "limit_held": "limit how many of a type are held",
         "sweep": "sweep",
+        "follow": "follow the feed under a name",
     }
 )
 
@@ -41,6 +45,14 @@ def require(actor: Actor, verb: Verb) -> None:
     if actor.role not in roles:
         needed = " or ".join(sorted(role.value for role in roles))
         raise NotAllowed(role=actor.role.value, action=_ACTIONS[verb], reason=f"it needs {needed}")
+
+
+def check_held_limit(limit: int | None) -> None:
+    """Nothing for a limit that can be; raises OptionInvalid."""
+    if limit is not None and limit < 1:
+        raise OptionInvalid(
+            option="limit", value=limit, expected="1 or more, or None for no limit; pause the type to stop it"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

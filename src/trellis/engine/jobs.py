@@ -245,6 +245,15 @@ class TurnResult:
     claimed: list[Claimed]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Following:
+    """The right to follow the feed under a name, while `epoch` is that name's epoch; `position` None is the beginning."""
+
+    name: str
+    epoch: Epoch
+    position: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Renewed:
     """The lease runs on; `cancel` asks the holder to stop."""

@@ -22,6 +22,7 @@ from trellis.engine.jobs import (
     Applied,
     CancelMode,
     CancelRequested,
+    Following,
     JobId,
     Lease,
     LeaseLost,
@@ -142,6 +143,22 @@ class Ledger(Protocol):
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
         """How many jobs of a concurrency key may be held at once."""
+        ...
+
+    async def limit_held(self, actor: Actor, type_: str, limit: int | None) -> None:
+        """At most this many jobs of a type held at once, over all claimers; None takes the limit away."""
+        ...
+
+    async def follow(self, actor: Actor, name: str, *, lease_s: float) -> Following | None:
+        """Become the one who follows the feed under this name, where the last one stopped; None while another does."""
+        ...
+
+    async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
+        """Go on for `lease_s` more, and remember the position if one is given; False when another has taken over."""
+        ...
+
+    async def unfollow(self, following: Following) -> None:
+        """Let another have it at once."""
         ...
 
     async def beat(self, actor: Actor, info: bytes | None) -> None:

@@ -43,6 +43,8 @@ class Order:
     starts: list[Held]
     wanted: Wanted
     sent_at: float
+    careful: bool
+    """It was composed while a suspect was known: only such an order can tell that there are no more."""
 
 
 class Turns:
@@ -96,8 +98,10 @@ class Turns:
             order = self._compose()
             if order is not None:
                 self._flying.append(order)
-                answer = await self._deliver(order.turn)
-                self._flying.remove(order)
+                try:
+                    answer = await self._deliver(order.turn)
+                finally:
+                    self._flying.remove(order)
                 self._apply(order, answer)
                 self._due.set()
             self._note_quiet()
@@ -117,7 +121,7 @@ class Turns:
         claim = self._claim(wanted) if wanted.total else None
         advances = (*(s.advance for s in settlements), *(started(held) for held in starts))
         turn = Turn(actor=self._desk.actor, advances=advances, claim=claim)
-        return Order(turn, settlements, starts, wanted, now)
+        return Order(turn, settlements, starts, wanted, now, self._careful)
 
     def _claim(self, wanted: Wanted) -> Claim:
         self._search = False
@@ -150,6 +154,10 @@ class Turns:
         count = self._room.startable(self._pace.per_s, running=holdings.running, ready=ready)
         chosen = [holdings.assigned.popleft() for _ in range(min(count, len(holdings.assigned)))]
         return [held for held in chosen if self._may_start(held)]
+
+    def in_flight(self, held: Held) -> bool:
+        """Whether its start is on its way to the ledger: until the answer comes nobody can say what state it is in."""
+        return any(held in order.starts for order in self._flying)
 
     def _starting(self) -> int:
         """Jobs that turns in flight may make ready."""
@@ -228,7 +236,7 @@ class Turns:
             if isinstance(outcome, LeaseLost):
                 _note_refused(held, "start")
                 self._drop(held)
-            else:
+            elif not held.finished:
                 held.state = RUNNING
                 self._hand_over(held)
         self._admit(answer.claimed, order)
@@ -261,7 +269,7 @@ class Turns:
                 holdings.ready.append(held)
             else:
                 holdings.assigned.append(held)
-        if suspects or (self._careful and order.wanted.total):
+        if suspects or (order.careful and order.wanted.total):
             self._admit_suspects(suspects)
 
     def _admit_suspects(self, suspects: list[Held]) -> None:

@@ -155,7 +155,9 @@ class Worker:
 
     def _give_back_waiting(self) -> int:
         waiting = [*self.holdings.waiting(), *list(self.holdings.suspects)[:1]]
-        waiting = [held for held in waiting if held.began_at is None and not held.finished]
+        waiting = [
+            held for held in waiting if held.began_at is None and not held.finished and not self.turns.in_flight(held)
+        ]
         self.holdings.take_back(set(waiting))
         for held in waiting:
             self.holdings.settle(held, given_back(held, "the worker drains"))
@@ -180,7 +182,8 @@ class Worker:
         quiet = asyncio.ensure_future(self.turns.quiet.wait())
         limit = asyncio.ensure_future(sleep_or_stop(self.clock, hurry, seconds))
         try:
-            await asyncio.wait({quiet, limit, *self._turning}, return_when=asyncio.FIRST_COMPLETED)
+            while not quiet.done() and not limit.done() and (turning := {t for t in self._turning if not t.done()}):
+                await asyncio.wait({quiet, limit, *turning}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             quiet.cancel()
             limit.cancel()

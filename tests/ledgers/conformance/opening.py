@@ -52,7 +52,15 @@ async def postgres_rig(server: PostgresServer, kind: str) -> AsyncIterator[Rig]:
 
     try:
         ledger = await reopen()
-        rig = Rig(kind=kind, ledger=ledger, advance=advance, reopen=reopen, admin_sql=admin_sql, app_url=app_url)
+        rig = Rig(
+            kind=kind,
+            ledger=ledger,
+            advance=advance,
+            reopen=reopen,
+            admin_sql=admin_sql,
+            app_url=app_url,
+            admin_url=server.url(name),
+        )
         try:
             yield rig
         finally:

@@ -82,6 +82,7 @@ class Rig:
     advance: Callable[[float], Awaitable[None]]
     reopen: Callable[[], Awaitable[Ledger]]
     admin_sql: Callable[..., Awaitable[list[tuple]]] | None = None
+    admin_url: str | None = None
     """PostgreSQL: run SQL as the superuser."""
     app_url: str = ""
     numbers: count = field(default_factory=lambda: count(1))

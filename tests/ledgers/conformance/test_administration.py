@@ -50,6 +50,14 @@ async def _one_is_handed_out(rig: Rig) -> bool:
     return len(await rig.claim(2)) == 1
 
 
+async def _nothing(rig: Rig) -> None:
+    assert await rig.claim(1) == []
+
+
+async def _somebody_follows(rig: Rig) -> bool:
+    return await rig.ledger.follow(actor(Role.PROJECTOR, "another"), "here", lease_s=60.0) is None
+
+
 async def _both_are_handed_out(rig: Rig) -> bool:
     return len(await rig.claim(2)) == 2
 
@@ -61,6 +69,8 @@ async def _it_is_handed_out(rig: Rig) -> bool:
 CASES = [
     Case("pause", _one_job, lambda rig, by: rig.ledger.pause(by, "work", paused=True), _nothing_is_handed_out),
     Case("limit_rate", _two_jobs, lambda rig, by: rig.ledger.limit_rate(by, "work", 0.001), _one_is_handed_out),
+    Case("limit_held", _two_jobs, lambda rig, by: rig.ledger.limit_held(by, "work", 1), _one_is_handed_out),
+    Case("follow", _nothing, lambda rig, by: rig.ledger.follow(by, "here", lease_s=60.0), _somebody_follows),
     Case("limit_key", _two_jobs_of_a_key, lambda rig, by: rig.ledger.limit_key(by, KEY, 2), _both_are_handed_out),
     Case(
         "sweep",
@@ -111,5 +121,7 @@ def test_the_table_says_who_may_do_what():
         "pause": ["control-plane"],
         "limit_rate": ["control-plane", "orchestrator", "worker"],
         "limit_key": ["control-plane", "orchestrator"],
+        "limit_held": ["control-plane", "orchestrator"],
         "sweep": ["control-plane", "sweeper"],
+        "follow": ["control-plane", "projector"],
     }

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import LENGTH_S, OTHER_WORKER, WORKER, Rig
-from trellis.engine.jobs import Applied, CancelMode, CancelRequested, JobId, LeaseLost, Renewed
+from trellis.engine.jobs import Advance, Applied, CancelMode, CancelRequested, JobId, LeaseLost, Renewed
 from trellis.engine.records import RetentionOptions, Signal
 from trellis.lifecycles import Trigger
 
@@ -203,3 +203,18 @@ async def _updates(rig: Rig) -> tuple[int, int]:
         "select sum(n_tup_upd)::bigint, sum(n_tup_hot_upd)::bigint from pg_stat_user_tables where relname in ('lease', 'renewal')"
     )
     return updates, heap_only
+
+
+async def test_of_two_epochs_of_one_job_only_the_living_one_is_answered_well(rig: Rig):
+    old = (await rig.running()).lease
+    await rig.pass_time(60.0)
+    new = (await rig.claim_one()).lease
+    assert new.key == old.key
+    for leases in ([old, new], [new, old]):
+        told = dict(zip(leases, await rig.ledger.renew(WORKER, leases), strict=True))
+        assert isinstance(told[old], LeaseLost)
+        assert isinstance(told[new], Renewed)
+    steps = [Advance(lease, "running", Trigger.COMPLETE) for lease in (old, new)]
+    lost, done = (await rig.turn(*steps)).outcomes
+    assert isinstance(lost, LeaseLost)
+    assert isinstance(done, Applied)

@@ -1,14 +1,26 @@
 """What one odd row, one odd clock or one busy key must not do to everybody else."""
 
 import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
-from trellis.engine.jobs import NewJob
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.jobs import CancelMode, NewJob, RequestId
 from trellis.engine.records import RetentionOptions, SweepOptions
+from trellis.ledgers import migrate
+from trellis.ledgers.postgres import ledger as postgres_ledger
+from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.lifecycles import Trigger
+from trellis.wiring import SystemClock, new_id
+from trellis.worker.app import App
+from trellis.worker.context import Context
+from trellis.worker.options import WorkerOptions
+from trellis.worker.worker import Worker
 
 pytestmark = pytest.mark.only("postgres")
 
@@ -152,3 +164,82 @@ async def test_the_functions_themselves_ask_for_the_role(rig: Rig, call: str):
     finally:
         await shell.close()
     assert getattr(refused.value, "sqlstate", "") == "TR002"
+
+
+async def _work_off(rig: Rig, jobs: int, disturb: Callable[[], Awaitable[object]]) -> None:
+    """A worker works off its jobs while somebody does something to the database again and again."""
+    app, ran = App(), Counter[str]()
+
+    @app.job("work")
+    async def work(ctx: Context) -> None:
+        ran[ctx.job_id] += 1
+
+    submitted = await rig.submit(jobs)
+    options = WorkerOptions(name="w", concurrency=20, hints=False, sweep=None, poll_s=0.05)
+    worker = Worker(app, rig.ledger, options, clock=SystemClock(), rng=random.Random(1), new_id=new_id)
+    await worker.start()
+    working = asyncio.ensure_future(worker.until_stopped(asyncio.Event()))
+    try:
+        async with asyncio.timeout(60):
+            while not working.done() and len(ran) < jobs:
+                await disturb()
+        assert not working.done(), working
+        drained = await worker.drain()
+    finally:
+        working.cancel()
+        await worker.drain()
+    assert drained.unsettled == 0
+    assert ran == Counter(dict.fromkeys(submitted, 1))
+    for job in submitted:
+        assert await rig.state(job) == "succeeded"
+
+
+@pytest.mark.requirement("DJ-3")
+async def test_a_worker_outlives_the_end_of_its_sessions(rig: Rig):
+    ended = Counter[str]()
+
+    async def disturb() -> None:
+        rows = await _sql(
+            rig,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND query LIKE '%turn(%' AND $1 < 12",
+            ended["sessions"],
+        )
+        ended["sessions"] += len(rows)
+        await asyncio.sleep(0.05)
+
+    await _work_off(rig, 600, disturb)
+    assert ended["sessions"] >= 2
+
+
+async def test_a_worker_outlives_a_migration_to_the_version_it_has(rig: Rig):
+    assert rig.admin_url is not None
+    made = Counter[str]()
+
+    async def disturb() -> None:
+        await migrate(rig.admin_url, clock="test")
+        made["migrations"] += 1
+
+    await _work_off(rig, 600, disturb)
+    assert made["migrations"] >= 1
+
+
+async def test_a_connection_lost_while_a_ledger_is_opened_is_a_ledger_that_does_not_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    async def lose(*_: object) -> None:
+        raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(postgres_ledger, "_check_version", lose)
+    with pytest.raises(LedgerUnavailable, match="lost while it was opened") as caught:
+        await PostgresLedger.open(rig.ledger.url)
+    assert rig.ledger.url not in str(caught.value)
+
+
+@pytest.mark.requirement("D5")
+async def test_who_asked_for_a_cancel_of_an_earlier_generation_is_not_named_again(rig: Rig):
+    held = await rig.running(max_attempts=1)
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT)
+    await rig.pull(held, Trigger.FAIL, death=DEATH)
+    await rig.ledger.requeue(ADMIN, [held.lease.job_id], RequestId("again"), limit=1, cause=None)
+    assert await _sql(rig, "SELECT 1 FROM trellis.wish") == []

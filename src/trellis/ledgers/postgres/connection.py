@@ -66,6 +66,7 @@ LOST: tuple[type[Exception], ...] = (
     asyncio.IncompleteReadError,
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a call that meets a session which was ended from outside
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
@@ -73,7 +74,11 @@ LOST: tuple[type[Exception], ...] = (
 )
 """The connection is gone or was never there: what was asked may or may not have happened."""
 
-CONFLICT: tuple[type[Exception], ...] = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+CONFLICT: tuple[type[Exception], ...] = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.InternalServerError,  # "cache lookup failed": what it was about to use was replaced, by a migration say
+)
 """The transaction was chosen as the victim of another: it did nothing and may be made again."""
 
 

@@ -9,8 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from trellis.engine.authority import require
-from trellis.engine.errors import JobNotFound, LedgerNotMigrated, NotAllowed, OptionInvalid
+from trellis.engine.authority import check_held_limit, require
+from trellis.engine.errors import (
+    JobNotFound,
+    LedgerNotMigrated,
+    LedgerUnavailable,
+    NotAllowed,
+    OptionInvalid,
+    OutcomeUnknown,
+)
 from trellis.engine.jobs import (
     SUBMIT_MAX,
     Actor,
@@ -19,6 +26,7 @@ from trellis.engine.jobs import (
     CancelRequested,
     Claim,
     Epoch,
+    Following,
     JobId,
     JobKey,
     Lease,
@@ -90,7 +98,10 @@ class PostgresLedger(Reads):
         check_url(url)
         ledger = cls(url, options or LaneOptions(), hints=hints)
         try:
-            await ledger._admin_lane.call("open", url, lambda c, _: _check_version(c, url), window_s=0)
+            await ledger._admin_lane.call("open", "", lambda c, _: _check_version(c, url), window_s=0)
+        except OutcomeUnknown as error:
+            await ledger.close()
+            raise LedgerUnavailable(reason="the connection was lost while it was opened") from error
         except BaseException:
             await ledger.close()
             raise
@@ -197,14 +208,15 @@ class PostgresLedger(Reads):
         return turns.answers(turn.advances, steps, rows, self._type_names, claim)
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
-        ordered = sorted(leases, key=lambda lease: lease.key)
+        # The newest epoch of a job counts where a caller has two: an older one can only be lost.
+        ordered = sorted({lease.key: lease for lease in sorted(leases)}.values())
         number = await self._actor(actor)
         keys, epochs = [lease.key for lease in ordered], [lease.epoch for lease in ordered]
         rows = await self._holder_lane.call(
             "renew", "", lambda c, _: c.fetch("select * from renew($1, $2, $3)", number, keys, epochs)
         )
-        cancels = {row["id"]: row["cancel"] for row in rows}
-        return [Renewed(cancel=cancels[lease.key]) if lease.key in cancels else LeaseLost(lease) for lease in leases]
+        told = {(row["id"], row["epoch"]): Renewed(cancel=row["cancel"]) for row in rows}
+        return [told.get((lease.key, lease.epoch)) or LeaseLost(lease) for lease in leases]
 
     async def _note(self, verb: str, sql: str, *args: object) -> list[Row]:
         """What a holder writes down about its job: on a lane of its own, so that heartbeats never wait behind it."""
@@ -374,6 +386,27 @@ class PostgresLedger(Reads):
             raise OptionInvalid(option="limit", value=limit, expected="at least 1; pause the type to stop it")
         await self._admin("limit_key", "select set_key_limit($1, $2, $3)", await self._actor(actor), key, limit)
         self._bell.ring()
+
+    async def limit_held(self, actor: Actor, type_: str, limit: int | None) -> None:
+        require(actor, "limit_held")
+        check_held_limit(limit)
+        await self._admin("limit_held", "select set_held_max($1, $2, $3)", await self._actor(actor), type_, limit)
+        self._bell.ring()
+
+    async def follow(self, actor: Actor, name: str, *, lease_s: float) -> Following | None:
+        require(actor, "follow")
+        number = await self._actor(actor)
+        rows = await self._admin_lane.call(
+            "follow", name, lambda c, _: c.fetch("select * from follow($1, $2, $3)", number, name, lease_s)
+        )
+        return Following(name=name, epoch=Epoch(rows[0]["epoch"]), position=rows[0]["place"]) if rows else None
+
+    async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
+        asked = (following.name, following.epoch, position, lease_s)
+        return await self._admin("followed", "select followed($1, $2, $3, $4)", *asked)
+
+    async def unfollow(self, following: Following) -> None:
+        await self.followed(following, None, lease_s=0.0)
 
     async def beat(self, actor: Actor, info: bytes | None) -> None:
         await self._admin("beat", "select beat($1, $2)", await self._actor(actor), info)

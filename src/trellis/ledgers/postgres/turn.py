@@ -74,16 +74,18 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
     name = claim.lifecycle if claim else ordered[0].lease.lifecycle if ordered else "leased-job"
     steps = Steps(lifecycle=LIFECYCLES[name])
     done, starts, others = steps.done, steps.starts, steps.others
+    last_done = last_start = None
     for advance in ordered:
-        (_, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version = advance
+        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version = advance
         if declared(lifecycle, source, trigger, role) is None:
             raise _refused(advance, role)
         if lifecycle != name or not (cause is data is death is version is None):
             others.append(advance)
-        elif trigger == Trigger.COMPLETE and steps.done_source in {None, source}:
-            steps.done_source = source
+        elif trigger == Trigger.COMPLETE and steps.done_source in {None, source} and key != last_done:
+            steps.done_source, last_done = source, key
             done.append(advance)
-        elif trigger == Trigger.START:
+        elif trigger == Trigger.START and key != last_start:
+            last_start = key
             starts.append(advance)
         else:
             others.append(advance)

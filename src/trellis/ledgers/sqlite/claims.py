@@ -27,6 +27,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
     record_claim: LiteralString
     controls: LiteralString
     spend_tokens: LiteralString
+    held_of_type: LiteralString
 
 
 class _Row(NamedTuple):
@@ -106,11 +107,13 @@ def _wanted(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -
         number = tx.names.known_type(lifecycle.code, one.type)
         if number is None:
             continue
-        paused, rate, burst, tokens, filled_at = controls.get(one.type, (0, None, 1, 0.0, 0))
+        paused, rate, burst, tokens, filled_at, held_max = controls.get(one.type, (0, None, 1, 0.0, 0, None))
         room, left = count, None
         if rate is not None:
             left = min(burst, tokens + rate * (tx.now - filled_at) / US)
             room = min(count, int(left))
+        if held_max is not None:
+            room = min(room, held_max - tx.db.execute(_Sql.held_of_type, (number,)).fetchall()[0][0])
         if not paused and room > 0:
             wanted[number] = _Wanted(number, one, lease_length_us(one.lease_s, one.heartbeat_s), room, left)
     return list(wanted.values())

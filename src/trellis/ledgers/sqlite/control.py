@@ -3,9 +3,10 @@
 from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, Epoch, Following
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import US
 from trellis.ledgers.sqlite.steps import Sql as StepSql
 from trellis.ledgers.sqlite.steps import promote
 
@@ -13,6 +14,9 @@ from trellis.ledgers.sqlite.steps import promote
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
     pause: LiteralString
     limit_rate: LiteralString
+    limit_held: LiteralString
+    follow: LiteralString
+    followed: LiteralString
     over_limit: LiteralString
     ready_of_key: LiteralString
     beat: LiteralString
@@ -32,6 +36,24 @@ def limit_rate(tx: Transaction, actor: Actor, type_: str, per_second: float | No
     values = {"name": type_, "rate": per_second, "burst": burst, "now": tx.now, "by": tx.names.actor_id(actor.name)}
     tx.db.execute(_Sql.limit_rate, values)
     tx.woke = True
+
+
+def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None) -> None:
+    tx.db.execute(_Sql.limit_held, (type_, limit, tx.names.actor_id(actor.name)))
+    tx.woke = True
+
+
+def follow(tx: Transaction, actor: Actor, name: str, lease_s: float) -> Following | None:
+    until = tx.now + int(lease_s * US)
+    values = {"name": name, "actor": tx.names.actor_id(actor.name), "now": tx.now, "until": until}
+    rows = tx.db.execute(_Sql.follow, values).fetchall()
+    return Following(name=name, epoch=Epoch(rows[0][0]), position=rows[0][1]) if rows else None
+
+
+def followed(tx: Transaction, following: Following, position: str | None, lease_s: float) -> bool:
+    until = tx.now + int(lease_s * US)
+    values = {"name": following.name, "epoch": following.epoch, "place": position, "until": until}
+    return bool(tx.db.execute(_Sql.followed, values).fetchall())
 
 
 def limit_key(tx: Transaction, actor: Actor, key: str, limit: int) -> None:

@@ -6,12 +6,13 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 
-from trellis.engine.authority import require
+from trellis.engine.authority import check_held_limit, require
 from trellis.engine.jobs import (
     Actor,
     Applied,
     CancelMode,
     CancelRequested,
+    Following,
     JobId,
     Lease,
     LeaseLost,
@@ -165,6 +166,21 @@ class SqliteLedger:
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
         require(actor, "limit_key")
         await self._writer.run(lambda tx: control.limit_key(tx, actor, key, limit))
+
+    async def limit_held(self, actor: Actor, type_: str, limit: int | None) -> None:
+        require(actor, "limit_held")
+        check_held_limit(limit)
+        await self._writer.run(lambda tx: control.limit_held(tx, actor, type_, limit))
+
+    async def follow(self, actor: Actor, name: str, *, lease_s: float) -> Following | None:
+        require(actor, "follow")
+        return await self._writer.run(lambda tx: control.follow(tx, actor, name, lease_s))
+
+    async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
+        return await self._writer.run(lambda tx: control.followed(tx, following, position, lease_s))
+
+    async def unfollow(self, following: Following) -> None:
+        await self.followed(following, None, lease_s=0.0)
 
     async def beat(self, actor: Actor, info: bytes | None) -> None:
         await self._writer.run(lambda tx: control.beat(tx, actor, info))

@@ -1,6 +1,7 @@
 """Numbers for names: types, actors and concurrency keys are written once and then referred to by number.
 
-Names are never removed, so a number once committed stays good in every process. Numbers learned in a transaction
+Types and actors are never removed, so their numbers are cached: once committed they stay good in every process. Keys are looked
+up each time: an unused one leaves, and comes back under another number. Numbers learned in a transaction
 that was rolled back are not: `forget` drops what is cached.
 """
 

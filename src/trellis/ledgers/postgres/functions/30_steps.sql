@@ -212,6 +212,8 @@ begin
   if x.trigger in ('cancel', 'stop') and p_request is null then
     p_data := coalesce(p_data, _asked(t.id, t.epoch));
     delete from wish w where w.id = t.id;
+  elsif x.opens = 2 then
+    delete from wish w where w.id = t.id;
   end if;
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role,
                      cause, request, data)

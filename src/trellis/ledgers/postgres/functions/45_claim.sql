@@ -17,6 +17,11 @@ begin
     if kinds[i].paused then budget[i] := 0;
     elsif kinds[i].rate_per_s is not null then budget[i] := _refill(kinds[i].id, p_now);
     end if;
+    if kinds[i].held_max is not null and coalesce(budget[i], 1) > 0 then
+      -- Its row stays locked until the claim commits, so that two claimers cannot both count the same free room.
+      perform from job_type t where t.id = kinds[i].id for update;
+      budget[i] := least(budget[i], greatest(0, kinds[i].held_max - (select count(*)::int from lease d where d.type = kinds[i].id)));
+    end if;
   end loop;
   for p in 1 .. cardinality(p_prios) loop
     for i in 1 .. cardinality(p_types) loop
@@ -28,8 +33,8 @@ begin
                      order by r.pos limit room for update skip locked);
       if cardinality(found_tids) > 0 then
         picked := picked || found_tids;
-        if budget[i] is not null then
-          budget[i] := budget[i] - cardinality(found_tids);
+        if budget[i] is not null then budget[i] := budget[i] - cardinality(found_tids); end if;
+        if kinds[i].rate_per_s is not null then
           update job_type t set tokens = t.tokens - cardinality(found_tids) where t.id = p_types[i];
         end if;
       end if;
@@ -59,13 +64,6 @@ $$;
 
 -- What a claim hands out comes as one row of arrays, in claim order, because rows of many columns cost more to pass on than to
 -- find. Wide things (a large payload, a checkpoint, what few jobs have) follow as rows of their own.
-drop function if exists _claimed(bigint[], timestamptz);
-drop function if exists _claim(int, smallint, timestamptz, bigint, lifecycle, text, int[], int[], int[], smallint[], bigint[], int, int);
-drop type if exists claimed cascade;
-create type claimed as (
-  ids bigint[], epochs int[], states smallint[], types int[], attempts int[], generations smallint[], max_attempts int[],
-  deaths smallint[], job_ids text[], payloads bytea[], correlations text[], prios smallint[], places bigint[], wide bigint[]);
-
 -- The jobs of a claim that was made before, as far as they are still held under it.
 create or replace function _claimed_before(p_claim bigint, p_actor int) returns claimed language sql stable set search_path from current as $$
   select array_agg(d.id), array_agg(d.epoch), array_agg(d.state), array_agg(d.type), array_agg(d.attempt), array_agg(d.generation),

@@ -79,8 +79,7 @@ $$;
 
 -- Answers: kind 1 to 3 about steps (lost, repeated, applied; `part` says whether as a start, a completion or another step), 0 for
 -- what was claimed, 4 for the wide things of a claimed job.
-drop function if exists turn;
-create function turn(
+create or replace function turn(
   p_actor int, p_lifecycle smallint,
   p_done bigint[], p_done_epochs int[], p_done_source smallint, p_results bytea[], p_ttls float8[],
   p_starts bigint[], p_start_epochs int[],

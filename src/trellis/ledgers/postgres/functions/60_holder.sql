@@ -1,7 +1,7 @@
 -- What a holder does between steps: renew, checkpoint, journal, signal. Fenced by epoch like every step.
 
 create or replace function renew(p_actor int, p_ids bigint[], p_epochs int[])
-returns table (id bigint, cancel boolean) language plpgsql security definer set search_path from current
+returns table (id bigint, epoch int, cancel boolean) language plpgsql security definer set search_path from current
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
@@ -13,11 +13,11 @@ begin
     update lease d set until = now_at + _length(d.lease_ms, d.beat_ms)
      where d.id = any(p_ids) and d.epoch = p_epochs[width_bucket(d.id, p_ids)]
        and exists (select from actor o where o.id = d.owner and o.db_role = session_user)
-    returning d.id, d.cancel_at is not null as cancel
+    returning d.id, d.epoch, d.cancel_at is not null as cancel
   ), noted as (
     insert into renewal (id, at) select r.id, now_at from renewed r on conflict (id) do update set at = excluded.at
   )
-  select r.id, r.cancel from renewed r;
+  select r.id, r.epoch, r.cancel from renewed r;
   insert into worker (actor, seen_at) values (p_actor, now_at) on conflict (actor) do update set seen_at = excluded.seen_at;
 end $$;
 

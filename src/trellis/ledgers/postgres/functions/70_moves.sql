@@ -166,6 +166,16 @@ begin
    where t.id = of_type and (t.rate_per_s is distinct from p_rate or t.burst <> p_burst);
 end $$;
 
+create or replace function set_held_max(p_actor int, p_type text, p_max int) returns void language plpgsql security definer
+set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  of_type int := type_id(p_type);
+begin
+  perform _require(a.role, 'limit how many of a type are held', array['control-plane', 'orchestrator']);
+  update job_type t set held_max = p_max where t.id = of_type and t.held_max is distinct from p_max;
+end $$;
+
 create or replace function set_key_limit(p_actor int, p_key text, p_cap int) returns void language plpgsql security definer
 set search_path from current as $$
 declare

@@ -10,6 +10,19 @@ VALUES (:name, :rate, :burst, :burst, :now, :by)
 ON CONFLICT (name) DO UPDATE SET rate = excluded.rate, burst = excluded.burst, tokens = excluded.tokens,
   filled_at = excluded.filled_at, changed_by = excluded.changed_by;
 
+-- name: limit_held
+INSERT INTO trellis_type_control (name, held_max, changed_by) VALUES (?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET held_max = excluded.held_max, changed_by = excluded.changed_by;
+
+-- name: follow
+INSERT INTO trellis_follower (name, epoch, actor, until) VALUES (:name, 1, :actor, :until)
+ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1, actor = excluded.actor, until = excluded.until
+WHERE trellis_follower.until <= :now OR trellis_follower.actor = :actor
+RETURNING epoch, place;
+
+-- name: followed
+UPDATE trellis_follower SET place = coalesce(:place, place), until = :until WHERE name = :name AND epoch = :epoch RETURNING epoch;
+
 -- name: over_limit
 SELECT max(0, (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL) - k.slots)
 FROM trellis_concurrency_key k WHERE k.id = ?;

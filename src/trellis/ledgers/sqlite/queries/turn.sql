@@ -27,7 +27,10 @@ INSERT INTO trellis_claim (claim_id, at, leases) VALUES (?, ?, ?)
 ON CONFLICT (claim_id) DO UPDATE SET at = excluded.at, leases = excluded.leases;
 
 -- name: controls
-SELECT name, paused, rate, burst, tokens, filled_at FROM trellis_type_control;
+SELECT name, paused, rate, burst, tokens, filled_at, held_max FROM trellis_type_control;
+
+-- name: held_of_type
+SELECT count(*) FROM trellis_job WHERE place = 4 AND type = ?;
 
 -- name: spend_tokens
 UPDATE trellis_type_control SET tokens = ?, filled_at = ? WHERE name = ?;
