@@ -1,0 +1,167 @@
+"""Durable files below one folder, by file descriptor: the system calls of the local object store.
+
+- Every step down is taken without following links, so nothing outside the folder is reached whatever lies in it.
+- A file becomes visible only when its bytes are on the disk: it is written under a scratch name, synced, and then linked or
+  renamed; the folder is synced after it. Killed between any two calls, the old file or the new one is there.
+- A scratch file is locked by its writer as long as that lives; what nobody holds any more can be swept.
+- Locks are `flock`s on a fixed set of files, so they hold across threads and processes and end with their owner.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from itertools import islice
+from pathlib import Path
+
+OWN_FOLDER = b".trellis"
+SCRATCH = b"scratch"
+LOCKS = b"locks"
+LOCK_FILES = 256
+LOCK_WAIT_S = 10.0
+LOCK_POLL_S = (0.001, 0.02)
+SCRATCH_TRIES = 8
+SWEEP_MAX = 10_000
+
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Folders:
+    """A folder, and the hidden one in it that holds scratch files and locks."""
+
+    def __init__(self, path: Path, new_name: Callable[[], str]) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self._new_name = new_name
+        self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with self.folder((OWN_FOLDER, SCRATCH), make=True) as fd:
+                self._scratch = os.dup(fd)
+            with self.folder((OWN_FOLDER, LOCKS), make=True) as fd:
+                self._locks = os.dup(fd)
+        except OSError:
+            os.close(self._root)
+            raise
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for fd in (self._root, self._scratch, self._locks):
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def folder(self, names: Sequence[bytes], *, make: bool = False) -> Generator[int]:
+        """A folder below, by its names; raises FileNotFoundError unless it is to be made."""
+        # Opened afresh: a duplicate would share its place in the listing with every other one.
+        fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+        try:
+            for name in names:
+                below = _step(fd, name, make=make)
+                os.close(fd)
+                fd = below
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def scratch(self, body: bytes) -> Generator[bytes]:
+        """The name of a synced file with these bytes, for `link` and `replace`; gone at the end unless renamed."""
+        for _ in range(SCRATCH_TRIES):
+            name = self._new_name().encode()
+            fd = os.open(name, _MAKE_FILE, 0o666, dir_fd=self._scratch)
+            try:
+                if not _taken(fd) or not os.fstat(fd).st_nlink:
+                    continue  # a sweep got hold of it before its lock
+                _write(fd, body)
+                os.fsync(fd)
+                yield name
+                return
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._scratch)
+                os.close(fd)
+        raise OSError(errno.EBUSY, "scratch files are swept faster than they are made")
+
+    def link(self, scratch: bytes, folder: int, name: bytes) -> None:
+        """Make the file visible where nothing is; raises FileExistsError."""
+        os.link(scratch, name, src_dir_fd=self._scratch, dst_dir_fd=folder, follow_symlinks=False)
+        os.fsync(folder)
+
+    def replace(self, scratch: bytes, folder: int, name: bytes) -> None:
+        """Make the file visible in place of what is there."""
+        os.replace(scratch, name, src_dir_fd=self._scratch, dst_dir_fd=folder)
+        os.fsync(folder)
+
+    @contextlib.contextmanager
+    def lock(self, key: str) -> Generator[None]:
+        """Nobody else holds the lock of this key, here or in another process; raises TimeoutError."""
+        number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:2]) % LOCK_FILES
+        fd = os.open(b"%02x" % number, _OPEN_LOCK, 0o666, dir_fd=self._locks)
+        try:
+            _wait_for(fd)
+            yield
+        finally:
+            os.close(fd)
+
+    def prune(self, names: Sequence[bytes]) -> None:
+        """Remove the folder if it is empty, and then those above it."""
+        with contextlib.suppress(OSError):  # not empty, or somebody else was quicker: both end it here
+            for depth in reversed(range(len(names))):
+                with self.folder(names[:depth]) as above:
+                    os.rmdir(names[depth], dir_fd=above)
+
+    def sweep(self) -> int:
+        """Remove the scratch files of writers that died; how many."""
+        swept = 0
+        with os.scandir(self._scratch) as entries:
+            names = [entry.name for entry in islice(entries, SWEEP_MAX)]
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._scratch)
+                try:
+                    if _taken(fd):
+                        os.unlink(name, dir_fd=self._scratch)
+                        swept += 1
+                finally:
+                    os.close(fd)
+        return swept
+
+
+def _step(fd: int, name: bytes, *, make: bool) -> int:
+    try:
+        return os.open(name, _OPEN_FOLDER, dir_fd=fd)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=fd)
+    os.fsync(fd)
+    return os.open(name, _OPEN_FOLDER, dir_fd=fd)
+
+
+def _write(fd: int, body: bytes) -> None:
+    rest = memoryview(body)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _taken(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for(fd: int) -> None:
+    """Poll, because a blocking `flock` has no time limit and its holder may be a stopped process."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    pause, longest = LOCK_POLL_S
+    while not _taken(fd):
+        if time.monotonic() > deadline:
+            raise TimeoutError(errno.ETIMEDOUT, f"another writer has held the lock of this key for {LOCK_WAIT_S:g} s")
+        time.sleep(pause)
+        pause = min(pause * 2, longest)

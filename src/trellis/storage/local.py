@@ -1,0 +1,310 @@
+"""The object store in a folder: every object is a file whose bytes are the object's.
+
+The etag is the hash of the bytes. So people may read the folder, and edit a file of it, with any tool: what they wrote has
+another etag. Files and folders with names that this store would not give are not objects and are left alone.
+Of the system calls, `folders` says what holds when a process dies between them.
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from trellis.storage.folders import Folders
+from trellis.storage.keys import checked_key, checked_page, is_key
+from trellis.storage.names import Kind, file_path, read_name
+from trellis.storage.objects import (
+    OBJECT_BYTES_MAX,
+    OVERWRITE,
+    PAGE_MAX,
+    Create,
+    IfMatch,
+    Object,
+    ObjectInfo,
+    ObjectPage,
+    ObjectTooLarge,
+    Overwrite,
+    Refused,
+    Stored,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    When,
+    holds,
+)
+from trellis.storage.probe import prove
+
+THREADS = 4
+PLACE_TRIES = 16
+ETAGS_KEPT = 20_000
+SETTLED_NS = 2_000_000_000
+"""A file younger than this may change again within one tick of its time stamps; its hash is not kept."""
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_REFUSALS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Something in the folder that a listing still has to look at; `key` is all of its key that is known."""
+
+    path: tuple[bytes, ...]
+    key: str
+    kind: Kind
+
+
+class LocalObjects:
+    """Objects in a folder. Any number of processes may use the same one."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        new_name: Callable[[], str],
+        now_ns: Callable[[], int],
+        object_bytes_max: int = OBJECT_BYTES_MAX,
+    ) -> None:
+        self._folders = Folders(path, new_name)
+        self._folders.sweep()
+        self._new_name = new_name
+        self._bytes_max = object_bytes_max
+        self._etags = _Etags(now_ns)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
+        self._url = path.absolute().as_uri()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._url
+
+    async def get(self, key: str) -> Object | None:
+        """The object, or None."""
+        return await self._run("get", checked_key(key), partial(self._get, key))
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """The object without its bytes, or None."""
+        return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
+
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        """Write the whole object if the condition holds."""
+        checked_key(key)
+        if len(body) > self._bytes_max:
+            raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
+        return await self._run("put", key, partial(self._put, key, body, when))
+
+    async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
+        """A page of the objects whose keys begin with `prefix`, in the order of their keys."""
+        checked_page(prefix, after, limit)
+        return await self._run("list", prefix, partial(self._list, prefix, after, limit))
+
+    async def delete(self, key: str) -> bool:
+        """Remove the object; whether there was one."""
+        return await self._run("delete", checked_key(key), partial(self._delete, key))
+
+    async def probe(self) -> None:
+        """Prove that conditional writes hold in this folder: not every file system has links and locks."""
+        await prove(self, self._new_name())
+
+    async def close(self) -> None:
+        """Wait for what is under way and let go of the folder."""
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        self._folders.close()
+
+    async def _run(self, verb: str, key: str, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except OSError as error:
+            raise _store_error(error, verb, key) from error
+
+    # -- in a thread ---------------------------------------------------------------------------------------------
+
+    def _get(self, key: str) -> Object | None:
+        path = file_path(key)
+        try:
+            with self._folders.folder(path[:-1]) as folder:
+                fd = _open(folder, path[-1])
+        except FileNotFoundError:
+            return None
+        try:
+            found = os.fstat(fd)
+            if found.st_size > self._bytes_max:
+                raise ObjectTooLarge(key=key, size=found.st_size, limit=self._bytes_max)
+            with os.fdopen(os.dup(fd), "rb") as file:
+                body = file.read(self._bytes_max)
+        finally:
+            os.close(fd)
+        return Object(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(found))
+
+    def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
+        try:
+            with self._folders.folder(path[:-1]) as folder:
+                return self._look(folder, path[-1], key)
+        except FileNotFoundError:
+            return None
+
+    def _look(self, folder: int, name: bytes, key: str) -> ObjectInfo:
+        fd = _open(folder, name)
+        try:
+            found = os.fstat(fd)
+            etag = self._etags.of(fd, found)
+        finally:
+            os.close(fd)
+        return ObjectInfo(key=key, etag=etag, size=found.st_size, modified_at=_time(found))
+
+    def _etag(self, folder: int, name: bytes, key: str) -> str | None:
+        try:
+            return self._look(folder, name, key).etag
+        except FileNotFoundError:
+            return None
+
+    def _put(self, key: str, body: bytes, when: When) -> Stored | Refused:
+        path = file_path(key)
+        if not isinstance(when, Overwrite):
+            there = self._info(path, key)
+            if not holds(when, there.etag if there else None):
+                return Refused(there.etag if there else None)
+        with self._folders.scratch(body) as scratch:
+            for _ in range(PLACE_TRIES):
+                try:
+                    with self._folders.folder(path[:-1], make=True) as folder:
+                        refused = self._place(scratch, folder, path[-1], key, when)
+                except FileNotFoundError:
+                    continue  # a deletion emptied the folder and removed it
+                return refused or Stored(_digest(body))
+        raise StoreUnavailable(verb="put", key=key, reason="its folder is removed as often as it is made")
+
+    def _place(self, scratch: bytes, folder: int, name: bytes, key: str, when: When) -> Refused | None:
+        if isinstance(when, Create):
+            try:
+                self._folders.link(scratch, folder, name)
+            except FileExistsError:
+                return Refused(self._etag(folder, name, key))
+            return None
+        with self._folders.lock(key):
+            if isinstance(when, IfMatch):
+                there = self._etag(folder, name, key)
+                if there != when.etag:
+                    return Refused(there)
+            self._folders.replace(scratch, folder, name)
+        return None
+
+    def _delete(self, key: str) -> bool:
+        path = file_path(key)
+        try:
+            with self._folders.folder(path[:-1]) as folder, self._folders.lock(key):
+                os.unlink(path[-1], dir_fd=folder)
+                os.fsync(folder)
+        except FileNotFoundError:
+            return False
+        self._folders.prune(path[:-1])
+        return True
+
+    def _list(self, prefix: str, after: str | None, limit: int) -> ObjectPage:
+        found = tuple(islice(self._walk(prefix, after), limit + 1))
+        return ObjectPage(found[:limit], more=len(found) > limit)
+
+    def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
+        """Every object of the listing in the order of keys: depth first, each folder in the order of its pieces."""
+        places = [_Place((), "", Kind.FOLDER)]
+        while places:
+            place = places.pop()
+            if place.kind is not Kind.FILE:
+                below = [found for found in self._below(place) if _wanted(found, prefix, after)]
+                places.extend(sorted(below, key=lambda found: found.key, reverse=True))
+            elif is_key(place.key) and (info := self._info(place.path, place.key)):
+                yield info
+
+    def _below(self, place: _Place) -> Sequence[_Place]:
+        try:
+            with self._folders.folder(place.path) as folder, os.scandir(folder) as entries:
+                return [found for entry in entries if (found := _read_entry(place, entry))]
+        except FileNotFoundError:
+            return []  # it was emptied and removed meanwhile
+
+
+class _Etags:
+    """The hash of a file, remembered while its inode, size and times stay the same."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._kept: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, fd: int, found: os.stat_result) -> str:
+        """The etag of an open file."""
+        identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        with self._lock:
+            if identity in self._kept:
+                self._kept.move_to_end(identity)
+                return self._kept[identity]
+        settled = self._now_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > SETTLED_NS
+        with os.fdopen(os.dup(fd), "rb") as file:
+            etag = hashlib.file_digest(file, "sha256").hexdigest()
+        if settled:
+            with self._lock:
+                self._kept[identity] = etag
+                while len(self._kept) > ETAGS_KEPT:
+                    self._kept.popitem(last=False)
+        return etag
+
+
+def _open(folder: int, name: bytes) -> int:
+    fd = os.open(name, _READ, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EISDIR, "what is there is no regular file")
+    return fd
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _time(found: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(found.st_mtime, UTC)
+
+
+def _read_entry(place: _Place, entry: "os.DirEntry[str]") -> _Place | None:
+    raw = os.fsencode(entry.name)
+    name = read_name(raw)
+    if name is None:
+        return None
+    is_right = entry.is_file if name.kind is Kind.FILE else entry.is_dir
+    if not is_right(follow_symlinks=False):
+        return None
+    return _Place((*place.path, raw), place.key + name.piece, name.kind)
+
+
+def _wanted(place: _Place, prefix: str, after: str | None) -> bool:
+    """Whether the listing needs this object, or anything in this folder."""
+    if place.kind is Kind.FILE:
+        return place.key.startswith(prefix) and (after is None or place.key > after)
+    reaches = place.key.startswith(prefix) or prefix.startswith(place.key)
+    return reaches and (after is None or place.key > after or after.startswith(place.key))
+
+
+def _store_error(error: OSError, verb: str, key: str) -> StoreError:
+    reason = f"{error.strerror or error}"
+    kind = StoreRefused if error.errno in _REFUSALS else StoreUnavailable
+    return kind(verb=verb, key=key, reason=reason)

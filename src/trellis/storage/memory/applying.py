@@ -1,0 +1,251 @@
+"""Decides what applying a proposal would write: every file, and the commit over them. Nothing here writes.
+
+One applied proposal is one commit, with meta.json, the day's timeline and the proposal's marker in it. The same
+memory, proposal, author and time give the same bytes.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from typing import TypeVar
+
+from dulwich.object_store import BaseObjectStore
+from dulwich.objects import Commit, ObjectID, ShaFile
+from pydantic import BaseModel, ValidationError
+
+from trellis.engine.errors import OptionInvalid
+from trellis.storage.memory import markdown
+from trellis.storage.memory.errors import MemoryDamaged, UpdatesRefused
+from trellis.storage.memory.layout import (
+    APPLIED,
+    FACTS,
+    FOLDER_FILES_MAX,
+    LAYER_1,
+    META,
+    OPEN_LOOPS,
+    ROOT,
+    RUNS,
+    SNAPSHOT,
+    TIMELINE,
+    TIMELINE_TOKENS_MAX,
+    AgentId,
+    TokenCounter,
+    checked_agent_id,
+    checked_name,
+    checked_time,
+    tokens_max,
+)
+from trellis.storage.memory.messages import Message
+from trellis.storage.memory.records import Marker, Meta
+from trellis.storage.memory.trees import AgentFolder, load_commit, with_changes
+from trellis.storage.memory.updates import Applied, Rejected, Update, apply_updates, digest
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+COMMITTER = b"apply-engine <>"
+AUTHOR_CHARS_MAX = 100
+REASON_CHARS_MAX = 2_000
+TIMELINE_REASON_CHARS = 160
+TIMELINE_PARTS_MAX = 999
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """An approved proposal, checked: who wants what done to which memory, and when."""
+
+    agent_id: AgentId
+    updates: tuple[Update, ...]
+    run_id: str
+    proposal_id: str
+    reason: str
+    auto_approved: bool
+    author: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What to write: objects first, then the branch."""
+
+    objects: tuple[ShaFile, ...]
+    commit: ObjectID
+    version: int
+
+
+def checked_order(
+    agent_id: str,
+    updates: Sequence[Update],
+    *,
+    run_id: str,
+    proposal_id: str,
+    reason: str,
+    auto_approved: bool,
+    author: str,
+    at: datetime,
+) -> Order:
+    """The order, or what is wrong with it."""
+    return Order(
+        agent_id=checked_agent_id(agent_id),
+        updates=tuple(updates),
+        run_id=checked_name(run_id, "run_id"),
+        proposal_id=checked_name(proposal_id, "proposal_id"),
+        reason=_checked_text(reason, "reason", REASON_CHARS_MAX),
+        auto_approved=auto_approved,
+        author=_checked_text(author, "author", AUTHOR_CHARS_MAX, forbidden="<>\n\t"),
+        at=checked_time(at),
+    )
+
+
+def meta_of(folder: AgentFolder) -> Meta | None:
+    """What meta.json says; None before the first proposal."""
+    return _parsed(folder, META, Meta)
+
+
+def version_of(folder: AgentFolder) -> int:
+    """How many proposals were applied to this memory."""
+    meta = meta_of(folder)
+    return 0 if meta is None else meta.version
+
+
+def marker_of(folder: AgentFolder, proposal_id: str) -> Marker | None:
+    """The trace of an applied proposal; None if it was not applied."""
+    return _parsed(folder, _marker_file(proposal_id), Marker)
+
+
+def plan(objects: BaseObjectStore, folder: AgentFolder, order: Order, counter: TokenCounter) -> Plan:
+    """The next commit of this memory, or UpdatesRefused with every problem."""
+    before = {name: folder.text(name) for name in {*LAYER_1, *_touched(order)}}
+    outcome = apply_updates(before, order.updates, order.at, run_id=order.run_id, counter=counter)
+    if isinstance(outcome, Rejected):
+        detail = "; ".join(str(problem) for problem in outcome.problems)
+        raise UpdatesRefused(
+            agent_id=order.agent_id, proposal_id=order.proposal_id, detail=detail, problems=outcome.problems
+        )
+    version = version_of(folder) + 1
+    changes, evicted = _changes(folder, order, outcome, version, counter)
+    message = Message(
+        agent_id=order.agent_id,
+        run_id=order.run_id,
+        proposal_id=order.proposal_id,
+        version=version,
+        auto_approved=order.auto_approved,
+        reason=order.reason,
+        files=outcome.changed,
+        evicted=evicted,
+    )
+    root = None if folder.commit is None else load_commit(objects, folder.commit).tree
+    tree, made = with_changes(objects, root, changes)
+    commit = _commit(tree, folder.commit, order, message)
+    return Plan(objects=(*made, commit), commit=commit.id, version=version)
+
+
+def _changes(
+    folder: AgentFolder, order: Order, outcome: Applied, version: int, counter: TokenCounter
+) -> tuple[dict[str, bytes | None], tuple[str, ...]]:
+    """Every file the commit changes, by its path from the root, and the names of what it evicts."""
+    files = outcome.files
+    meta = Meta(
+        agent_id=order.agent_id,
+        version=version,
+        last_update=order.at,
+        last_run_id=order.run_id,
+        snapshot_token_count=counter(files[SNAPSHOT]),
+        open_loops_token_count=counter(files[OPEN_LOOPS]),
+        facts_token_count=counter(files[FACTS]),
+        open_loops_count=sum(not loop.closed for loop in markdown.loops(files[OPEN_LOOPS])),
+    )
+    changes: dict[str, bytes | None] = {name: files[name].encode() for name in outcome.changed}
+    changes[META] = meta.to_bytes()
+    changes[_marker_file(order.proposal_id)] = Marker(version=version, updates_digest=digest(order.updates)).to_bytes()
+    day, text = _timeline(folder, order, version, counter)
+    changes[day] = text.encode()
+    gone = [file for part in (RUNS, TIMELINE) for file in _overflow(folder, part, changes)]
+    changes.update(dict.fromkeys(gone))
+    evicted = (*outcome.evicted, *gone)
+    return {f"{ROOT}/{order.agent_id}/{file}": content for file, content in changes.items()}, evicted
+
+
+def _timeline(folder: AgentFolder, order: Order, version: int, counter: TokenCounter) -> tuple[str, str]:
+    """The file of the day with one more line. A full file is followed by a second part of the day."""
+    day = order.at.date().isoformat()
+    steps = ", ".join(f"{update.file} {update.operation}" for update in order.updates[:5])
+    more = f" and {len(order.updates) - 5} more" if len(order.updates) > 5 else ""
+    approval = "auto-approved" if order.auto_approved else f"approved by {order.author}"
+    reason = " ".join(order.reason.split())
+    if len(reason) > TIMELINE_REASON_CHARS:
+        reason = reason[: TIMELINE_REASON_CHARS - 1] + "…"
+    line = (
+        f"- {order.at:%H:%M:%S}Z v{version} {order.run_id} / {order.proposal_id}, {approval}: {steps}{more} — {reason}"
+    )
+    parts = [name for name in folder.names(TIMELINE) if name.startswith(day)]
+    if (
+        parts
+        and counter(longer := markdown.append(folder.text(f"{TIMELINE}/{parts[-1]}"), line)) <= TIMELINE_TOKENS_MAX
+    ):
+        return f"{TIMELINE}/{parts[-1]}", longer
+    number = next(n for n in count(1) if _part_name(day, n) not in parts)
+    if number > TIMELINE_PARTS_MAX:
+        detail = f"the timeline of {day} is full; go on tomorrow"
+        raise UpdatesRefused(agent_id=order.agent_id, proposal_id=order.proposal_id, detail=detail, problems=())
+    return f"{TIMELINE}/{_part_name(day, number)}", f"# {day}\n\n{line}\n"
+
+
+def _part_name(day: str, number: int) -> str:
+    """`2026-11-15.md`, then `2026-11-15.p002.md`: in the order of time also when sorted by name."""
+    return f"{day}.md" if number == 1 else f"{day}.p{number:03}.md"
+
+
+def _overflow(folder: AgentFolder, part: str, changes: dict[str, bytes | None]) -> list[str]:
+    """The oldest files of a folder that would have too many. What this commit writes stays."""
+    written = {file for file in changes if file.startswith(f"{part}/")}
+    kept = [f"{part}/{name}" for name in folder.names(part)]
+    surplus = len({*kept, *written}) - FOLDER_FILES_MAX[part]
+    return [file for file in kept if file not in written][: max(surplus, 0)]
+
+
+def _commit(tree: ObjectID, parent: ObjectID | None, order: Order, message: Message) -> Commit:
+    commit = Commit()
+    commit.tree = tree
+    commit.parents = [] if parent is None else [parent]
+    commit.author = f"{order.author} <>".encode()
+    commit.committer = COMMITTER
+    commit.author_time = commit.commit_time = int(order.at.timestamp())
+    commit.author_timezone = commit.commit_timezone = 0
+    commit.encoding = b"UTF-8"
+    commit.message = message.to_bytes()
+    return commit
+
+
+def _touched(order: Order) -> list[str]:
+    """The files to read: only names that can be files of a memory."""
+    return [update.file for update in order.updates if tokens_max(update.file) is not None]
+
+
+def _marker_file(proposal_id: str) -> str:
+    """Spread over 256 folders, so that a commit rewrites two small trees and not one of every proposal ever."""
+    return f"{APPLIED}/{hashlib.sha256(proposal_id.encode()).hexdigest()[:2]}/{proposal_id}.json"
+
+
+def _parsed(folder: AgentFolder, file: str, model: type[_Model]) -> _Model | None:
+    content = folder.read(file)
+    if content is None:
+        return None
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        where = f"{ROOT}/{folder.agent_id}/{file}"
+        raise MemoryDamaged(where=where, reason=f"it does not fit ({error.error_count()} errors)") from error
+
+
+def _checked_text(text: str, option: str, most: int, forbidden: str = "") -> str:
+    """Text without surrounding space that may stand in a commit and in the timeline."""
+    text = text.replace("\r\n", "\n").strip()
+    if not 1 <= len(text) <= most:
+        raise OptionInvalid(option=option, value=text[:100], expected=f"give 1 to {most} characters")
+    if problem := markdown.problem_in(text):
+        raise OptionInvalid(option=option, value=text[:100], expected=f"this text cannot be kept, because {problem}")
+    if any(character in forbidden for character in text):
+        raise OptionInvalid(option=option, value=text[:100], expected="use one line without < and >")
+    return text

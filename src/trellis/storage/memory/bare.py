@@ -1,0 +1,221 @@
+"""A bare repository on a disk that may lose its power: one writer at a time, durable before it is acknowledged.
+
+Objects are complete and on the disk before the branch names them, and the branch is on the disk before the caller
+hears of it. A writer that is killed leaves nothing that stops the next one. dulwich's own writers do not give this:
+they leave `<object>.lock` and `<branch>.lock` behind when killed, and never sync a folder. Reading is dulwich's.
+
+The order is kept by a lock of the operating system, which ends with its holder. The branch itself moves by git's own
+protocol (`main.lock`, compare, rename), so that a git beside us is neither overwritten nor surprised.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+
+from dulwich.errors import NotGitRepository
+from dulwich.object_store import DiskObjectStore
+from dulwich.objects import ObjectID, ShaFile
+from dulwich.refs import DiskRefsContainer, Ref
+from dulwich.repo import Repo, UnsupportedExtension, UnsupportedVersion
+
+from trellis.storage.memory.errors import MemoryBusy, MemoryMissing, MemoryUnavailable
+from trellis.storage.memory.layout import FILE_BYTES_MAX
+
+BRANCH = "refs/heads/main"
+OBJECT_BYTES_MAX = 16 * FILE_BYTES_MAX
+"""Trees can be larger than files; an object past this is not inflated."""
+LOCK_WAIT_S = 15.0
+LOCK_PAUSE_S = 0.005
+
+_LOCK = "trellis.lock"
+_CANDIDATE = "trellis.ref"
+_TEMPORARY = "tmp_obj_trellis_"  # git ignores and prunes files that begin with tmp_obj_
+# Whoever pushes with git: objects are synced there too, and history is only added to.
+_SETTINGS = {
+    (b"core", b"fsync"): b"all",
+    (b"receive", b"denyNonFastForwards"): b"true",
+    (b"receive", b"denyDeletes"): b"true",
+    (b"receive", b"fsckObjects"): b"true",
+}
+
+
+class BareRepository:
+    """One branch of one bare repository, for any number of threads and processes."""
+
+    def __init__(self, path: Path, pause: Callable[[float], None]) -> None:
+        self.path = path
+        self._pause = pause
+
+    def branch(self) -> ObjectID | None:
+        """The commit that the branch names now; None before the first one."""
+        refs = DiskRefsContainer(self.path)
+        name = Ref(BRANCH.encode())
+        with unavailable_on_os_error():
+            found = refs.read_loose_ref(name) or refs.get_packed_refs().get(name)
+        return ObjectID(found) if found else None
+
+    @contextlib.contextmanager
+    def objects(self) -> Generator[DiskObjectStore]:
+        """The objects, for reading. Opened for each use: packs may change under us."""
+        store = DiskObjectStore(self.path / "objects", loose_object_size_limit=OBJECT_BYTES_MAX)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """While this is held nobody else of us writes; what a killed writer left is cleared first."""
+        with unavailable_on_os_error():
+            handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._acquire(handle)
+            with unavailable_on_os_error():
+                self._clear_leftovers()
+            yield
+        finally:
+            os.close(handle)
+
+    def write(self, objects: Iterable[ShaFile]) -> None:
+        """Make objects durable. Under the lock. An object that is there is written again: it may not be on the disk yet."""
+        folder = self.path / "objects"
+        with unavailable_on_os_error(), contextlib.ExitStack() as cleanup:
+            placed: list[tuple[Path, Path]] = []
+            for item in objects:
+                handle, made = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
+                temporary = Path(made)
+                cleanup.callback(temporary.unlink, missing_ok=True)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(item.as_legacy_object())
+                    file.flush()
+                    os.fchmod(file.fileno(), 0o444)
+                    os.fsync(file.fileno())
+                name = item.id.decode()
+                placed.append((temporary, folder / name[:2] / name[2:]))
+            for temporary, place in placed:
+                place.parent.mkdir(exist_ok=True)
+                temporary.replace(place)
+            for shard in sorted({place.parent for _, place in placed}):
+                sync_folder(shard)
+            sync_folder(folder)
+
+    def move_branch(self, old: ObjectID | None, new: ObjectID) -> bool:
+        """Let the branch name `new` if it names `old` now, durably. Under the lock. False: it names something else."""
+        place = self.path / BRANCH
+        lock, candidate = place.with_name(f"{place.name}.lock"), self.path / _CANDIDATE
+        with unavailable_on_os_error():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with candidate.open("xb") as file:
+                file.write(new + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                lock.hardlink_to(candidate)
+            except FileExistsError:
+                candidate.unlink()
+                raise MemoryBusy(reason=f"{BRANCH}.lock exists; another git works there, or was killed") from None
+            if self.branch() != old:
+                lock.unlink()
+                candidate.unlink()
+                return False
+            lock.replace(place)
+            candidate.unlink()
+            self.sync_branch()
+        return True
+
+    def sync_branch(self) -> None:
+        """Make durable what the branch names; needed before an answer rests on another writer's move."""
+        with unavailable_on_os_error():
+            sync_folder((self.path / BRANCH).parent)
+
+    def _acquire(self, handle: int) -> None:
+        for _ in range(int(LOCK_WAIT_S / LOCK_PAUSE_S)):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._pause(LOCK_PAUSE_S)
+            else:
+                return
+        raise MemoryBusy(reason=f"no turn within {LOCK_WAIT_S:g} s")
+
+    def _clear_leftovers(self) -> None:
+        """A branch lock is ours only if it is the very file of our candidate; any other belongs to a git beside us."""
+        place = self.path / BRANCH
+        lock, candidate = place.with_name(f"{place.name}.lock"), self.path / _CANDIDATE
+        with contextlib.suppress(FileNotFoundError):
+            if candidate.samefile(lock):
+                lock.unlink()
+        candidate.unlink(missing_ok=True)
+        for temporary in (self.path / "objects").glob(f"{_TEMPORARY}*"):
+            temporary.unlink(missing_ok=True)
+
+
+def make_repository(path: Path) -> None:
+    """Make an empty bare repository unless one is there. It appears whole or not at all, also in a race."""
+    with unavailable_on_os_error():
+        if path.exists() and any(path.iterdir()):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent))
+        try:
+            made.chmod(0o755)
+            with contextlib.closing(Repo.init_bare(made, default_branch=BRANCH.rsplit("/", 1)[-1].encode())) as repo:
+                config = repo.get_config()
+                for (section, name), value in _SETTINGS.items():
+                    config.set((section,), name, value)
+                config.write_to_path()
+            _sync_tree(made)
+            _rename_unless_taken(made, path)
+            sync_folder(path.parent)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def check_repository(path: Path) -> None:
+    """Raise MemoryMissing unless a bare repository that we can use is there."""
+    try:
+        with contextlib.closing(Repo(path, bare=True)) as repo:
+            usable = (path / "objects").is_dir() and (path / "HEAD").is_file() and repo.object_format.name == "sha1"
+    except (NotGitRepository, UnsupportedExtension, UnsupportedVersion, OSError, ValueError) as error:
+        raise MemoryMissing(path=path, reason=str(error) or type(error).__name__) from error
+    if not usable:
+        raise MemoryMissing(path=path, reason="it is no bare git repository with SHA-1 names")
+
+
+@contextlib.contextmanager
+def unavailable_on_os_error() -> Generator[None]:
+    """An error of the file system, as MemoryUnavailable."""
+    try:
+        yield
+    except OSError as error:
+        raise MemoryUnavailable(reason=error.strerror or str(error)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_tree(top: Path) -> None:
+    for folder, _, names in os.walk(top, topdown=False):
+        for name in names:
+            with (Path(folder) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(folder))
+
+
+def _rename_unless_taken(made: Path, path: Path) -> None:
+    try:
+        made.replace(path)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise

@@ -1,0 +1,64 @@
+"""Every error of agent memory. Each is part of the tree in `trellis.engine.errors`; the docstring is the message.
+
+InputError
+├── AgentIdInvalid
+├── UpdatesRefused              carries every problem found, not only the first
+└── MemoryVersionNotFound
+Refused
+├── MemoryOverLimit
+└── ProposalReused
+TrellisError
+└── RepositoryError             the repository itself
+    ├── MemoryMissing
+    ├── MemoryDamaged
+    ├── MemoryUnavailable
+    └── MemoryBusy
+"""
+
+from trellis.engine.errors import InputError, Refused, TrellisError
+
+
+class AgentIdInvalid(InputError):
+    """{agent_id!r} is no agent id: use 1 to 63 lower-case letters, digits and hyphens, the first not a hyphen."""
+
+
+class UpdatesRefused(InputError):
+    """The memory of {agent_id} cannot be updated by {proposal_id}: {detail}"""
+
+
+class MemoryVersionNotFound(InputError):
+    """The memory of {agent_id} has no version {version}; the newest is {newest}."""
+
+    code = "NOT_FOUND"
+
+
+class MemoryOverLimit(Refused):
+    """{what} of {agent_id} has {tokens} tokens and the limit is {limit}; shorten it by a proposal, nothing is cut here."""
+
+
+class ProposalReused(Refused):
+    """Proposal {proposal_id} was applied to the memory of {agent_id} before, with other updates; use a new proposal id."""
+
+    code = "IDEMPOTENCY_MISMATCH"
+
+
+class RepositoryError(TrellisError):
+    """{detail}"""
+
+    code = "UPSTREAM_UNAVAILABLE"
+
+
+class MemoryMissing(RepositoryError):
+    """There is no memory repository at {path}: {reason}."""
+
+
+class MemoryDamaged(RepositoryError):
+    """The memory repository cannot be trusted at {where}: {reason}. Restore it from a clone or a backup."""
+
+
+class MemoryUnavailable(RepositoryError):
+    """The memory repository could not be used: {reason}. Nothing of this call is acknowledged; ask again with the same ids."""
+
+
+class MemoryBusy(RepositoryError):
+    """The memory repository is held by another writer: {reason}. Nothing was written; ask again."""

@@ -1,0 +1,132 @@
+"""What became of a memory over time: its commits, the difference of two versions, and a check of everything.
+
+History is followed along first parents, in bounded steps. It tells every commit that changed a memory, also one that
+no proposal explains.
+"""
+
+import difflib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+
+from dulwich.object_store import BaseObjectStore
+from dulwich.objects import Commit, ObjectID
+
+from trellis.storage.memory import messages
+from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
+from trellis.storage.memory.layout import AgentId, CommitId, count_tokens, is_readable, layer
+from trellis.storage.memory.records import ChangeKind, FileChange, HistoryEntry, HistoryPage
+from trellis.storage.memory.trees import AgentFolder, load_commit
+
+SCAN_MAX = 5_000
+"""Commits that one page of a history looks at."""
+SEARCH_MAX = 1_000_000
+"""Commits that the search for one version or proposal looks at: more than any repository here has."""
+DIFF_TOKENS_MAX = 500_000
+
+
+def walk(objects: BaseObjectStore, head: ObjectID | None) -> Iterator[tuple[ObjectID, Commit]]:
+    """Commits from `head` back along first parents."""
+    name = head
+    while name is not None:
+        commit = load_commit(objects, name)
+        yield name, commit
+        name = ObjectID(commit.parents[0]) if commit.parents else None
+
+
+def find_proposal(objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, proposal_id: str) -> ObjectID:
+    """The commit that applied a proposal whose marker is in the tree. The newest are looked at first."""
+    for name, commit in islice(walk(objects, head), SEARCH_MAX):
+        said = messages.parse(commit.message)
+        if said and said.agent_id == agent_id and said.proposal_id == proposal_id:
+            return name
+    raise MemoryDamaged(where=agent_id, reason=f"proposal {proposal_id} is marked as applied and no commit names it")
+
+
+def find_version(
+    objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, version: int, newest: int
+) -> ObjectID | None:
+    """The commit that made a version; None for version 0."""
+    if version == 0:
+        return None
+    if 0 < version <= newest:
+        for name, commit in islice(walk(objects, head), SEARCH_MAX):
+            said = messages.parse(commit.message)
+            if said and said.agent_id == agent_id and said.version == version:
+                return name
+    raise MemoryVersionNotFound(agent_id=agent_id, version=version, newest=newest)
+
+
+def page(objects: BaseObjectStore, start: ObjectID | None, agent_id: AgentId, limit: int) -> HistoryPage:
+    """The commits from `start` back that changed this memory, at most `limit`, looking at SCAN_MAX at most."""
+    entries: list[HistoryEntry] = []
+    seen = None
+    after = AgentFolder(objects, start, agent_id)
+    for name, commit in islice(walk(objects, start), SCAN_MAX):
+        if len(entries) == limit:
+            return HistoryPage(entries=tuple(entries), more=seen)
+        seen = CommitId(name.decode())
+        before = AgentFolder(objects, ObjectID(commit.parents[0]) if commit.parents else None, agent_id)
+        if after.tree != before.tree:
+            entries.append(_entry(seen, commit, before, after))
+        after = before
+    more = seen if seen is not None and load_commit(objects, ObjectID(seen.encode())).parents else None
+    return HistoryPage(entries=tuple(entries), more=more)
+
+
+def unified_diff(before: AgentFolder, after: AgentFolder, labels: tuple[str, str], *, deep: bool) -> str:
+    """The readable files of two versions compared; Layer 1 alone unless `deep`."""
+    old, new = before.files(), after.files()
+    names = sorted(file for file in {*old, *new} if is_readable(file) and (deep or layer(file) == 1))
+    parts: list[str] = []
+    for file in names:
+        if old.get(file) != new.get(file):
+            parts += difflib.unified_diff(
+                _lines(before.text(file)),
+                _lines(after.text(file)),
+                f"{labels[0]}/{file}" if file in old else "/dev/null",
+                f"{labels[1]}/{file}" if file in new else "/dev/null",
+                lineterm="",
+            )
+    text = "".join(f"{line}\n" for line in parts)
+    if (tokens := count_tokens(text)) > DIFF_TOKENS_MAX:
+        what = f"The difference of {labels[0]} and {labels[1]}"
+        raise MemoryOverLimit(what=what, agent_id=after.agent_id, tokens=tokens, limit=DIFF_TOKENS_MAX)
+    return text
+
+
+def _entry(name: CommitId, commit: Commit, before: AgentFolder, after: AgentFolder) -> HistoryEntry:
+    said = messages.parse(commit.message)
+    mine = said if said and said.agent_id == after.agent_id else None
+    return HistoryEntry(
+        commit=name,
+        at=datetime.fromtimestamp(commit.author_time, UTC),
+        author=commit.author.rpartition(b" <")[0].decode("utf-8", "replace"),
+        version=mine and mine.version,
+        proposal_id=mine and mine.proposal_id,
+        run_id=mine and mine.run_id,
+        auto_approved=mine and mine.auto_approved,
+        reason=mine and mine.reason,
+        files=tuple(_file_changes(before, after)),
+    )
+
+
+def _file_changes(before: AgentFolder, after: AgentFolder) -> Iterator[FileChange]:
+    old, new = before.files(), after.files()
+    for file in sorted(file for file in {*old, *new} if is_readable(file) and old.get(file) != new.get(file)):
+        kind = ChangeKind.CHANGED if file in old and file in new else ChangeKind.ADDED
+        added, removed = _line_counts(_lines(before.text(file)), _lines(after.text(file)))
+        yield FileChange(file=file, kind=ChangeKind.REMOVED if file not in new else kind, added=added, removed=removed)
+
+
+def _line_counts(old: list[str], new: list[str]) -> tuple[int, int]:
+    """Lines added and removed. What is equal at the beginning is set aside first: most changes are at the end."""
+    head = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    old, new = old[head:], new[head:]
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=True)
+    equal = sum(block.size for block in matcher.get_matching_blocks())
+    return len(new) - equal, len(old) - equal
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []

@@ -1,0 +1,135 @@
+"""What an agent's memory consists of: file names, limits and ids, as data.
+
+Layer 1 is what a run reads; Layer 2 is read on an explicit request only. Every name that becomes a path in the
+repository passes through here, and none of them can name anything outside `memory/{agentId}/`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import NewType
+
+from trellis.engine.errors import OptionInvalid
+from trellis.storage.memory.errors import AgentIdInvalid
+
+AgentId = NewType("AgentId", str)
+CommitId = NewType("CommitId", str)
+TokenCounter = Callable[[str], int]
+
+ROOT = "memory"
+SCHEMA_VERSION = "1.0"
+
+SNAPSHOT = "snapshot.md"
+OPEN_LOOPS = "open_loops.md"
+FACTS = "facts.md"
+DECISIONS = "decisions.md"
+META = "meta.json"
+TIMELINE = "timeline"
+RUNS = "runs"
+APPLIED = ".applied"
+LAYER_1 = (SNAPSHOT, OPEN_LOOPS, FACTS)
+
+FILE_TOKENS_MAX = {SNAPSHOT: 2_000, OPEN_LOOPS: 2_000, FACTS: 8_000, DECISIONS: 100_000}
+RUN_TOKENS_MAX = 8_000
+TIMELINE_TOKENS_MAX = 2_000
+FOLDER_FILES_MAX = {RUNS: 2_000, TIMELINE: 4_000}
+"""Past these the oldest files leave the folder, named in the commit; git keeps them."""
+
+DEEP_TOKENS_MAX = 32_000
+FILE_BYTES_MAX = 1 << 20
+"""No file of a memory is larger, whoever wrote it; a larger one is not read."""
+
+AGENT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+"""Run ids and proposal ids: without dots and slashes, so that they are safe as file names."""
+
+
+class ReadMode(StrEnum):
+    """How much of Layer 1 a read brings."""
+
+    BASIC = "basic"
+    WIDE = "wide"
+
+
+class DeepPart(StrEnum):
+    """The parts of Layer 2."""
+
+    DECISIONS = "decisions"
+    TIMELINE = "timeline"
+    RUNS = "runs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a mode reads, and how much that may be together."""
+
+    files: tuple[str, ...]
+    tokens_max: int
+
+
+READINGS = {
+    ReadMode.BASIC: Reading(files=(SNAPSHOT, OPEN_LOOPS), tokens_max=4_100),
+    ReadMode.WIDE: Reading(files=(SNAPSHOT, OPEN_LOOPS, FACTS), tokens_max=12_200),
+}
+
+
+def count_tokens(text: str) -> int:
+    """ceil(UTF-8 bytes / 3): an upper estimate that needs no tokenizer (D50)."""
+    return -(-len(text.encode()) // 3)
+
+
+def checked_agent_id(agent_id: str) -> AgentId:
+    """The id, or AgentIdInvalid."""
+    if not AGENT_ID.fullmatch(agent_id):
+        raise AgentIdInvalid(agent_id=agent_id)
+    return AgentId(agent_id)
+
+
+def checked_name(value: str, option: str) -> str:
+    """A run id or a proposal id, or OptionInvalid."""
+    if not NAME.fullmatch(value):
+        raise OptionInvalid(
+            option=option,
+            value=value,
+            expected="use 1 to 128 letters, digits, '_' and '-', the first a letter or digit",
+        )
+    return value
+
+
+def checked_count(value: int, option: str, most: int) -> int:
+    """A number from 1 to `most`, or OptionInvalid."""
+    if not 1 <= value <= most:
+        raise OptionInvalid(option=option, value=value, expected=f"use a number from 1 to {most}")
+    return value
+
+
+def checked_time(at: datetime) -> datetime:
+    """The time in UTC and whole seconds, as git keeps it, or OptionInvalid."""
+    if at.tzinfo is None or at.astimezone(UTC).year < 1970:
+        raise OptionInvalid(option="at", value=at, expected="give a time since 1970 with its time zone")
+    return at.astimezone(UTC).replace(microsecond=0)
+
+
+def run_file(run_id: str) -> str:
+    """Where a run keeps its own notes."""
+    return f"{RUNS}/{run_id}.md"
+
+
+def tokens_max(file: str) -> int | None:
+    """The limit of a file that a proposal may change; None for every other file."""
+    folder, slash, name = file.partition("/")
+    if slash and folder == RUNS and name.endswith(".md") and NAME.fullmatch(name.removesuffix(".md")):
+        return RUN_TOKENS_MAX
+    return FILE_TOKENS_MAX.get(file)
+
+
+def is_readable(file: str) -> bool:
+    """Whether people read this file: not the bookkeeping beside it."""
+    return file.endswith(".md")
+
+
+def layer(file: str) -> int:
+    """1 for what a run may read by itself, else 2."""
+    return 1 if file in LAYER_1 else 2

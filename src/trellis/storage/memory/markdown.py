@@ -1,0 +1,203 @@
+"""Markdown as far as memory needs it: sections, code fences, open loops, and text that has no place in a memory.
+
+Lines end in LF alone: `problem_in` refuses every other line break, so that one line here is one line everywhere.
+All functions are pure; what is inside a code fence is never taken for a heading or a loop.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})(?P<rest>.*)")
+HEADING = re.compile(r" {0,3}(?P<marks>#{1,6})[ \t]+(?P<title>[^ \t].*?)(?:[ \t]+#+)?[ \t]*")
+LIST_ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s")
+TABLE_ROW = re.compile(r"\s*\|")
+LOOP_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_ID = LOOP_ID.pattern
+LOOP = re.compile(rf"[-*] \[(?P<mark>[ xX])\] (?:`(?P<a>{_ID})`|\*\*(?P<b>{_ID}):?\*\*|(?P<c>{_ID})(?=:)):?(?=\s|$)")
+CLOSED = re.compile(r"\s+Closed (?P<day>\d{4}-\d{2}-\d{2}): ")
+
+# Line breaks other than LF, other controls, direction overrides, and characters nobody sees: a person who reviews a
+# text must see what the agent will read.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]")
+ACTIVE = re.compile(
+    r"<\s*/?\s*(?:script|iframe|frame|frameset|object|embed|applet|style|link|meta|base|form|svg|math|template)\b"
+    r"|<!--|<[a-z][^<>]*\son[a-z]+\s*=|\b(?:java|vb)script\s*:|\bdata\s*:\s*text/html",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading: its line, its level and its text."""
+
+    line: int
+    level: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Where headings and code are."""
+
+    headings: tuple[Heading, ...]
+    code_lines: frozenset[int]
+    open_fence: int | None
+    """The line of a fence that is never closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """An open loop: `- [ ] id: text`, with the indented lines under it; `[x]` when it is closed."""
+
+    loop_id: str
+    start: int
+    end: int
+    closed: bool
+    closed_on: date | None
+
+
+def problem_in(text: str) -> str | None:
+    """Why this text may not be kept, or None."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "it holds half a surrogate pair, which is no character"
+    if unseen := UNSEEN.search(text):
+        return f"it holds the control or invisible character U+{ord(unseen[0]):04X} in line {_line(text, unseen)}"
+    if active := ACTIVE.search(text):
+        return (
+            f"it holds active or hidden HTML ({active[0][:20]!r} in line {_line(text, active)}); write plain Markdown"
+        )
+    return None
+
+
+def outline(lines: Sequence[str]) -> Outline:
+    """Headings and code of a text."""
+    headings: list[Heading] = []
+    code: set[int] = set()
+    fence: str | None = None
+    opened: int | None = None
+    for number, line in enumerate(lines):
+        found = FENCE.fullmatch(line)
+        if fence is not None:
+            code.add(number)
+            if found and found["fence"].startswith(fence) and not found["rest"].strip():
+                fence = opened = None
+        elif found and not (found["fence"][0] == "`" and "`" in found["rest"]):
+            code.add(number)
+            fence, opened = found["fence"], number
+        elif heading := HEADING.fullmatch(line):
+            headings.append(Heading(number, len(heading["marks"]), heading["title"]))
+    return Outline(tuple(headings), frozenset(code), opened)
+
+
+def sections(text: str, title: str) -> list[Heading]:
+    """The headings of this title; `## Title` and `Title` ask for the same."""
+    wanted = title.strip().lstrip("#").strip()
+    return [heading for heading in outline(text.split("\n")).headings if heading.title == wanted]
+
+
+def section_title(title: str) -> str | None:
+    """The title as a heading would have it, or None if it cannot be one."""
+    wanted = title.strip().lstrip("#").strip()
+    matched = HEADING.fullmatch(f"## {wanted}")
+    return wanted if matched and matched["title"] == wanted and "\n" not in wanted else None
+
+
+def highest_level(text: str) -> int | None:
+    """The level of the highest heading in a text, or None."""
+    return min((heading.level for heading in outline(text.split("\n")).headings), default=None)
+
+
+def append(text: str, block: str) -> str:
+    """The text with a block at its end: a list goes on as a list, everything else begins after a blank line."""
+    before, block = text.rstrip("\n"), block.strip("\n")
+    if not before:
+        return f"{block}\n"
+    last, first = before.rsplit("\n", 1)[-1], block.split("\n", 1)[0]
+    goes_on = any(pattern.match(last) and pattern.match(first) for pattern in (LIST_ITEM, TABLE_ROW))
+    return f"{before}\n{'' if goes_on else chr(10)}{block}\n"
+
+
+def append_to_section(text: str, section: Heading, block: str) -> str:
+    """The text with a block at the end of a section's own part, before its subsections."""
+    lines = text.split("\n")
+    later = (heading.line for heading in outline(lines).headings if heading.line > section.line)
+    end = next(later, len(lines))
+    return _joined(append("\n".join(lines[:end]), block), lines[end:])
+
+
+def replace_section(text: str, section: Heading, block: str) -> str:
+    """The text with another body under a heading; the body reaches to the next heading that is not below it."""
+    lines = text.split("\n")
+    later = (h.line for h in outline(lines).headings if h.line > section.line and h.level <= section.level)
+    end = next(later, len(lines))
+    head = "\n".join(lines[: section.line + 1]) + "\n"
+    return _joined(append(head, block) if block.strip() else head, lines[end:])
+
+
+def loops(text: str) -> list[Loop]:
+    """The loops of a text, in order."""
+    lines = text.split("\n")
+    code = outline(lines).code_lines
+    found: list[Loop] = []
+    for number, line in enumerate(lines):
+        if number not in code and (matched := LOOP.match(line)):
+            end = _end_of_item(lines, number)
+            closings = (CLOSED.match(below) for below in lines[number + 1 : end])
+            days = [date.fromisoformat(closing["day"]) for closing in closings if closing and _is_day(closing["day"])]
+            found.append(
+                Loop(
+                    loop_id=matched["a"] or matched["b"] or matched["c"],
+                    start=number,
+                    end=end,
+                    closed=matched["mark"] != " ",
+                    closed_on=max(days, default=None),
+                )
+            )
+    return found
+
+
+def close_loop(text: str, loop: Loop, resolution: str, on: date) -> str:
+    """The text with a loop ticked and its resolution under it."""
+    lines = text.split("\n")
+    ticked = lines[loop.start].replace("[ ]", "[x]", 1)
+    closing = f"  Closed {on.isoformat()}: {resolution}"
+    return "\n".join([*lines[: loop.start], ticked, *lines[loop.start + 1 : loop.end], closing, *lines[loop.end :]])
+
+
+def without_loops(text: str, gone: Sequence[Loop]) -> str:
+    """The text without these loops."""
+    dropped = {number for loop in gone for number in range(loop.start, loop.end)}
+    return "\n".join(line for number, line in enumerate(text.split("\n")) if number not in dropped)
+
+
+def _end_of_item(lines: Sequence[str], start: int) -> int:
+    """One past the last line that belongs to a list item: what is indented under it."""
+    end = start + 1
+    for number in range(start + 1, len(lines)):
+        line = lines[number]
+        if line.strip() and not line.startswith(("  ", "\t")):
+            break
+        if line.strip():
+            end = number + 1
+    return end
+
+
+def _joined(head: str, rest: Sequence[str]) -> str:
+    tail = "\n".join(rest).strip("\n")
+    return f"{head.rstrip(chr(10))}\n\n{tail}\n" if tail else head
+
+
+def _is_day(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _line(text: str, found: re.Match[str]) -> int:
+    return text.count("\n", 0, found.start()) + 1

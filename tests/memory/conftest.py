@@ -1,0 +1,53 @@
+"""A memory repository of its own for every test."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trellis.storage.memory import MemoryRepository, open_memory
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> MemoryRepository:
+    return open_memory(tmp_path / "memory.git")
+
+
+@pytest.fixture
+def git(memory: MemoryRepository) -> Callable[..., str]:
+    """The git program on the repository; the test is skipped where there is none."""
+    program = shutil.which("git")
+    if program is None:
+        pytest.skip("no git program on this machine")
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [program, "-C", str(memory.path), *arguments], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def sound(memory: MemoryRepository) -> Callable[[], None]:
+    """Nothing is wrong with the repository: by our own check, and by git's where there is one."""
+
+    def check() -> None:
+        verified = memory.verify()
+        assert verified.complete
+        assert verified.findings == ()
+        if program := shutil.which("git"):
+            done = subprocess.run(
+                [program, "-C", str(memory.path), "fsck", "--strict", "--full", "--no-dangling"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+    return check

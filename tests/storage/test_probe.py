@@ -1,0 +1,96 @@
+"""The probe finds the stores that only look as if they kept conditions."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trellis.storage.local import LocalObjects
+from trellis.storage.objects import (
+    CREATE,
+    OVERWRITE,
+    IfMatch,
+    Refused,
+    Stored,
+    StoreUnavailable,
+    StoreUnfit,
+    When,
+)
+from trellis.storage.open import random_name
+
+
+class IgnoresCreate(LocalObjects):
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        return await super().put(key, body, when=OVERWRITE if when == CREATE else when)
+
+
+class IgnoresIfMatch(LocalObjects):
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        return await super().put(key, body, when=OVERWRITE if isinstance(when, IfMatch) else when)
+
+
+class ChecksAndThenWrites(LocalObjects):
+    """Right for one writer at a time, wrong for two."""
+
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        info = await self.head(key)
+        if when == CREATE and info:
+            return Refused(info.etag)
+        return await super().put(key, body, when=OVERWRITE if when == CREATE else when)
+
+
+class ResurrectsWhatIsGone(LocalObjects):
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        if isinstance(when, IfMatch) and await self.head(key) is None:
+            when = OVERWRITE
+        return await super().put(key, body, when=when)
+
+
+class RefusesEverything(LocalObjects):
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        return Refused(None)
+
+
+class Forgets(LocalObjects):
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        answer = await super().put(key, body, when=when)
+        if isinstance(answer, Stored) and (b"left" in body or b"right" in body):
+            await super().put(key, b"something else")
+        return answer
+
+
+class BreaksDown(LocalObjects):
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        await super().put(key, body, when=when)
+        raise StoreUnavailable(verb="put", key=key, reason="503")
+
+
+@pytest.mark.requirement("D14")
+@pytest.mark.parametrize(
+    "broken,reason",
+    [
+        (IgnoresCreate, "two writers both won"),
+        (IgnoresIfMatch, "two writers both won"),
+        (ChecksAndThenWrites, "two writers both won"),
+        (ResurrectsWhatIsGone, "names an object that is gone"),
+        (RefusesEverything, "no writer ever wins"),
+        (Forgets, "is not what is read"),
+    ],
+)
+async def test_a_store_that_does_not_keep_conditions_is_refused_and_left_clean(
+    tmp_path: Path, broken: type[LocalObjects], reason: str
+):
+    store = broken(tmp_path, new_name=random_name, now_ns=lambda: 0)
+    with pytest.raises(StoreUnfit, match=re.escape(reason)) as unfit:
+        await store.probe()
+    assert store.url in str(unfit.value)
+    assert not (await store.list("")).items
+    await store.close()
+
+
+async def test_a_store_that_breaks_down_is_unavailable_and_not_called_unfit(tmp_path: Path):
+    store = BreaksDown(tmp_path, new_name=random_name, now_ns=lambda: 0)
+    with pytest.raises(StoreUnavailable):
+        await store.probe()
+    assert not (await store.list("")).items
+    await store.close()
