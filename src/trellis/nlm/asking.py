@@ -1,0 +1,89 @@
+"""How an agent's tool asks: tries again after 1, 2 and 4 seconds, one question of an agent at a time, never past its time.
+
+This is the one layer that tries a question again (D7). The deadline covers everything: waiting for the agent's other
+question, preparing, every try and every pause. What comes back has been verified here, whoever the provider is.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from trellis.engine.clock import Clock, within
+from trellis.engine.logs import log_of
+from trellis.nlm.citations import verify
+from trellis.nlm.errors import NlmError, NlmInputInvalid, NlmTimeout, NlmUnavailable
+from trellis.nlm.provider import Answer, NlmProvider, Question
+
+DELAYS_S = (1.0, 2.0, 4.0)
+DEADLINE_S_MAX = 3_600.0
+
+log = log_of(__name__)
+
+
+def wait_s(error: NlmError, delay_s: float, left_s: float) -> float | None:
+    """How long to wait before another try; None when it is not worth it or would come too late."""
+    if not error.retries:
+        return None
+    asked_s = error.retry_after_s if isinstance(error, NlmUnavailable) else None
+    wait = max(delay_s, asked_s or 0.0)
+    return wait if wait < left_s else None
+
+
+@dataclass(slots=True)
+class _Call:
+    """One question on its way."""
+
+    question: Question
+    agent: str
+    until: float
+    errors: list[NlmError] = field(default_factory=list[NlmError])
+
+
+class Asking:
+    """A provider as agents ask it."""
+
+    def __init__(self, provider: NlmProvider, *, clock: Clock, delays_s: tuple[float, ...] = DELAYS_S) -> None:
+        self._provider = provider
+        self._clock = clock
+        self._delays_s = delays_s
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def ask(self, question: Question, *, agent: str, deadline_s: float) -> Answer:
+        """The verified answer, within `deadline_s`; raises NlmError, the last one met."""
+        if not 0.0 < deadline_s <= DEADLINE_S_MAX:
+            raise NlmInputInvalid(what="deadline_s", detail=f"choose more than 0 and at most {DEADLINE_S_MAX:g}")
+        call = _Call(question, agent, self._clock.monotonic() + deadline_s)
+        try:
+            # Cut here too: a provider may not keep its promise to stop in time.
+            return await within(self._clock, deadline_s, self._turn(call))
+        except TimeoutError:
+            last = f"; last: {call.errors[-1]}" if call.errors else ""
+            reason = f"{deadline_s:g} s were not enough{last}"
+            raise NlmTimeout(provider=self._provider.name, reason=reason) from None
+
+    async def _turn(self, call: _Call) -> Answer:
+        async with self._turns.setdefault(call.agent, asyncio.Lock()):
+            for delay_s in self._delays_s:
+                try:
+                    return await self._try(call)
+                except NlmError as error:
+                    await self._pause(call, error, delay_s)
+            return await self._try(call)
+
+    async def _try(self, call: _Call) -> Answer:
+        prepared = await self._provider.prepare(call.question.sources)
+        try:
+            left_s = call.until - self._clock.monotonic()
+            answer = await self._provider.query(prepared, call.question, deadline_s=left_s)
+        finally:
+            await self._provider.release(prepared)
+        return verify(answer, prepared.sources)
+
+    async def _pause(self, call: _Call, error: NlmError, delay_s: float) -> None:
+        """Wait before the next try, or raise what this one met."""
+        call.errors.append(error)
+        wait = wait_s(error, delay_s, call.until - self._clock.monotonic())
+        if wait is None:
+            raise error
+        log.warning("nlm_retry", agent=call.agent, tries=len(call.errors), wait_s=wait, error=str(error))
+        await self._clock.sleep(wait)

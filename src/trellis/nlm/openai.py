@@ -1,0 +1,276 @@
+"""The provider for any endpoint that speaks OpenAI's chat completions: OpenAI, vLLM, Ollama, llama.cpp and others.
+
+The key is sent and never shown: not in logs, not in errors, not in `repr`, also when the server repeats it. A response is
+read up to `RESPONSE_BYTES_MAX` and only as plain bytes, no redirect is followed, and the deadline ends whatever is under
+way. Sources longer than the model takes are cut to the passages that fit the question best, and the answer says so.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx2
+import pydantic
+
+from trellis.nlm.citations import verify
+from trellis.nlm.errors import NlmGarbage, NlmRefused, NlmSettingInvalid, NlmTimeout, NlmUnavailable
+from trellis.nlm.extractive import Extractive
+from trellis.nlm.prompt import messages
+from trellis.nlm.provider import (
+    Answer,
+    Flag,
+    Health,
+    Prepared,
+    Question,
+    Source,
+    Usage,
+    check_fits,
+    corpus,
+    no_answer,
+)
+from trellis.nlm.replies import error_of, one_line, read_reply
+from trellis.nlm.words import stems
+
+NAME = "openai"
+RESPONSE_BYTES_MAX = 2_000_000
+ERROR_BYTES_MAX = 20_000
+CONNECT_S = 10.0
+HEALTH_S = 5.0
+CONNECTIONS_MAX = 16
+SOURCE_CHARS_DEFAULT = 80_000
+"""About 20,000 tokens of English, which is what a run may spend on sources."""
+OUTPUT_TOKENS_DEFAULT = 2_000
+PASSAGES_SHOWN_MAX = 400
+_PART_JOINED = "\n\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAiOptions:
+    """Where the model is, what it is called, and how much it is given."""
+
+    base_url: str
+    model: str
+    key: pydantic.SecretStr | None = None
+    source_chars_max: int = SOURCE_CHARS_DEFAULT
+    output_tokens_max: int = OUTPUT_TOKENS_DEFAULT
+    json_mode: bool = True
+    """Whether to ask the server itself for JSON; a few old ones refuse to be asked."""
+
+    def __post_init__(self) -> None:
+        try:
+            url = httpx2.URL(self.base_url)
+        except httpx2.InvalidURL:
+            raise NlmSettingInvalid(setting=NAME, detail="its base URL is no address") from None
+        if url.scheme not in {"http", "https"} or not url.host or url.userinfo or url.query or url.fragment:
+            detail = "its base URL must look like https://host/v1, without a password and without `?` or `#`"
+            raise NlmSettingInvalid(setting=NAME, detail=detail)
+        if not self.model.strip():
+            raise NlmSettingInvalid(setting=NAME, detail="name a model")
+        if self.key is not None and not self._key_is_sendable():
+            raise NlmSettingInvalid(setting=NAME, detail="its key must be one line of printable ASCII without spaces")
+
+    def _key_is_sendable(self) -> bool:
+        key = self.key.get_secret_value() if self.key else ""
+        return bool(key) and key.isascii() and key.isprintable() and " " not in key
+
+
+class OpenAi:
+    """Asks a model over HTTP and believes only what it can find in the sources."""
+
+    name = NAME
+
+    def __init__(self, options: OpenAiOptions) -> None:
+        self._options = options
+        self._base_url = options.base_url.rstrip("/")
+        self._indexes = Extractive()
+        self._client = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(None, connect=CONNECT_S, pool=CONNECT_S),
+            limits=httpx2.Limits(max_connections=CONNECTIONS_MAX),
+            follow_redirects=False,
+        )
+
+    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+        """Check the sources; they travel with each question."""
+        prepared = corpus(sources)
+        if self._too_long(prepared):
+            await self._indexes.index(prepared)
+        return prepared
+
+    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+        """Ask the model, and verify what it cites."""
+        check_fits(prepared, question)
+        if not any(source.text.strip() for source in prepared.sources):
+            return no_answer(question, model=self._options.model)
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s)):
+                shown = await self._shown(prepared, question)
+                body = await self._post("/chat/completions", self._request(prepared, question, shown))
+        except TimeoutError:
+            raise NlmTimeout(provider=NAME, reason=f"{deadline_s:g} s were not enough") from None
+        answer = self._answer(body, question)
+        if shown != prepared.sources:
+            answer = replace(answer, flags=(*answer.flags, Flag.SOURCES_CUT.value))
+        return verify(answer, prepared.sources)
+
+    async def health(self) -> Health:
+        """Whether the endpoint lists its models for this key."""
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                await self._send("GET", "/models", None)
+        except (NlmUnavailable, NlmRefused, NlmGarbage) as error:
+            return Health(ok=False, detail=str(error))
+        except TimeoutError:
+            return Health(ok=False, detail=f"NLM provider {NAME} did not answer within {HEALTH_S:g} s.")
+        return Health(ok=True, detail=f"{self._options.model} at {httpx2.URL(self._base_url).host}")
+
+    async def release(self, prepared: Prepared) -> None:
+        """The corpus's index goes first when room is needed."""
+        await self._indexes.release(prepared)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._indexes.close()
+        await self._client.aclose()
+
+    def _too_long(self, prepared: Prepared) -> bool:
+        return sum(len(source.text) for source in prepared.sources) > self._options.source_chars_max
+
+    async def _shown(self, prepared: Prepared, question: Question) -> tuple[Source, ...]:
+        """All sources, or of long ones the passages that fit the question best, in their own order."""
+        if not self._too_long(prepared):
+            return prepared.sources
+        index = await self._indexes.index(prepared)
+        ranked = index.rank(stems(question.text), PASSAGES_SHOWN_MAX)
+        entries = [best.entry for best in ranked] or index.entries[:PASSAGES_SHOWN_MAX]
+        room, chosen = self._options.source_chars_max, dict[str, list[tuple[int, int]]]()
+        for entry in entries:
+            start, end = entry.passage.sentences[0].start, entry.passage.sentences[-1].end
+            if end - start <= room:
+                room -= end - start
+                chosen.setdefault(entry.passage.ref, []).append((start, end))
+        return tuple(
+            Source(source.ref, _PART_JOINED.join(source.text[start:end] for start, end in sorted(chosen[source.ref])))
+            for source in prepared.sources
+            if source.ref in chosen
+        )
+
+    def _request(self, prepared: Prepared, question: Question, shown: tuple[Source, ...]) -> dict[str, Any]:
+        asked: dict[str, Any] = {
+            "model": self._options.model,
+            "messages": messages(prepared, question, shown),
+            "temperature": 0,
+            "max_tokens": self._options.output_tokens_max,
+            "stream": False,
+        }
+        return asked | ({"response_format": {"type": "json_object"}} if self._options.json_mode else {})
+
+    async def _post(self, path: str, request: dict[str, Any]) -> bytes:
+        return await self._send("POST", path, json.dumps(request, ensure_ascii=False).encode())
+
+    async def _send(self, method: str, path: str, content: bytes | None) -> bytes:
+        """The body of a successful response; raises NlmUnavailable, NlmRefused, NlmGarbage."""
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "Content-Type": "application/json"}
+        if self._options.key is not None:
+            headers["Authorization"] = f"Bearer {self._options.key.get_secret_value()}"
+        # `from None` below: the library's errors carry the request, and the request carries the key.
+        try:
+            async with self._client.stream(method, self._base_url + path, content=content, headers=headers) as response:
+                if response.status_code != 200:
+                    reason = self._scrubbed(_message(await _read(response, ERROR_BYTES_MAX, cut=True)))
+                    after_s = _retry_after_s(response.headers)
+                    raise error_of(response.status_code, reason, provider=NAME, retry_after_s=after_s)
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise NlmGarbage(provider=NAME, reason="it is compressed, which was not asked for")
+                return await _read(response, RESPONSE_BYTES_MAX)
+        except httpx2.TimeoutException as error:
+            raise NlmUnavailable(provider=NAME, reason=f"no connection in time ({type(error).__name__})") from None
+        except httpx2.HTTPError as error:
+            reason = one_line(self._scrubbed(f"{type(error).__name__}: {error}"))
+            raise NlmUnavailable(provider=NAME, reason=reason) from None
+
+    def _scrubbed(self, text: str) -> str:
+        key = self._options.key.get_secret_value() if self._options.key else ""
+        return text.replace(key, "[key]") if key else text
+
+    def _answer(self, body: bytes, question: Question) -> Answer:
+        try:
+            completion = _Completion.model_validate_json(body)
+        except ValueError:
+            raise NlmGarbage(provider=NAME, reason="it is no chat completion") from None
+        choice = completion.choices[0]
+        if choice.message.refusal or choice.finish_reason == "content_filter":
+            raise NlmRefused(provider=NAME, reason=one_line(choice.message.refusal or "its content filter"))
+        if choice.finish_reason == "length":
+            raise NlmGarbage(provider=NAME, reason=f"cut off after {self._options.output_tokens_max} tokens")
+        counted = completion.usage or _Counted()
+        usage = Usage(input_tokens=counted.prompt_tokens, output_tokens=counted.completion_tokens)
+        model = one_line(completion.model or self._options.model)
+        return read_reply(choice.message.content or "", question, provider=NAME, model=model, usage=usage)
+
+
+class _Message(pydantic.BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(pydantic.BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Counted(pydantic.BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Completion(pydantic.BaseModel):
+    """What is read of a chat completion."""
+
+    choices: list[_Choice] = pydantic.Field(min_length=1)
+    model: str | None = None
+    usage: _Counted | None = None
+
+
+class _ProblemDetail(pydantic.BaseModel):
+    message: str
+
+
+class _Problem(pydantic.BaseModel):
+    """What is read of an error."""
+
+    error: _ProblemDetail | str
+
+
+async def _read(response: httpx2.Response, limit: int, *, cut: bool = False) -> bytes:
+    """The body up to a limit; past it the rest is left unread (`cut`) or the whole is garbage."""
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > limit:
+            if cut:
+                return bytes(body[:limit])
+            raise NlmGarbage(provider=NAME, reason=f"it has more than {limit} bytes")
+    return bytes(body)
+
+
+def _message(body: bytes) -> str:
+    """What the server says is wrong, in OpenAI's form or in its own."""
+    text = body.decode("utf-8", "replace")
+    try:
+        said = _Problem.model_validate_json(body)
+    except ValueError:
+        return text
+    return said.error if isinstance(said.error, str) else said.error.message
+
+
+def _retry_after_s(headers: httpx2.Headers) -> float | None:
+    """Seconds, or a date against the server's own: no clock of ours has a part in it."""
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isascii() and asked.isdigit():
+        return float(asked[:9])
+    try:
+        return (parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
+    except (ValueError, TypeError):
+        return None

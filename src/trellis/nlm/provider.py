@@ -1,0 +1,210 @@
+"""The port of grounded answers: a question about sources goes in, an answer with citations into them comes out.
+
+What holds for every provider: sources are data and give no orders; the same sources in any order are the same corpus;
+a prepared corpus is only a saving, so a provider that has lost it answers all the same; and no citation is believed
+before `citations.verify` has found it in its source. Offsets count the characters (code points) of `Source.text`.
+"""
+
+# ruff: noqa: RUF001 - Ukrainian
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from trellis.engine.text import is_storable
+from trellis.nlm.errors import NlmInputInvalid
+
+SOURCES_MAX = 200
+SOURCE_CHARS_MAX = 1_000_000
+CORPUS_CHARS_MAX = 4_000_000
+REF_CHARS_MAX = 500
+QUESTION_CHARS_MAX = 4_000
+PASSAGES_DEFAULT = 5
+PASSAGES_MAX = 20
+_NO_TEXT = "it holds a zero byte or half a surrogate pair, which is no text"
+
+
+class Language(StrEnum):
+    """In which language the provider speaks for itself. Sources are quoted as they are."""
+
+    ENGLISH = "en"
+    UKRAINIAN = "uk"
+
+
+class Flag(StrEnum):
+    """What a reader of an answer must know about it. `NOT_FOUND` and `TOO_SHORT` are followed by `:` and the ref."""
+
+    NO_ANSWER = "no_answer"
+    """Nothing in the sources answers the question."""
+    UNGROUNDED = "ungrounded"
+    """No citation was left: nothing shows that the sources say so."""
+    NOT_FOUND = "citation_not_found"
+    """A citation was dropped: its source does not hold that text, or there is no such source."""
+    TOO_SHORT = "citation_too_short"
+    """A citation was dropped: so few letters stand in any text."""
+    CITATIONS_CUT = "citations_cut"
+    """There were more citations than are kept."""
+    SOURCES_CUT = "sources_cut"
+    """The model saw only the passages that fit the question best: the sources were longer than it takes."""
+    TEXT_CUT = "text_cut"
+    """The answer was longer than is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text that may be cited, under a name that is unique in its corpus."""
+
+    ref: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A piece of a source. Verified, `source.text[start:end] == excerpt`; `start == end` says it has not been found yet."""
+
+    ref: str
+    excerpt: str
+    start: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What an answer cost, as the provider counted it."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is asked, and of which sources. Without a `language` the question's own letters decide."""
+
+    text: str
+    sources: tuple[Source, ...]
+    language: Language | None = None
+    max_passages: int = PASSAGES_DEFAULT
+
+    def __post_init__(self) -> None:
+        if not self.text.strip() or len(self.text) > QUESTION_CHARS_MAX:
+            raise NlmInputInvalid(what="the question", detail=f"write 1 to {QUESTION_CHARS_MAX} characters")
+        if not is_storable(self.text):
+            raise NlmInputInvalid(what="the question", detail=_NO_TEXT)
+        if not 1 <= self.max_passages <= PASSAGES_MAX:
+            raise NlmInputInvalid(what="max_passages", detail=f"choose 1 to {PASSAGES_MAX}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What the provider said. `confident` is its own word and holds only while a citation is left."""
+
+    text: str
+    citations: tuple[Citation, ...] = ()
+    flags: tuple[str, ...] = ()
+    confident: bool = False
+    usage: Usage = field(default_factory=Usage)
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A corpus that a provider is ready to answer from: its content's hash, and its sources in order of their refs."""
+
+    key: str
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the provider would answer now, and in words why not."""
+
+    ok: bool
+    detail: str
+
+
+class NlmProvider(Protocol):
+    """Whatever answers grounded questions. Raises the errors of `nlm.errors` and no others."""
+
+    @property
+    def name(self) -> str:
+        """How settings, logs and errors call it."""
+        ...
+
+    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+        """Get ready for questions about these sources; the same content again costs nothing while it is remembered."""
+        ...
+
+    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+        """Answer within `deadline_s` seconds, or raise NlmTimeout."""
+        ...
+
+    async def health(self) -> Health:
+        """Ask whether it would answer; never raises."""
+        ...
+
+    async def release(self, prepared: Prepared) -> None:
+        """No more questions about this corpus for now; it may be forgotten first."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections and memory."""
+        ...
+
+
+def corpus(sources: tuple[Source, ...]) -> Prepared:
+    """The sources in canonical order with their hash; raises NlmInputInvalid."""
+    _check(sources)
+    ordered = tuple(sorted(sources, key=lambda source: source.ref))
+    digest = hashlib.sha256()
+    for source in ordered:
+        for part in (source.ref.encode(), source.text.encode()):
+            # The length comes first, so that no two lists of parts are the same bytes.
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return Prepared(digest.hexdigest(), ordered)
+
+
+def check_fits(prepared: Prepared, question: Question) -> None:
+    """A question is asked of the corpus that was prepared for it; raises NlmInputInvalid."""
+    if corpus(question.sources).key != prepared.key:
+        raise NlmInputInvalid(what="the question", detail="its sources are not the prepared ones; prepare them first")
+
+
+def language_of(question: Question) -> Language:
+    """The language asked for, or the one the question is written in."""
+    if question.language is not None:
+        return question.language
+    cyrillic = sum("\u0400" <= letter <= "\u04ff" for letter in question.text)
+    latin = sum("a" <= letter <= "z" for letter in question.text.lower())
+    return Language.UKRAINIAN if cyrillic > latin else Language.ENGLISH
+
+
+_NOTHING = {
+    Language.ENGLISH: "Nothing in the sources answers this.",
+    Language.UKRAINIAN: "У джерелах немає відповіді на це запитання.",
+}
+
+
+def no_answer(question: Question, *, model: str = "", usage: Usage | None = None) -> Answer:
+    """The honest answer when the sources do not say."""
+    flags = (Flag.NO_ANSWER.value, Flag.UNGROUNDED.value)
+    return Answer(text=_NOTHING[language_of(question)], flags=flags, model=model, usage=usage or Usage())
+
+
+def _check(sources: tuple[Source, ...]) -> None:
+    if len(sources) > SOURCES_MAX:
+        raise NlmInputInvalid(what="the sources", detail=f"there are {len(sources)}; give at most {SOURCES_MAX}")
+    if len({source.ref for source in sources}) != len(sources):
+        raise NlmInputInvalid(what="the sources", detail="two have the same ref; give each its own")
+    for source in sources:
+        if not source.ref.strip() or len(source.ref) > REF_CHARS_MAX or not source.ref.isprintable():
+            detail = f"write 1 to {REF_CHARS_MAX} printable characters"
+            raise NlmInputInvalid(what=f"ref {source.ref[:80]!r}", detail=detail)
+        if len(source.text) > SOURCE_CHARS_MAX:
+            raise NlmInputInvalid(
+                what=f"source {source.ref!r}", detail=f"it has more than {SOURCE_CHARS_MAX} characters"
+            )
+        if not is_storable(source.text):
+            raise NlmInputInvalid(what=f"source {source.ref!r}", detail=_NO_TEXT)
+    if sum(len(source.text) for source in sources) > CORPUS_CHARS_MAX:
+        raise NlmInputInvalid(what="the sources", detail=f"together they have more than {CORPUS_CHARS_MAX} characters")

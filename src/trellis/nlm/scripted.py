@@ -1,0 +1,138 @@
+"""The provider that does what a file says, for tests and rehearsals: it fails on cue, and never by chance.
+
+    {"steps": [
+      {"status": 429, "retry_after_s": 2},
+      {"status": 503},
+      {"after_s": 60, "answer": {"answer": "late", "citations": []}},
+      {"raw": "<html>not an answer</html>"},
+      {"answer": {"answer": "…", "citations": [{"ref": "a.md", "excerpt": "…"}]}, "shape": "half"},
+      {"answer": {"answer": "…", "citations": [{"ref": "a.md", "excerpt": "…"}]}, "shape": "twice"},
+      {"extractive": true}
+    ]}
+
+One step is used for each question, the last one for ever. Replies take the same way as a real model's: they are read,
+refused and verified by the same code.
+"""
+
+import json
+from collections import deque
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+import pydantic
+
+from trellis.engine.clock import Clock
+from trellis.nlm.citations import verify
+from trellis.nlm.errors import NlmSettingInvalid, NlmTimeout
+from trellis.nlm.extractive import Extractive
+from trellis.nlm.provider import Answer, Health, Prepared, Question, Source, check_fits, corpus
+from trellis.nlm.replies import Reply, error_of, read_reply
+
+NAME = "scripted"
+STEPS_MAX = 10_000
+SCRIPT_BYTES_MAX = 5_000_000
+ASKED_MAX = 1_000
+
+
+class Shape(StrEnum):
+    """How much of an answer arrives."""
+
+    WHOLE = "whole"
+    HALF = "half"
+    TWICE = "twice"
+
+
+class Step(pydantic.BaseModel):
+    """What happens to one question: exactly one of `status`, `answer`, `raw` and `extractive`, after `after_s`."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    after_s: float = pydantic.Field(0.0, ge=0.0, le=86_400.0)
+    status: int | None = pydantic.Field(None, ge=400, le=599)
+    retry_after_s: float | None = pydantic.Field(None, ge=0.0)
+    answer: Reply | None = None
+    shape: Shape = Shape.WHOLE
+    raw: str | None = None
+    extractive: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _one_thing(self) -> Self:
+        if sum((self.status is not None, self.answer is not None, self.raw is not None, self.extractive)) != 1:
+            raise ValueError("give exactly one of status, answer, raw and extractive")
+        return self
+
+    def content(self) -> str:
+        """What the model sends."""
+        if self.answer is None:
+            return self.raw or ""
+        whole = json.dumps(self.answer.model_dump(), ensure_ascii=False)
+        return {Shape.WHOLE: whole, Shape.HALF: whole[: len(whole) // 2], Shape.TWICE: whole + whole}[self.shape]
+
+
+class Script(pydantic.BaseModel):
+    """The steps, in order."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    steps: tuple[Step, ...] = pydantic.Field(min_length=1, max_length=STEPS_MAX)
+
+
+class Scripted:
+    """Plays a script. `asked` holds the latest questions, for the test to look at."""
+
+    name = NAME
+
+    def __init__(self, script: Script, *, clock: Clock) -> None:
+        self.asked: deque[Question] = deque(maxlen=ASKED_MAX)
+        self._steps = script.steps
+        self._at = 0
+        self._clock = clock
+        self._extractive = Extractive()
+
+    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+        """Check the sources."""
+        return corpus(sources)
+
+    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+        """Do what the next step says."""
+        check_fits(prepared, question)
+        self.asked.append(question)
+        step = self._steps[self._at]
+        self._at = min(self._at + 1, len(self._steps) - 1)
+        await self._clock.sleep(min(step.after_s, deadline_s))
+        if step.after_s >= deadline_s:
+            raise NlmTimeout(provider=NAME, reason=f"{deadline_s:g} s were not enough")
+        if step.status is not None:
+            raise error_of(step.status, "as the script says", provider=NAME, retry_after_s=step.retry_after_s)
+        if step.extractive:
+            return await self._extractive.query(prepared, question, deadline_s=deadline_s - step.after_s)
+        return verify(read_reply(step.content(), question, provider=NAME, model=NAME), prepared.sources)
+
+    async def health(self) -> Health:
+        """Well, unless the next question is going to be turned away."""
+        status = self._steps[self._at].status
+        return Health(ok=status is None, detail="plays a script" if status is None else f"HTTP {status} comes next")
+
+    async def release(self, prepared: Prepared) -> None:
+        """Forget the corpus."""
+        await self._extractive.release(prepared)
+
+    async def close(self) -> None:
+        """Forget everything."""
+        await self._extractive.close()
+
+
+def read_script(path: Path) -> Script:
+    """The script in a file; raises NlmSettingInvalid."""
+    setting = f"{NAME}:{path}"
+    try:
+        if path.stat().st_size > SCRIPT_BYTES_MAX:
+            raise NlmSettingInvalid(setting=setting, detail=f"the file has more than {SCRIPT_BYTES_MAX} bytes")
+        return Script.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise NlmSettingInvalid(setting=setting, detail=f"the file cannot be read ({error.strerror})") from error
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise NlmSettingInvalid(setting=setting, detail=f"{where or 'the file'}: {first['msg']}") from error
