@@ -1,0 +1,191 @@
+"""Which agents there are, as the object store says it now.
+
+What holds:
+- `agents/{slug}/_agent.md` is the agent; a folder without it is none;
+- a malformed file stops its own agent and no other: it is listed, with everything to correct in it;
+- a change of status is written over exactly the bytes it was decided on, so no edit of the owner is lost;
+- finding the agents costs one question for each, however many runs they have published.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+
+from trellis.agents.definition import (
+    SLUG,
+    AgentDefinition,
+    AgentMalformed,
+    AgentStatus,
+    checked_slug,
+    read_definition,
+    with_status,
+)
+from trellis.agents.errors import DefinitionContended
+from trellis.agents.frontmatter import FILE_BYTES_MAX, Problem, shown
+from trellis.agents.index import INDEX_KEY, Index, made_index, read_index
+from trellis.agents.sources import Sources, read_sources
+from trellis.storage.keys import object_key
+from trellis.storage.memory.layout import TokenCounter, count_tokens
+from trellis.storage.objects import CREATE, ObjectInfo, ObjectStore, Stored, if_match
+
+AGENT_FILE = "_agent.md"
+FOLDERS_MAX = 1_000
+READS_AT_ONCE = 8
+WRITE_TRIES_MAX = 5
+
+_ROOT = "agents/"
+_AFTER_SLASH = "0"
+"""The character after `/`: a folder's name with it comes after everything in the folder and before the next one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentMissing:
+    """There is no such agent."""
+
+    slug: str
+
+    def __str__(self) -> str:
+        return f"there is no {_ROOT}{self.slug}/{AGENT_FILE}"
+
+
+Agent = AgentDefinition | AgentMalformed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentList:
+    """The agents by slug. `complete` is false when there were more folders than are looked at."""
+
+    agents: tuple[Agent, ...]
+    complete: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusChanged:
+    """The agent as it is now, and the status it had; the same one means that nothing was written."""
+
+    agent: AgentDefinition
+    previous: AgentStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scan:
+    """The files of the agents, by folder."""
+
+    files: dict[str, ObjectInfo]
+    complete: bool
+
+
+class Catalog:
+    """The agents of one object store. Keeps nothing between calls; every verb may raise what the store raises."""
+
+    def __init__(self, objects: ObjectStore, *, counter: TokenCounter = count_tokens) -> None:
+        self._objects = objects
+        self._counter = counter
+
+    async def load(self, slug: str) -> Agent | AgentMissing:
+        """One agent; raises SlugInvalid."""
+        found = await self._objects.get(agent_key(slug))
+        return AgentMissing(slug=slug) if found is None else read_definition(found.body, slug=slug)
+
+    async def list(self) -> AgentList:
+        """Every agent, from its file."""
+        scan = await self._scan()
+        return AgentList(agents=tuple(agent for agent, _ in await self._read(scan)), complete=scan.complete)
+
+    async def sources(self, slug: str, definition: AgentDefinition) -> Sources:
+        """What the agent reads; raises SlugInvalid."""
+        return await read_sources(self._objects, slug, definition.context, counter=self._counter)
+
+    async def change_status(
+        self, slug: str, status: AgentStatus, *, at: datetime
+    ) -> StatusChanged | AgentMissing | AgentMalformed:
+        """Another status in the agent's file; raises SlugInvalid, StatusChangeRefused and DefinitionContended."""
+        key = agent_key(slug)
+        for _ in range(WRITE_TRIES_MAX):
+            found = await self._objects.get(key)
+            if found is None:
+                return AgentMissing(slug=slug)
+            before = read_definition(found.body, slug=slug)
+            if isinstance(before, AgentMalformed):
+                return before
+            body = with_status(found.body, status, at=at)
+            if body == found.body:
+                return StatusChanged(agent=before, previous=before.status)
+            if isinstance(await self._objects.put(key, body, when=if_match(found.etag)), Stored):
+                after = read_definition(body, slug=slug)
+                assert isinstance(after, AgentDefinition), after
+                return StatusChanged(agent=after, previous=before.status)
+        raise DefinitionContended(slug=slug, tries=WRITE_TRIES_MAX)
+
+    async def index(self) -> Index:
+        """All agents in short: the cache if it is fresh, else made from the files and written for the next reader."""
+        for _ in range(WRITE_TRIES_MAX):
+            cached = await self._objects.get(INDEX_KEY)
+            scan = await self._scan()
+            known = read_index(cached.body) if cached else None
+            if known is not None and known.fits({folder: info.etag for folder, info in scan.files.items()}):
+                return known
+            made = made_index(await self._read(scan))
+            when = if_match(cached.etag) if cached else CREATE
+            if isinstance(await self._objects.put(INDEX_KEY, made.to_bytes(), when=when), Stored):
+                return made
+        # Others keep writing it. What is not written costs the next reader a rebuild and nothing else.
+        return made_index(await self._read(await self._scan()))
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _scan(self) -> _Scan:
+        """The agents' files, by jumping from folder to folder over everything else that lies in them."""
+        files: dict[str, ObjectInfo] = {}
+        after: str | None = None
+        for _ in range(FOLDERS_MAX):
+            page = await self._objects.list(_ROOT, after=after, limit=1)
+            if not page.items:
+                return _Scan(files=files, complete=True)
+            first = page.items[0]
+            folder, slash, _ = first.key.removeprefix(_ROOT).partition("/")
+            if not slash:
+                after = first.key
+                continue
+            after = f"{_ROOT}{folder}{_AFTER_SLASH}"
+            wanted = object_key("agents", folder, AGENT_FILE)
+            found = first if first.key == wanted else await self._objects.head(wanted)
+            if found is not None:
+                files[folder] = found
+        return _Scan(files=files, complete=False)
+
+    async def _read(self, scan: _Scan) -> tuple[tuple[Agent, str], ...]:
+        """The agents with the etags of what was read, by folder; one that was removed meanwhile is not among them."""
+        gate = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def read(folder: str, info: ObjectInfo) -> tuple[Agent, str] | None:
+            if not SLUG.fullmatch(folder):
+                return _misplaced(folder), info.etag
+            if info.size > FILE_BYTES_MAX:
+                return _oversized(folder, info.size), info.etag
+            async with gate:
+                found = await self._objects.get(info.key)
+            return None if found is None else (read_definition(found.body, slug=folder), found.etag)
+
+        tasks = [asyncio.create_task(read(*file)) for file in sorted(scan.files.items())]
+        try:
+            return tuple(found for found in await asyncio.gather(*tasks) if found is not None)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def agent_key(slug: str) -> str:
+    """Where an agent's file is; raises SlugInvalid."""
+    return object_key("agents", checked_slug(slug), AGENT_FILE)
+
+
+def _misplaced(folder: str) -> AgentMalformed:
+    wrong = f"the folder is called {shown(folder)}"
+    problem = Problem(line=1, field="slug", wrong=wrong, expected="lower-case letters, digits and hyphens, at most 63")
+    return AgentMalformed(slug=folder, problems=(problem,), sha256=None)
+
+
+def _oversized(folder: str, size: int) -> AgentMalformed:
+    problem = Problem(line=1, field=None, wrong=f"the file has {size} bytes", expected=f"at most {FILE_BYTES_MAX}")
+    return AgentMalformed(slug=folder, problems=(problem,), sha256=None)

@@ -1,0 +1,74 @@
+"""Five-field cron expressions: whether one can ever be due, told when it is written and not when it should have fired."""
+
+import re
+from dataclasses import dataclass
+
+CRON_CHARS_MAX = 200
+EXPECTED = "five fields (minute hour day month weekday), such as 0 6 * * 1-5"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    name: str
+    low: int
+    high: int
+    words: tuple[str, ...] = ()
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_PARTS = (
+    _Part("minute", 0, 59),
+    _Part("hour", 0, 23),
+    _Part("day", 1, 31),
+    _Part("month", 1, 12, _MONTHS),
+    _Part("weekday", 0, 7, _DAYS),
+)
+_DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_RANGE = re.compile(r"(\*|[0-9a-z]{1,3})(?:-([0-9a-z]{1,3}))?(?:/(\d{1,2}))?")
+
+
+def cron_problem(expression: str) -> str | None:
+    """What is wrong with an expression, or None."""
+    if len(expression) > CRON_CHARS_MAX:
+        return f"it has {len(expression)} characters and the limit is {CRON_CHARS_MAX}"
+    fields = expression.lower().split()
+    if len(fields) != len(_PARTS):
+        return f"it has {len(fields)} fields"
+    values: list[set[int]] = []
+    for part, field in zip(_PARTS, fields, strict=True):
+        found = _values(part, field)
+        if found is None:
+            return f"its {part.name} is {field!r}, which is not within {part.low}-{part.high}"
+        values.append(found)
+    _, _, days, months, _ = values
+    if fields[4] == "*" and min(days) > max(_DAYS_OF_MONTH[month - 1] for month in months):
+        return "none of its months has such a day"
+    return None
+
+
+def _values(part: _Part, field: str) -> set[int] | None:
+    found: set[int] = set()
+    for item in field.split(","):
+        matched = _RANGE.fullmatch(item)
+        if matched is None:
+            return None
+        first, last, step = matched.groups()
+        if first == "*":
+            if last is not None:
+                return None
+            low, high = part.low, part.high
+        else:
+            low = _number(part, first)
+            high = _number(part, last) if last is not None else (part.high if step else low)
+        if not (part.low <= low <= high <= part.high) or (step is not None and int(step) == 0):
+            return None
+        found.update(range(low, high + 1, int(step or 1)))
+    return found
+
+
+def _number(part: _Part, word: str) -> int:
+    """The number a word stands for, or one that is out of every bound."""
+    if word.isdigit():
+        return int(word)
+    return part.words.index(word) + part.low if word in part.words else -1

@@ -1,0 +1,306 @@
+"""What an agent is: the file `_agent.md`, read and judged (D24).
+
+What holds:
+- the file decides: no `_agent.md`, no agent, and nothing about an agent is kept elsewhere;
+- a file is either a whole AgentDefinition or a list of everything that has to be corrected, never something between;
+- an agent can only propose: a definition without a way to propose, or with a tool nobody knows, is malformed;
+- changing the status changes the status and `updated_at`; every other byte of the owner's file stays.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from trellis.agents import frontmatter
+from trellis.agents.cron import EXPECTED as CRON_EXPECTED
+from trellis.agents.cron import cron_problem
+from trellis.agents.errors import DefinitionMalformed, SlugInvalid, StatusChangeRefused
+from trellis.agents.fields import Form
+from trellis.agents.frontmatter import FrontMatter, Problem, Scalar, shown
+from trellis.storage.memory.layout import ReadMode
+
+TEMPERATURE_DEFAULT = 0.3
+MAX_STEPS_DEFAULT = 5
+MAX_STEPS_MAX = 20
+MAX_SOURCES_DEFAULT = 10
+MAX_SOURCES_MAX = 50
+NAME_CHARS_MAX = 100
+DESCRIPTION_CHARS_MAX = 1_000
+SOURCES_FOLDER = "sources"
+
+SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}")
+_SEMVER = re.compile(
+    r"(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})"
+    r"(-(0|[1-9]\d{0,8}|\d*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9]\d{0,8}|\d*[A-Za-z-][0-9A-Za-z-]*))*)?"
+    r"(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?"
+)
+_FOLDER = re.compile(r"sources(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,5}")
+
+
+class Tool(StrEnum):
+    """What an agent may be given to work with."""
+
+    READ_CONTEXT = "read-context"
+    READ_MEMORY = "read-memory"
+    READ_MEMORY_DEEP = "read-memory-deep"
+    NOTEBOOKLM_QUERY = "notebooklm-query"
+    CREATE_PROPOSAL = "create-proposal"
+
+
+SAFE_OUTPUT_TOOLS = frozenset({Tool.CREATE_PROPOSAL})
+"""The tools through which an agent proposes; it needs one of them."""
+
+
+class SafeOutput(StrEnum):
+    """What an agent may propose."""
+
+    PROPOSE_EDIT = "propose-edit"
+    PROPOSE_SUMMARY = "propose-summary"
+    PROPOSE_TAG = "propose-tag"
+    PROPOSE_ARTIFACT = "propose-artifact"
+    PROPOSE_NOTE = "propose-note"
+    PROPOSE_COMMENT = "propose-comment"
+    MEMORY_UPDATE = "memory-update"
+    LOGIC_UPDATE = "logic-update"
+
+
+class AgentStatus(StrEnum):
+    """Whether an agent may run: only an active one does."""
+
+    DRAFT = "draft"
+    ACTIVE = "active"
+    PAUSED = "paused"
+    ERROR = "error"
+    ARCHIVED = "archived"
+
+
+STATUS_CHANGES: Mapping[AgentStatus, tuple[AgentStatus, ...]] = {
+    AgentStatus.DRAFT: (AgentStatus.ACTIVE, AgentStatus.ARCHIVED),
+    AgentStatus.ACTIVE: (AgentStatus.PAUSED, AgentStatus.ERROR, AgentStatus.ARCHIVED),
+    AgentStatus.PAUSED: (AgentStatus.ACTIVE, AgentStatus.ARCHIVED),
+    AgentStatus.ERROR: (AgentStatus.ACTIVE, AgentStatus.PAUSED, AgentStatus.ARCHIVED),
+    AgentStatus.ARCHIVED: (),
+}
+
+
+class TriggerEvent(StrEnum):
+    """What may start a run beside a person and a clock."""
+
+    INBOX_ITEM_CREATED = "inbox.item.created"
+    PROPOSAL_APPLIED = "proposal.applied"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Triggers:
+    """What starts a run of an agent."""
+
+    manual: bool = True
+    cron: str | None = None
+    events: tuple[TriggerEvent, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextOptions:
+    """What an agent reads before it begins: sources of a folder (`sources` or one inside it), and so much of its memory."""
+
+    folder: str = SOURCES_FOLDER
+    max_sources: int = MAX_SOURCES_DEFAULT
+    mode: ReadMode = ReadMode.BASIC
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentDefinition:
+    """An `_agent.md` without a problem. `sha256` is of the file's bytes; a warning keeps nothing from running."""
+
+    name: str
+    slug: str
+    version: str
+    description: str
+    model: str
+    tools: tuple[Tool, ...]
+    safe_outputs: tuple[SafeOutput, ...]
+    status: AgentStatus
+    created_at: datetime
+    updated_at: datetime
+    created_by: str
+    temperature: float
+    max_steps: int
+    triggers: Triggers
+    context: ContextOptions
+    instructions: str
+    sha256: str
+    warnings: tuple[Problem, ...] = ()
+
+    @property
+    def may_run(self) -> bool:
+        """Whether a run may start, however it is triggered."""
+        return self.status is AgentStatus.ACTIVE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentMalformed:
+    """An `_agent.md` that is no definition, and everything to correct in it, in the order of its lines.
+
+    `slug` is the folder it lies in, where that is known; `sha256` is None for a file that was not read.
+    """
+
+    slug: str | None
+    problems: tuple[Problem, ...]
+    sha256: str | None
+
+    def __str__(self) -> str:
+        return "; ".join(str(problem) for problem in self.problems)
+
+
+def checked_slug(slug: str) -> str:
+    """The slug, or SlugInvalid: what is no slug never becomes part of a key."""
+    if not SLUG.fullmatch(slug):
+        raise SlugInvalid(slug=slug[:100])
+    return slug
+
+
+def read_definition(data: bytes, *, slug: str | None = None) -> AgentDefinition | AgentMalformed:
+    """What the file says. `slug` is the folder it lies in: the file must name the same one."""
+    return _judged(frontmatter.read(data), data, slug)
+
+
+def may_change(source: AgentStatus, target: AgentStatus) -> bool:
+    """Whether an agent of one status may get the other; the same one again is no change and always allowed."""
+    return source is target or target in STATUS_CHANGES[source]
+
+
+def with_status(data: bytes, status: AgentStatus, *, at: datetime) -> bytes:
+    """The file with another status and `updated_at`, every other byte as it was; the same status changes nothing.
+
+    Raises DefinitionMalformed and StatusChangeRefused.
+    """
+    front = frontmatter.read(data)
+    before = _judged(front, data, None)
+    if isinstance(before, AgentMalformed):
+        raise DefinitionMalformed(problems=before)
+    if before.status is status:
+        return data
+    if not may_change(before.status, status):
+        allowed = ", ".join(STATUS_CHANGES[before.status]) or "nothing: it is final"
+        raise StatusChangeRefused(slug=before.slug, source=before.status, target=status, allowed=allowed)
+    moment = _written(at)
+    changed = _replaced(front, {"status": status.value, "updated_at": moment})
+    after = read_definition(changed)
+    stamp = datetime.fromisoformat(moment)
+    expected = replace(before, status=status, updated_at=stamp, sha256=_digest(changed), warnings=())
+    assert isinstance(after, AgentDefinition), after
+    assert replace(after, warnings=()) == expected, "a change of status changed something else"
+    return changed
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _judged(front: FrontMatter, data: bytes, slug: str | None) -> AgentDefinition | AgentMalformed:
+    problems = list(front.problems)
+    if front.table is None:
+        return AgentMalformed(slug=slug, problems=tuple(problems), sha256=_digest(data))
+    form = Form(front.table, problems, unread=front.unread)
+    definition = _definition(form, front.body, _digest(data))
+    form.close()
+    if slug is not None and SLUG.fullmatch(definition.slug) and definition.slug != slug:
+        wrong = f"{shown(definition.slug)} lies in the folder of {shown(slug)}"
+        form.wrong("slug", form.line("slug"), wrong, "the name of its folder", slug)
+    if problems:
+        ordered = sorted(problems, key=lambda problem: problem.line)
+        return AgentMalformed(slug=slug, problems=tuple(ordered[: frontmatter.PROBLEMS_MAX]), sha256=_digest(data))
+    return replace(definition, warnings=_warnings(definition, form))
+
+
+def _definition(form: Form, instructions: str, sha256: str) -> AgentDefinition:
+    """Every field is asked for, in the order in which a person is told about them."""
+    return AgentDefinition(
+        name=form.text("name", chars_max=NAME_CHARS_MAX),
+        slug=form.matching("slug", SLUG, "lower-case letters, digits and hyphens, at most 63"),
+        version=form.matching("version", _SEMVER, "a semantic version such as 1.0.0"),
+        description=form.text("description", chars_max=DESCRIPTION_CHARS_MAX, lines=True).strip(),
+        model=form.matching("model", _MODEL, "the name of a model such as offline"),
+        tools=_tools(form),
+        safe_outputs=form.choices("safe_outputs", SafeOutput),
+        status=form.choice("status", AgentStatus),
+        created_at=form.moment("created_at"),
+        updated_at=form.moment("updated_at"),
+        created_by=form.text("created_by", chars_max=NAME_CHARS_MAX),
+        temperature=form.number("temperature", low=0.0, high=1.0, default=TEMPERATURE_DEFAULT),
+        max_steps=form.whole("max_steps", low=1, high=MAX_STEPS_MAX, default=MAX_STEPS_DEFAULT),
+        triggers=_triggers(form.form("triggers")),
+        context=_context(form.form("context")),
+        instructions=instructions,
+        sha256=sha256,
+    )
+
+
+def _tools(form: Form) -> tuple[Tool, ...]:
+    tools = form.choices("tools", Tool)
+    if tools and not SAFE_OUTPUT_TOOLS.intersection(tools):
+        expected = f"{', '.join(sorted(SAFE_OUTPUT_TOOLS))} among the tools"
+        form.wrong("tools", form.line("tools"), "the agent has no way to propose anything", expected)
+    return tools
+
+
+def _triggers(form: Form) -> Triggers:
+    manual = form.flag("manual", default=True)
+    cron = form.optional_text("cron", CRON_EXPECTED)
+    problem = cron_problem(cron[0]) if cron else None
+    if cron and problem:
+        form.wrong("cron", cron[1], f"{shown(cron[0])}: {problem}", CRON_EXPECTED)
+    events = form.choices("events", TriggerEvent, required=False)
+    form.close()
+    return Triggers(manual=manual, cron=" ".join(cron[0].split()) if cron else None, events=events)
+
+
+def _context(form: Form) -> ContextOptions:
+    folder = form.optional_text("folder", "`sources` or a folder inside it")
+    if folder and not _FOLDER.fullmatch(folder[0]):
+        form.wrong("folder", folder[1], f"{shown(folder[0])} does not fit", "`sources` or a folder inside it")
+    max_sources = form.whole("max_sources", low=1, high=MAX_SOURCES_MAX, default=MAX_SOURCES_DEFAULT)
+    mode = form.choice("mode", ReadMode, ReadMode.BASIC)
+    form.close()
+    return ContextOptions(folder=folder[0] if folder else SOURCES_FOLDER, max_sources=max_sources, mode=mode)
+
+
+def _warnings(definition: AgentDefinition, form: Form) -> tuple[Problem, ...]:
+    found: list[Problem] = []
+    if not definition.instructions:
+        wrong = "there are no instructions below the front matter"
+        found.append(Problem(line=1, field=None, wrong=wrong, expected="what the agent is to do, as Markdown"))
+    if definition.updated_at < definition.created_at:
+        line = form.line("updated_at")
+        found.append(
+            Problem(line=line, field="updated_at", wrong="it lies before created_at", expected="a later moment")
+        )
+    return tuple(found)
+
+
+def _replaced(front: FrontMatter, values: Mapping[str, str]) -> bytes:
+    """The text with some one-line values exchanged, from the last to the first so that places stay true."""
+    assert front.table is not None
+    places: list[tuple[Scalar, str]] = []
+    for name, new in values.items():
+        value = front.table.entries[name].value
+        assert isinstance(value, Scalar)
+        places.append((value, new))
+    text = front.text
+    for value, new in sorted(places, key=lambda place: place[0].start, reverse=True):
+        quote = text[value.start] if text[value.start] in "'\"" else ""
+        text = text[: value.start] + quote + new + quote + text[value.end :]
+    return text.encode()
+
+
+def _written(at: datetime) -> str:
+    if at.tzinfo is None:
+        raise ValueError("a moment without an offset")
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

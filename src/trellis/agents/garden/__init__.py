@@ -1,0 +1,55 @@
+"""The demo garden: two agents with sources and a first memory, shipped with the package.
+
+`plant` only ever creates. What is there already stays as its owner left it, so planting twice, or half of it before a crash and
+the rest afterwards, gives the same garden. An agent's file comes last: an agent that can be found has its sources.
+Memory is kept in git, so its first files are handed out (`memory_seed`) and not put.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from trellis.agents.catalog import AGENT_FILE, agent_key
+from trellis.agents.definition import SOURCES_FOLDER, checked_slug
+from trellis.storage.keys import object_key
+from trellis.storage.memory.layout import LAYER_1
+from trellis.storage.objects import CREATE, ObjectStore, Stored
+
+AGENTS = ("archivist-violin", "architect-guardian")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planted:
+    """Which keys were made, and which were there already."""
+
+    created: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+async def plant(objects: ObjectStore) -> Planted:
+    """Put the garden's agents where nothing is yet."""
+    created: list[str] = []
+    kept: list[str] = []
+    for key, body in (pair for slug in AGENTS for pair in objects_of(slug).items()):
+        stored = isinstance(await objects.put(key, body, when=CREATE), Stored)
+        (created if stored else kept).append(key)
+    return Planted(created=tuple(created), kept=tuple(kept))
+
+
+def objects_of(slug: str) -> Mapping[str, bytes]:
+    """What `plant` puts for one agent, by key, in order: the sources, then the agent's file."""
+    folder = _folder(slug)
+    sources = sorted(folder.joinpath(SOURCES_FOLDER).iterdir(), key=lambda file: file.name)
+    found = {object_key("agents", slug, SOURCES_FOLDER, file.name): file.read_bytes() for file in sources}
+    return {**found, agent_key(slug): folder.joinpath(AGENT_FILE).read_bytes()}
+
+
+def memory_seed(slug: str) -> Mapping[str, str]:
+    """The first files of an agent's memory, by name: snapshot, open loops, facts."""
+    folder = _folder(slug).joinpath("memory")
+    return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in LAYER_1}
+
+
+def _folder(slug: str) -> Traversable:
+    return files(__name__).joinpath(checked_slug(slug))

@@ -1,0 +1,83 @@
+"""How the name of a model in an agent's file becomes a model.
+
+`offline` needs no key and no network. `openai:<model>` is any server that speaks OpenAI's chat completions; its address
+and key come from settings and appear in no message. `scripted:<name>` is a function that a test gives.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trellis.agents.runtime_errors import ModelSettingInvalid, ModelUnknown
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from pydantic_ai.models import Model
+
+OFFLINE = "offline"
+OPENAI = "openai"
+SCRIPTED = "scripted"
+KNOWN = f"{OFFLINE}, or {OPENAI}:<model>"
+REQUEST_TIMEOUT_S = 110.0
+"""Under the step's own limit, so that a silent server is named as the cause."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """What models need besides their names. The key is kept out of every representation."""
+
+    base_url: str | None = None
+    key: str | None = field(default=None, repr=False)
+    scripts: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+    """Functions `(messages, info) -> ModelResponse` by name, for `scripted:`."""
+
+
+def check_model(name: str, options: ModelOptions) -> None:
+    """Whether a model of this name can be opened, without opening it; raises ModelUnknown or ModelSettingInvalid."""
+    kind, _, rest = name.partition(":")
+    if kind == OPENAI and rest:
+        if not options.base_url:
+            raise ModelSettingInvalid(model=name, detail="there is no base URL; set the address of the server")
+        if not options.key:
+            raise ModelSettingInvalid(model=name, detail="there is no key; set one, any word for a server without keys")
+    elif not (name == OFFLINE or (kind == SCRIPTED and rest in options.scripts)):
+        raise ModelUnknown(model=name, known=KNOWN)
+
+
+@asynccontextmanager
+async def opened_model(name: str, options: ModelOptions) -> "AsyncGenerator[Model]":
+    """The model of this name, for one run. Opened in a thread: importing pydantic-ai takes seconds the first time."""
+    check_model(name, options)
+    model, client = await asyncio.to_thread(_opened, name, options)
+    try:
+        yield model
+    finally:
+        if client is not None:
+            await client.close()
+
+
+def _opened(name: str, options: ModelOptions) -> "tuple[Model, AsyncOpenAI | None]":
+    kind, _, rest = name.partition(":")
+    if kind == OPENAI:
+        return _openai(name, rest, options)
+    if kind == SCRIPTED:
+        from pydantic_ai.models.function import FunctionModel
+
+        return FunctionModel(options.scripts[rest], model_name=name), None
+    from trellis.agents.offline.model import OfflineModel
+
+    return OfflineModel(), None
+
+
+def _openai(name: str, model: str, options: ModelOptions) -> "tuple[Model, AsyncOpenAI]":
+    try:
+        from openai import AsyncOpenAI
+        from pydantic_ai.models.openai import OpenAIChatModel
+        from pydantic_ai.providers.openai import OpenAIProvider
+    except ImportError as error:
+        raise ModelSettingInvalid(model=name, detail=f"the package {error.name} is not installed") from error
+    # The step tries again (D7); a second layer of retries would multiply the first.
+    client = AsyncOpenAI(base_url=options.base_url, api_key=options.key, max_retries=0, timeout=REQUEST_TIMEOUT_S)
+    return OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client)), client

@@ -1,0 +1,108 @@
+"""The offline model as pydantic-ai sees it. It has no state: the same messages get the same answer, on any machine."""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RequestUsage
+
+from trellis.agents import prompt
+from trellis.agents.definition import Tool
+from trellis.agents.offline.plan import Reply, View, next_turn
+from trellis.agents.output import canonical
+from trellis.storage.memory.layout import count_tokens
+
+NAME = "offline"
+_NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class OfflineModel(Model[None]):
+    """Reads, asks, compares and quotes by fixed rules."""
+
+    @property
+    def model_name(self) -> str:
+        """How it is called in an agent's file."""
+        return NAME
+
+    @property
+    def system(self) -> str:
+        """Whose model it is."""
+        return "trellis"
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        """What to do next."""
+        _, parameters = self.prepare_request(model_settings, model_request_parameters)
+        # Comparing takes a while on large sources, and leases are renewed by this thread.
+        calls = await asyncio.to_thread(next_turn, view_of(messages, parameters))
+        parts = [
+            ToolCallPart(call.tool, dict(call.args), tool_call_id=f"{len(messages)}-{number}")
+            for number, call in enumerate(calls, 1)
+        ]
+        told = sum(count_tokens(_said(part)) for message in messages for part in message.parts)
+        usage = RequestUsage(input_tokens=told, output_tokens=sum(count_tokens(_said(part)) for part in parts))
+        return ModelResponse(parts=parts, usage=usage, model_name=NAME, timestamp=_NO_TIME)
+
+
+def view_of(messages: list[ModelMessage], parameters: ModelRequestParameters) -> View:
+    """The conversation, read back from its messages."""
+    opening = next(
+        (part.content for message in messages for part in message.parts if isinstance(part, UserPromptPart)), ""
+    )
+    opening = opening if isinstance(opening, str) else ""
+    tools = {tool.name: tool for tool in parameters.function_tools}
+    memory = {name: text for name, text in prompt.fences(opening) if name != "params"}
+    replies = _replies(messages)
+    for reply in replies.get(Tool.READ_MEMORY, []):
+        memory |= reply.content.get("files", {})
+    proposing = tools.get(Tool.CREATE_PROPOSAL)
+    actions: list[str] = proposing.parameters_json_schema["properties"]["action"]["enum"] if proposing else []
+    turns = prompt.said(opening, prompt.TURNS)
+    return View(
+        run_id=prompt.said(opening, prompt.RUN),
+        turns=int(turns) if turns.isdigit() else 1,
+        owner=prompt.owner_part(_instructions(messages)),
+        tools=frozenset(tools),
+        actions=tuple(actions),
+        memory=memory,
+        replies=replies,
+    )
+
+
+def _instructions(messages: list[ModelMessage]) -> str:
+    found = [message.instructions for message in messages if isinstance(message, ModelRequest)]
+    return next((text for text in reversed(found) if text), "")
+
+
+def _replies(messages: list[ModelMessage]) -> dict[str, list[Reply]]:
+    """What each tool was asked and what it answered, in order."""
+    asked: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, list[Reply]] = {}
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, ToolCallPart):
+                asked[part.tool_call_id] = part.args_as_dict()
+            elif isinstance(part, ToolReturnPart) and isinstance(cast("object", part.content), dict):
+                content = cast("dict[str, Any]", part.content)
+                found.setdefault(part.tool_name, []).append(Reply(asked.get(part.tool_call_id, {}), content))
+    return found
+
+
+def _said(part: object) -> str:
+    content = part.args if isinstance(part, ToolCallPart) else getattr(part, "content", "")
+    return content if isinstance(content, str) else canonical(content).decode()

@@ -1,0 +1,296 @@
+"""What the offline model does next, as a pure function of the conversation so far.
+
+It reads, asks, proposes and finishes: one turn each, or fewer when the agent has fewer. Every sentence of a draft is
+quoted from an answer (or from a source, for an agent that cannot ask), repeats a question that was asked, or is one of
+the fixed sentences of `wording`. What memory holds already is not proposed again.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trellis.agents.definition import SafeOutput, Tool
+from trellis.agents.offline import comparing
+from trellis.agents.offline.comparing import Conflict, Kind, Statement
+from trellis.agents.offline.questions import Asked, Origin, questions
+from trellis.agents.offline.wording import WORDINGS, Wording, language_of
+from trellis.storage.memory import markdown
+from trellis.storage.memory.layout import FACTS, FILE_TOKENS_MAX, ReadMode, count_tokens
+
+CONFLICTS_MAX = 3
+QUOTES_MAX = 3
+NEAREST_MAX = 2
+FACTS_TOKENS_SPARED = 100
+"""For the section's heading and blank lines."""
+UNANSWERED_MAX = 5
+EXCERPT_CHARS_MAX = 700
+
+_BREAK = re.compile(r"\s*\n\s*(?:>\s?)*|\s+")
+_DOUBTS = (
+    SafeOutput.PROPOSE_COMMENT,
+    SafeOutput.PROPOSE_NOTE,
+    SafeOutput.PROPOSE_EDIT,
+    SafeOutput.PROPOSE_SUMMARY,
+    SafeOutput.PROPOSE_ARTIFACT,
+)
+_REPORTS = (
+    SafeOutput.PROPOSE_SUMMARY,
+    SafeOutput.PROPOSE_NOTE,
+    SafeOutput.PROPOSE_ARTIFACT,
+    SafeOutput.PROPOSE_COMMENT,
+)
+FINISH = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool to call."""
+
+    tool: str
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A call and what came back."""
+
+    args: Mapping[str, Any]
+    content: Mapping[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the tool did it."""
+        return "refused" not in self.content
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """The conversation, as far as it matters here."""
+
+    run_id: str
+    turns: int
+    owner: str
+    tools: frozenset[str]
+    actions: tuple[str, ...]
+    memory: Mapping[str, str]
+    replies: Mapping[str, Sequence[Reply]]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """What was read."""
+        read = [reply for reply in self.replies.get(Tool.READ_CONTEXT, ()) if reply.ok]
+        return {source["ref"]: source["text"] for reply in read for source in reply.content["sources"]}
+
+    @property
+    def wording(self) -> Wording:
+        """The words of the owner's language."""
+        return WORDINGS[language_of(self.owner)]
+
+
+def next_turn(view: View) -> list[Call]:
+    """The calls of this turn; never empty."""
+    if view.turns <= 1:
+        return [Call(FINISH, {"summary": view.wording.read_nothing})]
+    stages = (_read, _ask, _propose)
+    done = max(
+        (
+            number
+            for number, tools in enumerate(
+                ((Tool.READ_CONTEXT, Tool.READ_MEMORY), (Tool.NOTEBOOKLM_QUERY,), (Tool.CREATE_PROPOSAL,)), 1
+            )
+            if any(view.replies.get(tool) for tool in tools)
+        ),
+        default=0,
+    )
+    for number in range(done, len(stages)):
+        calls = stages[number](view)
+        if calls and number == 0 and view.turns == 2:
+            calls += _ask(view)
+        if calls and number == 2 and view.turns <= 3:
+            calls.append(_finish(view, calls))
+        if calls:
+            return calls
+    return [_finish(view, ())]
+
+
+# -- what each stage does ------------------------------------------------------------------------------------------
+
+
+def _read(view: View) -> list[Call]:
+    wanted = (Call(Tool.READ_CONTEXT, {}), Call(Tool.READ_MEMORY, {"mode": ReadMode.WIDE.value}))
+    return [call for call in wanted if call.tool in view.tools]
+
+
+def _ask(view: View) -> list[Call]:
+    if Tool.NOTEBOOKLM_QUERY not in view.tools:
+        return []
+    asked = questions(view.owner, view.sources, view.memory)
+    return [Call(Tool.NOTEBOOKLM_QUERY, {"question": one.text}) for one in asked]
+
+
+def _propose(view: View) -> list[Call]:
+    if Tool.CREATE_PROPOSAL not in view.tools:
+        return []
+    answers = _answers(view)
+    known = _flat(" ".join(view.memory.values()))
+    pairs = _conflicts(view, answers, known)
+    doubts = [call for number, pair in enumerate(pairs, 1) if (call := _doubt(view, pair, number))]
+    report, reported = _report(view, answers, known)
+    told = [*(one for pair in pairs for one in (pair.first, pair.second)), *reported]
+    return [*doubts, *report, *_facts(view, told, known)]
+
+
+def _finish(view: View, calls: Sequence[Call]) -> Call:
+    words, answers = view.wording, _answers(view)
+    asked = [answer for answer in answers if answer.asked.origin is not Origin.CONFLICT]
+    told = [answer for answer in asked if answer.full]
+    lines = [words.did.format(sources=len(view.sources), asked=len(asked), answered=len(told))]
+    made = [reply.args for reply in view.replies.get(Tool.CREATE_PROPOSAL, ()) if reply.ok]
+    made += [call.args for call in calls if call.tool == Tool.CREATE_PROPOSAL]
+    lines += ["", words.proposed, *(f"- {args['summary']}" for args in made)] if made else ["", words.proposed_nothing]
+    refused = sum(not reply.ok for replies in view.replies.values() for reply in replies)
+    lines += ["", words.refused.format(count=refused)] if refused else []
+    open_ = [f"- {answer.asked.text}" for answer in asked if not answer.full][:UNANSWERED_MAX]
+    lines += ["", words.unanswered, *open_] if open_ else []
+    return Call(FINISH, {"summary": "\n".join(lines)})
+
+
+# -- drafts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A question and the words of sources that answer it, or at least are about it."""
+
+    asked: Asked
+    quotes: tuple[Statement, ...]
+    confident: bool
+
+    @property
+    def full(self) -> bool:
+        return self.confident and bool(self.quotes)
+
+
+def _answers(view: View) -> list[_Answer]:
+    by_text = {one.text: one for one in questions(view.owner, view.sources, view.memory)}
+    made: list[_Answer] = []
+    for reply in view.replies.get(Tool.NOTEBOOKLM_QUERY, ()):
+        asked = by_text.get(reply.args["question"]) or Asked(reply.args["question"], Origin.OWNER)
+        cited: list[dict[str, str]] = reply.content["citations"] if reply.ok else []
+        quotes = (comparing.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != asked.ref)
+        kept = tuple(quote for quote in quotes if _quotable(quote))
+        made.append(_Answer(asked, kept, confident=reply.ok and reply.content["confident"]))
+    return made
+
+
+def _conflicts(view: View, answers: Sequence[_Answer], known: str) -> list[Conflict]:
+    """Pairs of quotations worth a person's look, figures before denials."""
+    quotes = list({(q.ref, q.excerpt): q for answer in answers for q in answer.quotes}.values())
+    if Tool.NOTEBOOKLM_QUERY not in view.tools:
+        quotes = [quote for quote in comparing.told(view.sources) if _quotable(quote)]
+    found = comparing.conflicts(quotes)
+    told: set[tuple[str, str]] = set()
+    for answer in answers:
+        if answer.asked.origin is Origin.OWNER:
+            for pair in comparing.denials(answer.asked.text, answer.quotes, quotes)[:1]:
+                found += [] if (pair.first.excerpt, pair.second.excerpt) in told else [pair]
+                told |= {(pair.first.excerpt, pair.second.excerpt), (pair.second.excerpt, pair.first.excerpt)}
+    fresh = [pair for pair in found if not all(_flat(one.excerpt) in known for one in (pair.first, pair.second))]
+    return fresh[:CONFLICTS_MAX]
+
+
+def _doubt(view: View, pair: Conflict, number: int) -> Call | None:
+    words = view.wording
+    lead = words.figures if pair.kind is Kind.FIGURES else words.denial
+    text = "\n\n".join([lead, *(_quoted(words, one) for one in (pair.first, pair.second)), words.compare])
+    summary = words.conflict_summary.format(first=pair.first.ref, second=pair.second.ref)
+    return _proposal(
+        view, _DOUBTS, summary=summary, text=text, quotes=(pair.first, pair.second), name=f"doubt-{number}"
+    )
+
+
+def _report(view: View, answers: Sequence[_Answer], known: str) -> tuple[list[Call], list[Statement]]:
+    """What the sources say to what was asked, as one text; and what it quotes."""
+    words = view.wording
+    parts: list[str] = []
+    used: list[Statement] = []
+    for answer in answers:
+        quotes = answer.quotes[: QUOTES_MAX if answer.full else NEAREST_MAX]
+        wanted = answer.asked.origin is Origin.OWNER or (answer.asked.origin is not Origin.CONFLICT and answer.full)
+        if wanted and any(_flat(one.excerpt) not in known for one in quotes):
+            label = words.loop if answer.asked.origin is Origin.LOOP else words.question
+            parts.append(label.format(question=answer.asked.text))
+            parts += [] if answer.full else [words.nearest]
+            parts += [_quoted(words, one) for one in quotes]
+            used += quotes
+    if not parts:
+        return [], []
+    text = "\n\n".join([words.answers_title, words.answers_intro, *parts])
+    made = _proposal(view, _REPORTS, summary=words.answers_summary, text=text, quotes=used, name="answers")
+    return ([], []) if made is None else ([made], used)
+
+
+def _facts(view: View, told: Sequence[Statement], known: str) -> list[Call]:
+    """For memory: everything that is quoted to a person now, so that the next run does not propose it again."""
+    if SafeOutput.MEMORY_UPDATE not in view.actions:
+        return []
+    words = view.wording
+    lines: dict[str, Statement] = {}
+    room = FILE_TOKENS_MAX[FACTS] - count_tokens(view.memory.get(FACTS, "")) - FACTS_TOKENS_SPARED
+    for one in told:
+        line = f"- {_flat(one.excerpt)} {words.found_in.format(ref=one.ref)}"
+        if _flat(one.excerpt) not in known and line not in lines and count_tokens(line) < room:
+            lines[line] = one
+            room -= count_tokens(line) + 1
+    if not lines:
+        return []
+    args = {
+        "action": SafeOutput.MEMORY_UPDATE.value,
+        "target": FACTS,
+        "operation": "append",
+        "section": words.facts_section,
+        "summary": words.facts_summary,
+        "text": "\n".join(lines),
+        "reasoning": words.reasoning,
+        "citations": _cited(list(lines.values())),
+    }
+    return [Call(Tool.CREATE_PROPOSAL, args)]
+
+
+def _proposal(
+    view: View, wanted: Sequence[SafeOutput], *, summary: str, text: str, quotes: Sequence[Statement], name: str
+) -> Call | None:
+    action = next((one for one in wanted if one in view.actions), None)
+    if action is None:
+        return None
+    on_source = action in {SafeOutput.PROPOSE_COMMENT, SafeOutput.PROPOSE_EDIT}
+    folder = "notes" if action is SafeOutput.PROPOSE_NOTE else "artifacts"
+    args = {
+        "action": action.value,
+        "target": quotes[0].ref if on_source else f"{folder}/{view.run_id}-{name}.md",
+        "summary": summary,
+        "text": text,
+        "reasoning": view.wording.reasoning,
+        "citations": _cited(quotes),
+    }
+    return Call(Tool.CREATE_PROPOSAL, args)
+
+
+def _quoted(words: Wording, one: Statement) -> str:
+    return f"> {_flat(one.excerpt)}\n>\n> {words.found_in.format(ref=one.ref)}"
+
+
+def _cited(quotes: Sequence[Statement]) -> list[dict[str, str]]:
+    unique = {(one.ref, one.excerpt): None for one in quotes}
+    return [{"ref": ref, "excerpt": excerpt} for ref, excerpt in unique]
+
+
+def _quotable(one: Statement) -> bool:
+    """Whether it says something, and a person can be shown it. A question and a lead-in say nothing."""
+    text = _flat(one.excerpt)
+    return len(text) <= EXCERPT_CHARS_MAX and not text.endswith(("?", ":")) and markdown.problem_in(text) is None
+
+
+def _flat(text: str) -> str:
+    return _BREAK.sub(" ", text).strip()

@@ -1,0 +1,176 @@
+"""What a run of an agent gives back: drafts of proposals, a summary, and what was refused on the way (PIPE-6).
+
+A draft says what the model may say and no more: there is no place in it for an id, a status, a priority or a reviewer.
+Those follow from the action, and the orchestrator sets them. The same run gives the same bytes.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from trellis.agents.definition import SafeOutput
+from trellis.nlm.provider import Citation
+from trellis.storage.memory.updates import Operation, Update
+
+
+class Change(StrEnum):
+    """What a draft does to its target."""
+
+    APPEND = "append"
+    REPLACE = "replace"
+    CREATE = "create"
+    CLOSE = "close"
+
+
+class RefusalCode(StrEnum):
+    """Why a tool said no to the model."""
+
+    TOOL_NOT_LISTED = "tool_not_listed"
+    ACTION_NOT_ALLOWED = "action_not_allowed"
+    TARGET_NOT_ALLOWED = "target_not_allowed"
+    FIELD_MISSING = "field_missing"
+    FIELD_INVALID = "field_invalid"
+    FIELD_DROPPED = "field_dropped"
+    TOO_LARGE = "too_large"
+    TEXT_UNSAFE = "text_unsafe"
+    UPDATE_INVALID = "update_invalid"
+    TOO_MANY = "too_many"
+    DUPLICATE = "duplicate"
+    NOT_FOUND = "not_found"
+    NOT_READABLE = "not_readable"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A proposal as the model may draft it. Every citation stands in a source that the run read."""
+
+    action: SafeOutput
+    target: str
+    """A place below the agent's folder; for a memory-update the file below its memory."""
+    change: Change
+    summary: str
+    text: str
+    reasoning: str = ""
+    citations: tuple[Citation, ...] = ()
+    flags: tuple[str, ...] = ()
+    section: str | None = None
+    loop_id: str | None = None
+    resolution: str | None = None
+
+    def update(self) -> Update:
+        """The change of the agent's memory that a memory-update asks for."""
+        assert self.action is SafeOutput.MEMORY_UPDATE, self.action
+        return Update(
+            file=self.target,
+            operation=Operation(self.change.value),
+            content=self.text,
+            section=self.section,
+            loop_id=self.loop_id,
+            resolution=self.resolution,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            **asdict(self),
+            "action": self.action.value,
+            "change": self.change.value,
+            "citations": [asdict(one) for one in self.citations],
+            "flags": list(self.flags),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Draft":
+        """What `to_dict` made."""
+        plain: dict[str, Any] = {
+            **data,
+            "action": SafeOutput(data["action"]),
+            "change": Change(data["change"]),
+            "citations": tuple(Citation(**one) for one in data["citations"]),
+            "flags": tuple(data["flags"]),
+        }
+        return cls(**plain)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """What a tool did not do, and why; the model was told the same."""
+
+    tool: str
+    code: RefusalCode
+    detail: str
+    action: str | None = None
+    target: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {**asdict(self), "code": self.code.value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Refusal":
+        """What `to_dict` made."""
+        plain: dict[str, Any] = {**data, "code": RefusalCode(data["code"])}
+        return cls(**plain)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """That a tool was called, and whether it did what was asked."""
+
+    name: str
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenUsage:
+    """What the model requests of the run cost together."""
+
+    input: int = 0
+    output: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentOutput:
+    """The structured output of execute-agent."""
+
+    proposals: tuple[Draft, ...]
+    summary: str
+    refused: tuple[Refusal, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    model: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "proposals": [draft.to_dict() for draft in self.proposals],
+            "summary": self.summary,
+            "refused": [refusal.to_dict() for refusal in self.refused],
+            "tool_calls": [asdict(call) for call in self.tool_calls],
+            "usage": asdict(self.usage),
+            "model": self.model,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "AgentOutput":
+        """What `to_dict` made."""
+        return cls(
+            proposals=tuple(Draft.from_dict(draft) for draft in data["proposals"]),
+            summary=data["summary"],
+            refused=tuple(Refusal.from_dict(refusal) for refusal in data["refused"]),
+            tool_calls=tuple(ToolCall(**call) for call in data["tool_calls"]),
+            usage=TokenUsage(**data["usage"]),
+            model=data["model"],
+        )
+
+    def to_bytes(self) -> bytes:
+        """The one form of this output as bytes."""
+        return canonical(self.to_dict())
+
+
+def canonical(value: object) -> bytes:
+    """JSON with one form for each value: what is hashed, journalled and compared."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()

@@ -1,0 +1,130 @@
+"""What an agent reads: the files below `agents/{slug}/sources/`, whole or not at all.
+
+What holds:
+- the same files give the same sources in the same order: by name, the first `context.max_sources` of those that are text;
+- together they fit the token budget (D50), and no source is ever cut to make it fit;
+- whatever is left out is named with its reason, so that nobody takes a part for the whole.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trellis.agents.definition import ContextOptions, checked_slug
+from trellis.engine.text import is_storable
+from trellis.storage.keys import object_key
+from trellis.storage.memory.layout import TokenCounter, count_tokens
+from trellis.storage.objects import ObjectInfo, ObjectStore
+
+SOURCES_TOKENS_MAX = 20_000
+SOURCE_BYTES_MAX = 256 * 1024
+"""Beyond this a file is not even fetched."""
+LISTED_MAX = 1_000
+TEXT_SUFFIXES = (".md", ".txt", ".json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A text the agent may read and cite; `ref` is its place below the agent's folder, `sha256` that of its bytes."""
+
+    ref: str
+    text: str
+    sha256: str
+
+
+class LeftOutReason(StrEnum):
+    """Why a file is not among the sources."""
+
+    NOT_TEXT = "not_text"
+    TOO_LARGE = "too_large"
+    TOO_MANY = "too_many"
+    OVER_BUDGET = "over_budget"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A file that is there and was not taken."""
+
+    ref: str
+    reason: LeftOutReason
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """What an agent reads, and what it does not. `complete` is false when there were more files than are looked at."""
+
+    items: tuple[Source, ...]
+    left_out: tuple[LeftOut, ...]
+    tokens: int
+    complete: bool
+
+
+async def read_sources(
+    objects: ObjectStore,
+    slug: str,
+    context: ContextOptions,
+    *,
+    counter: TokenCounter = count_tokens,
+    tokens_max: int = SOURCES_TOKENS_MAX,
+) -> Sources:
+    """The agent's sources as they are now."""
+    folder = object_key("agents", checked_slug(slug))
+    page = await objects.list(f"{folder}/{context.folder}/", limit=LISTED_MAX)
+    wanted, left_out = _wanted(folder, page.items, context.max_sources)
+    items: list[Source] = []
+    used = 0
+    for info in wanted:
+        ref = _ref(folder, info)
+        found = await objects.get(info.key)
+        if found is None:
+            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.GONE, detail="it was removed meanwhile"))
+            continue
+        text = _text(found.body)
+        if text is None:
+            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.NOT_TEXT, detail="it is not text in UTF-8"))
+            continue
+        size = counter(text)
+        if used + size > tokens_max:
+            detail = f"it has {size} tokens, {tokens_max - used} of {tokens_max} were left"
+            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.OVER_BUDGET, detail=detail))
+            continue
+        used += size
+        items.append(Source(ref=ref, text=text, sha256=hashlib.sha256(found.body).hexdigest()))
+    left_out.sort(key=lambda one: one.ref)
+    return Sources(items=tuple(items), left_out=tuple(left_out), tokens=used, complete=not page.more)
+
+
+def _wanted(
+    folder: str, listed: tuple[ObjectInfo, ...], max_sources: int
+) -> tuple[tuple[ObjectInfo, ...], list[LeftOut]]:
+    """The first files that are text by their name and not too large, and why the others are not among them."""
+    wanted: list[ObjectInfo] = []
+    left_out: list[LeftOut] = []
+    for info in listed:
+        ref = _ref(folder, info)
+        if not info.key.lower().endswith(TEXT_SUFFIXES):
+            detail = f"its name ends in none of {', '.join(TEXT_SUFFIXES)}"
+            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.NOT_TEXT, detail=detail))
+        elif info.size > SOURCE_BYTES_MAX:
+            detail = f"it has {info.size} bytes and the limit is {SOURCE_BYTES_MAX}"
+            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.TOO_LARGE, detail=detail))
+        elif len(wanted) >= max_sources:
+            detail = f"context.max_sources is {max_sources}"
+            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.TOO_MANY, detail=detail))
+        else:
+            wanted.append(info)
+    return tuple(wanted), left_out
+
+
+def _ref(folder: str, info: ObjectInfo) -> str:
+    return info.key.removeprefix(f"{folder}/")
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+    return text if is_storable(text) else None

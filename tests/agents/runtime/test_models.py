@@ -1,0 +1,128 @@
+"""How a name becomes a model, and what an OpenAI-compatible server that misbehaves does to a run."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.agents.runtime.stage import SOURCES, Stage, agent, propose
+from tests.nlm.endpoint import Endpoint, running_endpoint
+from trellis.agents.models import ModelOptions, check_model
+from trellis.agents.runtime_errors import (
+    ModelRefused,
+    ModelSettingInvalid,
+    ModelUnavailable,
+    ModelUnknown,
+)
+
+KEY = "sk-very-secret-0123456789"
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with running_endpoint() as server:
+        yield server
+
+
+def calls(endpoint: Endpoint, *made: tuple[str, Any]) -> None:
+    """A chat completion that calls these tools."""
+    tools = [
+        {"id": "call_0", "type": "function", "function": {"name": name, "arguments": json.dumps(args)}}
+        for name, args in made
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": tools}
+    body = {
+        "id": "c1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "test-1",
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+    }
+    endpoint.raw(200, json.dumps(body).encode(), Content_Type="application/json")
+
+
+def stage_at(endpoint: Endpoint) -> Stage:
+    return Stage(base_url=endpoint.base_url, key=KEY)
+
+
+async def test_an_openai_compatible_server_runs_an_agent(endpoint):
+    quote = {"ref": "sources/beds.md", "excerpt": "Bed B-1 has roses."}
+    calls(endpoint, ("read-context", {}))
+    calls(endpoint, propose(citations=[quote]))
+    calls(endpoint, ("finish", {"summary": "One comment."}))
+    stage = stage_at(endpoint)
+    output = await stage.run(agent(model="openai:test-1"))
+    assert output.summary == "One comment."
+    assert [one.excerpt for draft in output.proposals for one in draft.citations] == [quote["excerpt"]]
+    assert (output.usage.input, output.usage.output) == (300, 30)
+    assert output.model == "openai:test-1"
+    first = endpoint.received[0]
+    assert first.headers["authorization"] == f"Bearer {KEY}"
+    assert {tool["function"]["name"] for tool in first.body["tools"]} >= {"read-context", "create-proposal", "finish"}
+    assert SOURCES["sources/beds.md"] not in json.dumps(first.body)
+    assert not any(KEY.encode() in body for body in stage.journal.entries.values())
+    again = await stage.run(agent(model="openai:test-1"))
+    assert again == output
+    assert len(endpoint.received) == 3
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_busy_server_is_worth_another_try_that_repeats_nothing(endpoint, status):
+    calls(endpoint, ("read-context", {}))
+    endpoint.raw(status, b'{"error": {"message": "later"}}')
+    stage = stage_at(endpoint)
+    with pytest.raises(ModelUnavailable) as caught:
+        await stage.run(agent(model="openai:test-1"))
+    assert caught.value.retries
+    assert len(endpoint.received) == 2
+    calls(endpoint, ("finish", {"summary": "Done."}))
+    assert (await stage.run(agent(model="openai:test-1"))).summary == "Done."
+    assert len(endpoint.received) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+async def test_a_server_that_refuses_ends_the_run_without_naming_the_key(endpoint, status):
+    endpoint.raw(status, json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}}).encode())
+    with pytest.raises(ModelRefused) as caught:
+        await stage_at(endpoint).run(agent(model="openai:test-1"))
+    assert not caught.value.retries
+    assert KEY not in str(caught.value) + repr(caught.value.__cause__) + repr(caught.value.data)
+
+
+async def test_a_server_that_breaks_off_is_unavailable(endpoint):
+    endpoint.breaks_off()
+    with pytest.raises(ModelUnavailable):
+        await stage_at(endpoint).run(agent(model="openai:test-1"))
+
+
+async def test_no_server_is_unavailable():
+    stage = Stage(base_url="http://127.0.0.1:9", key=KEY)
+    with pytest.raises(ModelUnavailable):
+        await stage.run(agent(model="openai:test-1"))
+
+
+@pytest.mark.parametrize("name", ["gpt", "'openai:'", "scripted:none", "offline:x", "claude-sonnet"])
+async def test_a_model_nobody_knows_is_named_before_anything_is_done(name):
+    stage = Stage(base_url="http://127.0.0.1:9", key=KEY)
+    with pytest.raises(ModelUnknown) as caught:
+        await stage.run(agent(model=name))
+    assert name.strip("'") in str(caught.value)
+    assert not stage.journal.entries
+
+
+@pytest.mark.parametrize("options", [ModelOptions(key=KEY), ModelOptions(base_url="http://127.0.0.1:9")])
+def test_a_model_without_its_settings_says_what_is_missing(options):
+    with pytest.raises(ModelSettingInvalid, match="there is no"):
+        check_model("openai:test-1", options)
+    assert KEY not in repr(options)
+
+
+def test_the_runtime_does_not_import_the_model_library_until_an_agent_runs():
+    """It takes seconds, and every command would pay for it."""
+    program = "import sys, trellis.agents.runtime, trellis.agents.tools; print('pydantic_ai' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
