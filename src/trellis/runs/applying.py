@@ -1,0 +1,216 @@
+"""The apply engine: does what an approved proposal says, exactly once, or says why not (D22, AUTH-6).
+
+It alone writes memory and agents' files, and only for proposals that were approved. An engine that dies in between leaves a
+proposal that another applies again: a memory knows the proposals it holds, and of a file the digest it was going to have is
+noted in the ledger before it is written.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from trellis.engine.errors import TrellisError
+from trellis.engine.jobs import (
+    Actor,
+    Advance,
+    Applied,
+    Claim,
+    ClaimId,
+    JobId,
+    Lease,
+    LeaseLost,
+    Move,
+    Moved,
+    RequestId,
+    Turn,
+    TypeClaim,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event
+from trellis.lifecycles import Trigger
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.runs import proposals
+from trellis.runs.errors import ApplyRefused
+from trellis.runs.targets import FileChange, changed, file_change
+from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, VersionConflict
+from trellis.storage.objects import CREATE, ObjectStore, Stored, StoreUnavailable, if_match
+
+APPLYING = "applying"
+INTENT = "apply"
+"""The journal entry with the digest that a file is going to have."""
+ERROR_CHARS_MAX = 1_000
+
+_log = log_of("trellis.apply")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApplyOptions:
+    """How much one pass takes, and how long it may take."""
+
+    batch: int = 10
+    lease_s: float = 60.0
+    heartbeat_s: float = 20.0
+    poll_s: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """What one pass did."""
+
+    applied: int = 0
+    failed: int = 0
+
+
+@dataclass(kw_only=True)
+class ApplyEngine:
+    """The service; one pass applies what was approved."""
+
+    ledger: Ledger
+    actor: Actor
+    objects: ObjectStore
+    memory: MemoryRepository
+    new_id: Callable[[], str]
+    options: ApplyOptions
+    name: str = "apply-engine"
+
+    async def run_once(self) -> Pass:
+        """Apply what is approved, oldest first."""
+        terms = TypeClaim(type=proposals.TYPE, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
+        claim = Claim(
+            claim_id=ClaimId(self.new_id()), types=(terms,), start=self.options.batch, lifecycle=PROPOSAL.name
+        )
+        claimed = (await self.ledger.turn(Turn(actor=self.actor, claim=claim))).claimed
+        done = [await self._apply(one.lease, one.payload) for one in claimed]
+        return Pass(applied=done.count(True), failed=done.count(False))
+
+    def pause_s(self, report: Pass) -> float:
+        """At once while there may be more."""
+        return 0.0 if report.applied or report.failed else self.options.poll_s
+
+    async def apply_again(self, proposal: JobId, request_id: RequestId) -> str:
+        """A person asks once more for a proposal that failed; its state afterwards."""
+        move = Move(
+            job_id=proposal,
+            target=APPLYING,
+            request_id=request_id,
+            lease_s=self.options.lease_s,
+            heartbeat_s=self.options.heartbeat_s,
+        )
+        answer = await self.ledger.move(self.actor, move)
+        job = await self.ledger.job(proposal)
+        if isinstance(answer, Moved) and answer.lease is not None and job is not None and job.payload is not None:
+            await self._apply(answer.lease, job.payload)
+            job = await self.ledger.job(proposal)
+        return "" if job is None else job.state
+
+    async def _apply(self, lease: Lease, payload: bytes) -> bool | None:
+        """Whether it was applied; None when it is another engine's now."""
+        try:
+            told = await self._do(lease, json.loads(payload))
+        except StoreUnavailable:
+            raise
+        except _Gone:
+            return None
+        except TrellisError as error:
+            return await self._settle(lease, Trigger.FAIL, {"error": str(error)[:ERROR_CHARS_MAX]})
+        return await self._settle(lease, Trigger.COMPLETE, told)
+
+    async def _settle(self, lease: Lease, trigger: str, told: Mapping[str, Any]) -> bool | None:
+        advance = Advance(lease, APPLYING, trigger, data=json.dumps(told, ensure_ascii=False).encode())
+        outcome = (await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))).outcomes[0]
+        if isinstance(outcome, LeaseLost):
+            _log.warning("apply_refused", proposal=lease.job_id, trigger=trigger, reason="lease lost")
+        return trigger == Trigger.COMPLETE if isinstance(outcome, Applied) else None
+
+    async def _do(self, lease: Lease, body: Mapping[str, Any]) -> dict[str, Any]:
+        if body["action"] == proposals.MEMORY_UPDATE:
+            return await self._update_memory(lease.job_id, body)
+        return await self._change_file(lease, file_change(body["agent_slug"], body), body["target_hash"])
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    async def _update_memory(self, proposal: JobId, body: Mapping[str, Any]) -> dict[str, Any]:
+        events = await self.ledger.events(proposal)
+        decision = _decision(events)
+        content = body["content"]
+        answer = await asyncio.to_thread(
+            self.memory.commit,
+            body["agent_slug"],
+            [_update(one) for one in content["updates"]],
+            expected_version=content["expected_version"],
+            run_id=body["source"]["run_id"],
+            proposal_id=proposal,
+            reason=content.get("summary") or "no reason given",
+            auto_approved=decision.target == "auto_approved",
+            author=decision.actor,
+            at=_decided_at(events),
+        )
+        match answer:
+            case Committed(commit=commit) | AlreadyApplied(commit=commit):
+                return {"git_commit": commit}
+            case VersionConflict(expected=expected, current=current):
+                raise ApplyRefused(
+                    reason=f"conflict: the memory was at version {expected} when this was proposed and is at {current} now"
+                )
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    async def _change_file(self, lease: Lease, change: FileChange, expected: str | None) -> dict[str, Any]:
+        there = await self.objects.get(change.key)
+        before = None if there is None else there.body
+        noted = (await self.ledger.read_journal(lease.job_id)).get(INTENT)
+        if noted is not None and before is not None and _digest(before) == noted.decode():
+            return {"object_key": change.key}
+        if (None if before is None else _digest(before)) != expected:
+            raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
+        after = changed(change, before)
+        if isinstance(await self.ledger.journal(lease, INTENT, _digest(after).encode()), LeaseLost):
+            raise _Gone
+        when = CREATE if there is None else if_match(there.etag)
+        if not isinstance(await self.objects.put(change.key, after, when=when), Stored):
+            raise ApplyRefused(reason=f"conflict: {change.key} was changed at the same moment")
+        return {"object_key": change.key}
+
+
+class _Gone(Exception):
+    """The lease is another's."""
+
+
+def _update(said: Mapping[str, Any]) -> Update:
+    return Update(
+        file=said["file"],
+        operation=Operation(said["operation"]),
+        content=said.get("content") or "",
+        section=said.get("section"),
+        loop_id=said.get("loop_id"),
+        resolution=said.get("resolution"),
+    )
+
+
+def _decision(events: list[Event]) -> Event:
+    return [event for event in events if event.target in {"approved", "auto_approved"}][-1]
+
+
+def _decided_at(events: list[Event]) -> datetime:
+    """When it was decided: the same for every engine that tries, so that the commit is the same."""
+    return _decision(events).ts
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+async def applied_within(engine: ApplyEngine, proposal: JobId, tries: int) -> str:
+    """Have the engine at it until the proposal is decided on; its state then."""
+    for _ in range(tries):
+        job = await engine.ledger.job(proposal)
+        if job is None or job.state not in {"auto_approved", APPLYING}:
+            break
+        await engine.run_once()
+    job = await engine.ledger.job(proposal)
+    return "" if job is None else job.state

@@ -1,0 +1,212 @@
+"""What a run publishes, as pure functions of what the ledger recorded (D14, RUN-3, PIPE-15, OBS-1).
+
+Every document of a run at version v follows from the run's request and its events 1 to v, and the bytes of step files are
+in the ledger. So a lost object is made again byte for byte, and two projectors can only write the same thing.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from trellis.engine.records import Event
+from trellis.lifecycles.run import RUN
+from trellis.runs import ids
+
+REQUESTED = "run.requested"
+STARTED = "run.started"
+STEP_DONE = "run.step.completed"
+FAILED = "run.failed"
+STEP_ENTRY = "step/{number:02}"
+"""The journal entry that holds the bytes of a step's file."""
+OUTPUT_ENTRY = "output"
+"""The journal entry that holds the bytes of output/proposal.json."""
+DEADLINE_CAUSE = "deadline passed"
+"""What the ledgers' sweep gives as the cause when it ends a job for its deadline."""
+PERSIST_STEP = ids.STEPS.index("persist-results") + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a run was asked to do; the payload of its job."""
+
+    agent_slug: str
+    trigger: str
+    params: dict[str, Any]
+
+    @classmethod
+    def read(cls, payload: bytes) -> "Request":
+        """From the job's payload."""
+        data = json.loads(payload)
+        return cls(data["agent_slug"], data["trigger"], data["params"])
+
+    def to_bytes(self) -> bytes:
+        """The job's payload."""
+        return encode({"agent_slug": self.agent_slug, "trigger": self.trigger, "params": self.params})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the ledger knows of one run: its request and its events, oldest first."""
+
+    run_id: str
+    request: Request
+    events: tuple[Event, ...]
+
+    def until(self, version: int) -> "Facts":
+        """As it was right after the event of that version."""
+        return Facts(self.run_id, self.request, self.events[:version])
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One object to put. `version` None: it is made once and never changes; else the number that rises with it."""
+
+    key: str
+    body: bytes
+    version: int | None = None
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """The one way documents become bytes: the same document always gives the same ones."""
+    return (json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False) + "\n").encode()
+
+
+def timestamp(at: datetime) -> str:
+    """A moment as documents write it."""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def sha256(body: bytes) -> str:
+    """The digest that manifests carry."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def status(facts: Facts) -> bytes:
+    """status.json after the last of these events."""
+    last = facts.events[-1]
+    done = _steps(facts)
+    begun = any(event.type == STARTED for event in facts.events)
+    return encode(
+        {
+            "run_id": facts.run_id,
+            "agent_slug": facts.request.agent_slug,
+            "status": last.target,
+            "trigger": facts.request.trigger,
+            "started_at": timestamp(facts.events[0].ts),
+            "finished_at": timestamp(last.ts) if _ended(last) else None,
+            "current_step": ids.STEPS[min(len(done), len(ids.STEPS) - 1)] if begun else None,
+            "steps_total": len(ids.STEPS),
+            "steps_completed": len(done),
+            "proposals_created": _proposals(done),
+            "error": _error(last),
+            "version": last.version,
+        }
+    )
+
+
+def manifest(facts: Facts) -> bytes:
+    """manifest.json of a run that ended."""
+    last, done = facts.events[-1], _steps(facts)
+    told = _data(last)
+    return encode(
+        {
+            "run_id": facts.run_id,
+            "agent_slug": facts.request.agent_slug,
+            "trigger": facts.request.trigger,
+            "status": last.target,
+            "started_at": timestamp(facts.events[0].ts),
+            "finished_at": timestamp(last.ts),
+            "steps": [
+                {key: step[key] for key in ("name", "file", "sha256", "started_at", "finished_at")} for step in done
+            ],
+            "proposals_created": _proposals(done),
+            "artifacts": [],
+            "summary": told.get("summary"),
+            "error": _error(last),
+        }
+    )
+
+
+def publications(facts: Facts, journal: Mapping[str, bytes]) -> list[Publication]:
+    """What the last of these events publishes, in the order in which it must become visible."""
+    last, slug, run_id = facts.events[-1], facts.request.agent_slug, facts.run_id
+    puts: list[Publication] = []
+    if last.type == STEP_DONE:
+        number = len(_steps(facts))
+        if number == PERSIST_STEP:
+            puts.append(Publication(ids.output_key(slug, run_id), journal[OUTPUT_ENTRY]))
+        puts.append(Publication(ids.step_key(slug, run_id, number), journal[STEP_ENTRY.format(number=number)]))
+    if _ended(last):
+        puts.append(Publication(ids.manifest_key(slug, run_id), manifest(facts)))
+    puts.append(Publication(ids.status_key(slug, run_id), status(facts), last.version))
+    return puts
+
+
+def step_data(number: int, body: bytes, *, started_at: datetime, finished_at: datetime, **more: Any) -> bytes:
+    """What the event of a completed step says about it."""
+    said = {
+        "step": number,
+        "name": ids.STEPS[number - 1],
+        "file": ids.step_file(number),
+        "sha256": sha256(body),
+        "started_at": timestamp(started_at),
+        "finished_at": timestamp(finished_at),
+        **more,
+    }
+    return json.dumps(said, ensure_ascii=False).encode()
+
+
+def audit(event: Event) -> bytes:
+    """The audit record of one event: the fields of document 000, and the whole event."""
+    return encode(
+        {
+            "ts": timestamp(event.ts),
+            "event": event.type,
+            "actor": "orchestration-layer" if event.role.value == "orchestrator" else event.role.value,
+            "job_id": event.job_id,
+            "from": event.source,
+            "to": event.target,
+            "node": event.actor.partition("@")[2] or None,
+            "event_id": event.id,
+            "lifecycle": event.lifecycle,
+            "actor_name": event.actor,
+            "correlation_id": event.correlation_id,
+            "cause": event.cause,
+            "generation": event.generation,
+            "attempt": event.attempt,
+            "epoch": event.epoch,
+            "version": event.version,
+            "data": json.loads(event.data) if event.data is not None else None,
+        }
+    )
+
+
+def _ended(event: Event) -> bool:
+    return RUN.by_name[event.target].phase.name == "ENDED"
+
+
+def _data(event: Event) -> dict[str, Any]:
+    return json.loads(event.data) if event.data is not None else {}
+
+
+def _steps(facts: Facts) -> list[dict[str, Any]]:
+    return [_data(event) for event in facts.events if event.type == STEP_DONE]
+
+
+def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [proposal for step in done for proposal in step.get("proposals_created", ())]
+
+
+def _error(event: Event) -> str | None:
+    """As RUN-7 says, CODE: message. What the engine itself ended was cancelled, or had passed its deadline."""
+    if event.type != FAILED:
+        return None
+    told = _data(event)
+    if "error_text" in told:
+        return told["error_text"]
+    if event.cause == DEADLINE_CAUSE:
+        return "AGENT_TIMEOUT: the run's deadline passed"
+    return f"CANCELLED: {told.get('reason') or event.cause or 'no reason given'}"

@@ -1,0 +1,281 @@
+"""Drives one claimed run through its steps (PIPE-10, PIPE-11, RUN-6, RUN-7, D14, D16).
+
+For every step: do it; keep its file's bytes in the ledger, where the first result stays; count it with a fenced transition;
+wait until the object store shows it; only then begin the next. A driver that dies anywhere leaves a run that another driver
+takes up after the last counted step, with everything that was kept.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from trellis.engine.clock import Clock, within
+from trellis.engine.errors import LedgerError
+from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event
+from trellis.lifecycles import Trigger
+from trellis.runs import documents, ids
+from trellis.runs.errors import AgentTimeout, RunTimeout, StepError, StepFailed, UpstreamUnavailable
+from trellis.runs.steps import Step, StepContext, StepResult, result_of
+from trellis.storage.objects import StoreUnavailable
+
+ERROR_CHARS_MAX = 2_000
+RUNNING = "running"
+STEP = "step"
+
+_log = log_of("trellis.runs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverOptions:
+    """The numbers of document 002, 5.1."""
+
+    step_timeout_s: float = 120.0
+    run_timeout_s: float = 600.0
+    retry_delays_s: tuple[float, ...] = (1.0, 2.0, 4.0)
+    publish_patience_s: float = 45.0
+    """How long a counted step may take to show in the object store before the run fails."""
+
+
+class Stopped(Exception):
+    """The run is not this driver's any more: its lease is lost, or the process drains."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a drive ended; None when another driver goes on."""
+
+    state: str | None
+
+
+@dataclass(kw_only=True)
+class Driver:
+    """Makes drives. `published` comes back when the object store shows a run at a version or later."""
+
+    ledger: Ledger
+    actor: Actor
+    clock: Clock
+    steps: Mapping[str, Step]
+    published: Callable[[str, str, int], Coroutine[Any, Any, None]]
+    options: DriverOptions
+    wishes: set[str] = field(default_factory=set[str])
+    """Runs that somebody asked to stop; their drive is cancelled after they were put here."""
+
+    async def drive(self, claimed: Claimed) -> Outcome:
+        """Take the run as far as it goes."""
+        drive, run_id = _Drive(self, claimed), claimed.lease.job_id
+        log = _log.bind(run_id=run_id, epoch=claimed.lease.epoch)
+        try:
+            await drive.load()
+            try:
+                summary = await drive.all_steps()
+            except asyncio.CancelledError:
+                if run_id not in self.wishes:
+                    raise
+                _take_back_cancellation()
+                return Outcome(state=await drive.fail("CANCELLED: stopped on request"))
+            except StepError as error:
+                log.warning("run_failed", code=error.code, error=str(error))
+                return Outcome(state=await drive.fail(f"{error.code}: {error}"))
+            return Outcome(state=await drive.complete(summary))
+        except Stopped:
+            log.info("run_left", reason="the lease is another's")
+            return Outcome(state=None)
+        finally:
+            self.wishes.discard(run_id)
+
+
+class _Drive:
+    """One run in the hands of one driver."""
+
+    def __init__(self, driver: Driver, claimed: Claimed) -> None:
+        self._driver = driver
+        self._lease: Lease = claimed.lease
+        self._run_id = claimed.lease.job_id
+        self._request = documents.Request.read(claimed.payload)
+        self._journal: dict[str, bytes] = {}
+        self._version = 0
+        self._done = 0
+        self._ends_at = 0.0
+
+    async def load(self) -> None:
+        """What is already there, and when this run is over in any case."""
+        ledger = self._driver.ledger
+        self._journal = await ledger.read_journal(self._run_id)
+        events = await ledger.events(self._run_id)
+        self._version = events[-1].version
+        self._done = sum(event.type == documents.STEP_DONE for event in events)
+        left = _started_at(events) + timedelta(seconds=self._driver.options.run_timeout_s) - await ledger.now()
+        self._ends_at = self._driver.clock.monotonic() + left.total_seconds()
+
+    async def all_steps(self) -> str | None:
+        """Every step that was not counted yet; the agent's summary."""
+        if self._done:
+            await self._until_published(self._done)
+        for number in range(self._done + 1, len(ids.STEPS) + 1):
+            body = self._journal.get(_entry(number)) or await self._make(number)
+            await self._count(number, body)
+        return result_of(self._journal[_entry(2)]).get("summary")
+
+    async def _make(self, number: int) -> bytes:
+        """Do a step, with its retries, and keep what it made. Whoever kept one first is believed."""
+        result, began, ended = await self._with_retries(number)
+        if result.output is not None:
+            self._journal[documents.OUTPUT_ENTRY] = await self._keep(documents.OUTPUT_ENTRY, result.output)
+        body = documents.encode(
+            {
+                "step": number,
+                "name": ids.STEPS[number - 1],
+                "run_id": self._run_id,
+                "agent_slug": self._request.agent_slug,
+                "started_at": documents.timestamp(began),
+                "finished_at": documents.timestamp(ended),
+                "result": dict(result.result),
+                "told": dict(result.told),
+            }
+        )
+        kept = await self._keep(_entry(number), body)
+        self._journal[_entry(number)] = kept
+        return kept
+
+    async def _with_retries(self, number: int) -> tuple[StepResult, datetime, datetime]:
+        delays = iter(self._driver.options.retry_delays_s)
+        while True:
+            began = await self._driver.ledger.now()
+            try:
+                result = await self._once_over(number)
+            except StepError as error:
+                delay_s = next(delays, None)
+                if delay_s is None or not error.retries or delay_s >= self._left_s():
+                    raise
+                about = {"run_id": self._run_id, "step": ids.STEPS[number - 1], "code": error.code}
+                _log.warning("step_failed", error=str(error), again_in_s=delay_s, **about)
+                await self._driver.clock.sleep(delay_s)
+            else:
+                return result, began, await self._driver.ledger.now()
+
+    async def _once_over(self, number: int) -> StepResult:
+        """One try, cut by the step's time and by the run's."""
+        options, clock = self._driver.options, self._driver.clock
+        ends_at = min(clock.monotonic() + options.step_timeout_s, self._ends_at)
+        if ends_at <= clock.monotonic():
+            raise RunTimeout(detail=f"execution exceeded {options.run_timeout_s:g}s limit")
+        name = ids.STEPS[number - 1]
+        context = StepContext(
+            run_id=self._run_id,
+            number=number,
+            name=name,
+            request=self._request,
+            before={ids.STEPS[n - 1]: result_of(self._journal[_entry(n)]) for n in range(1, number)},
+            once=self._once,
+            left_s=lambda: ends_at - clock.monotonic(),
+        )
+        try:
+            return await within(clock, ends_at - clock.monotonic(), self._driver.steps[name](context))
+        except TimeoutError:
+            raise self._too_late(name, ends_at) from None
+        except (StepError, Stopped, LedgerError):
+            raise
+        except StoreUnavailable as error:
+            raise UpstreamUnavailable(detail=str(error)) from error
+        except Exception as error:
+            _log.exception("step_raised", run_id=self._run_id, step=name)
+            raise StepFailed(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]) from error
+
+    def _too_late(self, name: str, ends_at: float) -> StepError:
+        options = self._driver.options
+        if ends_at >= self._ends_at:
+            return RunTimeout(detail=f"execution exceeded {options.run_timeout_s:g}s limit")
+        return AgentTimeout(detail=f"step {name} exceeded {options.step_timeout_s:g}s limit")
+
+    async def _count(self, number: int, body: bytes) -> None:
+        """The transition that counts a step, and the wait until readers can see it."""
+        file = json.loads(body)
+        data = {
+            "step": number,
+            "name": file["name"],
+            "file": ids.step_file(number),
+            "sha256": documents.sha256(body),
+            "started_at": file["started_at"],
+            "finished_at": file["finished_at"],
+            **file["told"],
+        }
+        self._version = await self._advance(STEP, data, version=self._version)
+        await self._until_published(number)
+
+    async def _until_published(self, number: int) -> None:
+        driver = self._driver
+        patience_s = min(driver.options.publish_patience_s, max(0.0, self._left_s()))
+        try:
+            await within(
+                driver.clock, patience_s, driver.published(self._request.agent_slug, self._run_id, self._version)
+            )
+        except TimeoutError:
+            if self._left_s() <= 0:
+                raise self._too_late(ids.STEPS[number - 1], self._ends_at) from None
+            detail = f"{ids.step_file(number)} was not published within {patience_s:g}s"
+            raise UpstreamUnavailable(detail=detail) from None
+
+    async def complete(self, summary: str | None) -> str:
+        """The run is done."""
+        await self._advance(Trigger.COMPLETE, {"summary": summary})
+        return "completed"
+
+    async def fail(self, text: str) -> str:
+        """The run ends with this error."""
+        text = text[:ERROR_CHARS_MAX]
+        await self._advance(Trigger.FAIL, {"error_text": text}, cause=text[:200])
+        return "failed"
+
+    async def _advance(
+        self, trigger: str, data: Mapping[str, Any], *, version: int | None = None, cause: str | None = None
+    ) -> int:
+        advance = Advance(
+            self._lease,
+            RUNNING,
+            trigger,
+            data=json.dumps(data, ensure_ascii=False).encode(),
+            version=version,
+            cause=cause,
+        )
+        answer = await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))
+        match answer.outcomes[0]:
+            case Applied(version=now):
+                return now
+            case LeaseLost():
+                raise Stopped
+
+    async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The answer kept under this name, made now if there is none."""
+        if name not in self._journal:
+            self._journal[name] = await self._keep(name, await make())
+        return self._journal[name]
+
+    async def _keep(self, name: str, body: bytes) -> bytes:
+        kept = await self._driver.ledger.journal(self._lease, name, body)
+        if isinstance(kept, LeaseLost):
+            raise Stopped
+        return kept
+
+    def _left_s(self) -> float:
+        return self._ends_at - self._driver.clock.monotonic()
+
+
+def _take_back_cancellation() -> None:
+    """The cancellation was meant for the steps; what follows must not be cut by it."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+
+
+def _entry(number: int) -> str:
+    return documents.STEP_ENTRY.format(number=number)
+
+
+def _started_at(events: list[Event]) -> datetime:
+    return next(event.ts for event in events if event.type == documents.STARTED)

@@ -1,0 +1,204 @@
+"""What approved proposals do, once each, and what they cannot do."""
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from trellis.engine.jobs import Actor, JobId, RequestId
+from trellis.lifecycles import Role
+from trellis.runs import proposals
+from trellis.runs.applying import ApplyEngine, ApplyOptions, Pass
+from trellis.runs.documents import sha256
+from trellis.runs.errors import TargetRefused
+from trellis.runs.proposals import Draft, Proposal
+from trellis.runs.targets import checked_target
+from trellis.storage.memory import MemoryRepository, open_memory
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
+
+SLUG = "archivist-violin"
+RUN = "run_2026-02-14_080000_abc123"
+OWNER = Actor(role=Role.OWNER, name="anna")
+NOTE = f"agents/{SLUG}/sources/bows.md"
+BEFORE = b"# Bows\n"
+
+
+class Workshop:
+    """Ledger, store, memory and apply engines of one test."""
+
+    def __init__(self, stand: Stand, objects: ObjectStore, memory: MemoryRepository) -> None:
+        self.stand = stand
+        self.objects = objects
+        self.memory = memory
+        self._ordinal = 0
+
+    def engine(self, name: str = "apply@test") -> ApplyEngine:
+        return ApplyEngine(
+            ledger=self.stand.ledger,
+            actor=Actor(role=Role.APPLY_ENGINE, name=name),
+            objects=self.objects,
+            memory=self.memory,
+            new_id=lambda: f"{name}-{self.stand.clock()}-{id(object())}-{next(self.stand._numbers)}",
+            options=ApplyOptions(),
+        )
+
+    async def approved(
+        self, action: str, target: str, content: dict[str, Any], target_hash: str | None = None
+    ) -> Proposal:
+        self._ordinal += 1
+        draft = Draft(action=action, target=target, content=content, target_hash=target_hash)
+        proposal = proposals.make(RUN, SLUG, self._ordinal, draft)
+        await proposals.store(self.stand.ledger, ORCHESTRATOR, [proposal])
+        if not await proposals.approve_itself(self.stand.ledger, GATEWAY, proposal.id, json.loads(proposal.body)):
+            await proposals.decide(
+                self.stand.ledger, OWNER, proposal.id, approve=True, note=None, request_id=RequestId(proposal.id)
+            )
+        return proposal
+
+    async def document(self, proposal: JobId) -> dict[str, Any]:
+        job = await self.stand.ledger.job(proposal)
+        assert job is not None
+        assert job.payload is not None
+        return json.loads(proposals.document(job.payload, await self.stand.ledger.events(proposal)))
+
+    async def body(self, key: str) -> bytes | None:
+        found = await self.objects.get(key)
+        return None if found is None else found.body
+
+
+@pytest.fixture
+async def workshop(stand: Stand, tmp_path: Path) -> AsyncGenerator[Workshop]:
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    yield Workshop(stand, objects, open_memory(tmp_path / "memory"))
+    await objects.close()
+
+
+def edit(text: str, kind: str = "replace") -> dict[str, Any]:
+    return {"summary": "a better text", "change": {"type": kind, "text": text}}
+
+
+def remember(content: str, version: int = 0) -> dict[str, Any]:
+    updates = [{"file": "facts.md", "operation": "append", "content": content}]
+    return {"summary": "a new fact", "updates": updates, "expected_version": version}
+
+
+@pytest.mark.requirement("D22", "AUTH-6")
+@pytest.mark.parametrize(
+    "kind, expected", [("replace", b"new\n"), ("append", b"# Bows\n\nnew\n")], ids=["replace", "append"]
+)
+async def test_an_approved_edit_changes_its_file_once(workshop: Workshop, kind: str, expected: bytes):
+    await workshop.objects.put(NOTE, BEFORE)
+    proposal = await workshop.approved("propose-edit", "sources/bows.md", edit("new", kind), sha256(BEFORE))
+    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.body(NOTE) == expected
+    document = await workshop.document(proposal.id)
+    assert document["status"] == "applied"
+    assert document["apply_result"] == {"git_commit": None, "object_key": NOTE, "error": None}
+    assert await workshop.engine().run_once() == Pass()
+
+
+async def test_a_new_file_is_made(workshop: Workshop):
+    await workshop.approved("propose-note", "notes/idea.md", edit("an idea", "create"))
+    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.body(f"agents/{SLUG}/notes/idea.md") == b"an idea\n"
+
+
+@pytest.mark.requirement("D22")
+async def test_a_file_that_changed_meanwhile_is_a_conflict_and_stays(workshop: Workshop):
+    await workshop.objects.put(NOTE, b"# Bows, rewritten\n")
+    proposal = await workshop.approved("propose-edit", "sources/bows.md", edit("new"), sha256(BEFORE))
+    assert await workshop.engine().run_once() == Pass(failed=1)
+    document = await workshop.document(proposal.id)
+    assert document["status"] == "failed"
+    assert document["apply_result"]["error"].startswith("conflict: ")
+    assert await workshop.body(NOTE) == b"# Bows, rewritten\n"
+
+
+@pytest.mark.requirement("D22")
+async def test_an_undecided_or_rejected_proposal_is_never_applied(workshop: Workshop):
+    await workshop.objects.put(NOTE, BEFORE)
+    draft = Draft(action="propose-edit", target="sources/bows.md", content=edit("new"), target_hash=sha256(BEFORE))
+    pending, rejected = (proposals.make(RUN, SLUG, ordinal, draft) for ordinal in (1, 2))
+    await proposals.store(workshop.stand.ledger, ORCHESTRATOR, [pending, rejected])
+    await proposals.decide(
+        workshop.stand.ledger, OWNER, rejected.id, approve=False, note="not convincing", request_id=RequestId("r")
+    )
+    assert await workshop.engine().run_once() == Pass()
+    assert await workshop.body(NOTE) == BEFORE
+
+
+@pytest.mark.requirement("PIPE-7", "AUTH-6", "D23")
+async def test_a_memory_update_becomes_one_commit_that_names_its_proposal(workshop: Workshop):
+    proposal = await workshop.approved("memory-update", "facts.md", remember("- The bow is by Voirin."))
+    assert await workshop.engine().run_once() == Pass(applied=1)
+    document = await workshop.document(proposal.id)
+    (entry,) = workshop.memory.history(SLUG).entries
+    assert document["apply_result"]["git_commit"] == entry.commit
+    assert entry.proposal_id == proposal.id
+    assert "Voirin" in workshop.memory.read(SLUG, "wide").content["facts.md"]
+
+
+@pytest.mark.requirement("D23")
+async def test_a_memory_that_moved_on_is_a_conflict(workshop: Workshop):
+    await workshop.approved("memory-update", "facts.md", remember("- One."))
+    late = await workshop.approved("memory-update", "facts.md", remember("- Two."))
+    assert await workshop.engine().run_once() == Pass(applied=1, failed=1)
+    document = await workshop.document(late.id)
+    assert "at version 0 when this was proposed and is at 1 now" in document["apply_result"]["error"]
+    assert len(workshop.memory.history(SLUG).entries) == 1
+
+
+@pytest.mark.requirement("PIPE-11", "D22")
+@pytest.mark.parametrize("action", ["propose-edit", "memory-update"])
+async def test_an_engine_that_died_after_writing_does_not_write_twice(
+    workshop: Workshop, action: str, monkeypatch: pytest.MonkeyPatch
+):
+    await workshop.objects.put(NOTE, BEFORE)
+    if action == "propose-edit":
+        proposal = await workshop.approved(action, "sources/bows.md", edit("new", "append"), sha256(BEFORE))
+    else:
+        proposal = await workshop.approved(action, "facts.md", remember("- Once."))
+
+    async def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    dying = workshop.engine("dying")
+    monkeypatch.setattr(dying, "_settle", die)
+    with pytest.raises(KeyboardInterrupt):
+        await dying.run_once()
+    for _ in range(70):
+        await workshop.stand.lose_leases()
+        if (await workshop.document(proposal.id))["status"] != "applying":
+            break
+    # A lost engine leaves `failed`; a person asks to apply it again.
+    assert (await workshop.document(proposal.id))["status"] == "failed"
+    retry = workshop.engine("second")
+    assert await retry.apply_again(proposal.id, RequestId("again")) == "applied"
+    if action == "propose-edit":
+        assert await workshop.body(NOTE) == b"# Bows\n\nnew\n"
+    else:
+        assert len(workshop.memory.history(SLUG).entries) == 1
+
+
+@pytest.mark.parametrize(
+    "action, target",
+    [
+        ("propose-edit", "_agent.md"),
+        ("propose-edit", "runs/run_1/status.json"),
+        ("propose-edit", "proposals/prop_1.json"),
+        ("propose-edit", "sources/../_agent.md"),
+        ("propose-edit", "sources/"),
+        ("propose-edit", "/sources/a.md"),
+        ("propose-edit", "pseudocode.md"),
+        ("logic-update", "_agent.md"),
+        ("logic-update", "sources/a.md"),
+        ("apply-everything", "sources/a.md"),
+    ],
+)
+def test_what_a_proposal_may_not_touch_is_refused(action: str, target: str):
+    with pytest.raises(TargetRefused):
+        checked_target(action, target)

@@ -1,0 +1,253 @@
+"""One run through its four steps: order, retries, time limits, crashes in between."""
+
+import asyncio
+import itertools
+import json
+
+import pytest
+
+from tests.runs.conftest import Stand
+from trellis.engine.jobs import JobId
+from trellis.runs import documents
+from trellis.runs.errors import NlmDown, StepFailed, UpstreamUnavailable
+from trellis.runs.ids import STEPS
+from trellis.runs.steps import StepContext, StepResult
+from trellis.storage.objects import StoreUnavailable
+
+ONCE_EACH = dict.fromkeys(STEPS, 1)
+
+
+def told(body: bytes | None) -> dict[str, object]:
+    assert body is not None
+    return json.loads(body)
+
+
+@pytest.mark.requirement("RUN-1", "PIPE-10", "D17", "D18")
+async def test_a_run_goes_through_its_steps_in_order_and_completes(stand: Stand):
+    run_id = await stand.run_of()
+    assert (await stand.drive()).state == "completed"
+    assert [(event.type, event.source, event.target) for event in await stand.events(run_id)] == [
+        ("run.requested", None, "requested"),
+        ("run.queued", "requested", "queued"),
+        ("run.started", "queued", "running"),
+        *[("run.step.completed", "running", "running")] * 4,
+        ("run.completed", "running", "completed"),
+    ]
+    assert stand.steps.done == ONCE_EACH
+    assert [version for _, _, version in stand.shown] == [4, 5, 6, 7]
+
+
+@pytest.mark.requirement("PIPE-10")
+async def test_the_next_step_begins_only_when_the_last_is_published(stand: Stand):
+    run_id = await stand.run_of()
+    stand.shows = False
+    claimed = await stand.claim()
+    assert claimed is not None
+    drive = asyncio.ensure_future(stand.driver().drive(claimed))
+    await stand.until(lambda: len(stand.shown) == 1)
+    for _ in range(10):
+        await stand.ledger.job(run_id)
+    assert stand.steps.done == {**dict.fromkeys(STEPS, 0), "load-context": 1}
+    stand.clock.advance(46.0)
+    assert (await drive).state == "failed"
+    assert (await stand.events(run_id))[-1].cause == (
+        "UPSTREAM_UNAVAILABLE: steps/01-load-context.json was not published within 45s"
+    )
+
+
+@pytest.mark.requirement("RUN-6", "PIPE-12")
+@pytest.mark.parametrize("failures", [1, 2, 3])
+async def test_a_failed_step_is_tried_again_after_one_two_and_four_seconds(stand: Stand, failures: int):
+    run_id = await stand.run_of()
+    tries: list[float] = []
+
+    async def act(context: StepContext, /) -> StepResult:
+        tries.append(stand.clock())
+        await stand.ledger.job(JobId("nobody"))
+        if len(tries) <= failures:
+            raise StepFailed(detail="the runtime crashed")
+        return StepResult(result={"summary": "done"})
+
+    stand.steps.acts["execute-agent"] = act
+    claimed = await stand.claim()
+    assert claimed is not None
+    drive = asyncio.ensure_future(stand.driver().drive(claimed))
+    await stand.until(drive.done, step_s=0.25)
+    assert drive.result().state == "completed"
+    # Each look at the ledger moves the clock a little on, so a pause is seen a little longer than it is, never shorter.
+    for seen, pause in zip([b - a for a, b in itertools.pairwise(tries)], (1, 2, 4), strict=False):
+        assert pause <= seen < pause + 2
+    assert await stand.state(run_id) == "completed"
+
+
+@pytest.mark.requirement("RUN-6", "RUN-7", "RUN-8", "D7")
+@pytest.mark.parametrize(
+    "error, tries, text",
+    [
+        (StepFailed(detail="the runtime crashed"), 4, "INTERNAL_ERROR: the runtime crashed"),
+        (RuntimeError("odd"), 4, "INTERNAL_ERROR: execute-agent: RuntimeError: odd"),
+        (UpstreamUnavailable(detail="no store"), 4, "UPSTREAM_UNAVAILABLE: no store"),
+        (
+            StoreUnavailable(verb="put", key="a", reason="503"),
+            4,
+            "UPSTREAM_UNAVAILABLE: The object store did not answer put 'a': 503; try again.",
+        ),
+        (NlmDown(detail="the tool gave up"), 1, "NLM_UNAVAILABLE: the tool gave up"),
+    ],
+    ids=["crash", "exception", "upstream", "store", "nlm"],
+)
+async def test_the_last_cause_picks_the_code(stand: Stand, error: Exception, tries: int, text: str):
+    run_id = await stand.run_of()
+
+    async def act(context: StepContext, /) -> StepResult:
+        raise error
+
+    stand.steps.acts["execute-agent"] = act
+    claimed = await stand.claim()
+    assert claimed is not None
+    drive = asyncio.ensure_future(stand.driver().drive(claimed))
+    await stand.until(drive.done, step_s=0.25)
+    assert drive.result().state == "failed"
+    assert stand.steps.done["execute-agent"] == tries
+    status = told(documents.status(await stand.facts(run_id)))
+    assert (status["status"], status["error"], status["current_step"]) == ("failed", text, "execute-agent")
+
+
+@pytest.mark.requirement("RUN-6", "RUN-7")
+async def test_a_step_that_hangs_is_cut_and_tried_again(stand: Stand):
+    run_id = await stand.run_of()
+    cut: list[str] = []
+
+    async def act(context: StepContext, /) -> StepResult:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            cut.append(context.name)
+            raise
+        raise AssertionError
+
+    stand.steps.acts["load-context"] = act
+    claimed = await stand.claim()
+    assert claimed is not None
+    drive = asyncio.ensure_future(stand.driver(run_timeout_s=1_000.0).drive(claimed))
+    await stand.until(drive.done, step_s=5.0)
+    assert cut == ["load-context"] * 4
+    assert (await stand.events(run_id))[-1].cause == "AGENT_TIMEOUT: step load-context exceeded 120s limit"
+
+
+@pytest.mark.requirement("RUN-6", "RUN-7", "D18")
+async def test_the_run_has_one_absolute_deadline_from_its_start(stand: Stand):
+    run_id = await stand.run_of()
+    stand.clock.advance(3_000.0)  # waiting in the queue does not count
+
+    async def act(context: StepContext, /) -> StepResult:
+        assert context.left_s() <= 120.0
+        return await asyncio.get_running_loop().create_future()
+
+    stand.steps.acts["execute-agent"] = act
+    claimed = await stand.claim()
+    began = stand.clock()
+    assert claimed is not None
+    drive = asyncio.ensure_future(stand.driver(run_timeout_s=300.0).drive(claimed))
+    await stand.until(drive.done, step_s=1.0)
+    assert stand.clock() - began <= 310.0
+    assert (await stand.events(run_id))[-1].cause == "AGENT_TIMEOUT: execution exceeded 300s limit"
+
+
+@pytest.mark.requirement("PIPE-11", "D16")
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_run_whose_driver_died_in_a_step_goes_on_after_the_last_counted_one(stand: Stand, step: str):
+    run_id = await stand.run_of()
+    usual, hanging = stand.steps.acts[step], asyncio.Event()
+
+    async def hang(context: StepContext, /) -> StepResult:
+        hanging.set()
+        return await asyncio.get_running_loop().create_future()
+
+    stand.steps.acts[step] = hang
+    claimed = await stand.claim()
+    assert claimed is not None
+    drive = asyncio.ensure_future(stand.driver().drive(claimed))
+    await hanging.wait()
+    drive.cancel()
+    await asyncio.gather(drive, return_exceptions=True)
+    assert await stand.state(run_id) == "running"
+    stand.steps.acts[step] = usual
+    await stand.lose_leases()
+    assert (await stand.drive()).state == "completed"
+    assert stand.steps.done == {**ONCE_EACH, step: 2}
+    assert [event.type for event in await stand.events(run_id)].count("run.step.completed") == 4
+
+
+@pytest.mark.requirement("PIPE-11")
+async def test_a_step_that_was_kept_but_not_counted_is_not_done_again(stand: Stand):
+    run_id = await stand.run_of()
+    claimed = await stand.claim()
+    assert claimed is not None
+    body = documents.encode(
+        {"name": "load-context", "started_at": "s", "finished_at": "f", "result": {"kept": True}, "told": {}}
+    )
+    assert await stand.ledger.journal(claimed.lease, "step/01", body) == body
+    assert (await stand.drive(claimed)).state == "completed"
+    assert stand.steps.done == {**ONCE_EACH, "load-context": 0}
+    first = next(event for event in await stand.events(run_id) if event.type == "run.step.completed")
+    assert told(first.data)["sha256"] == documents.sha256(body)
+
+
+@pytest.mark.requirement("PIPE-11")
+async def test_what_a_step_keeps_once_is_not_made_again_by_the_next_try(stand: Stand):
+    await stand.run_of()
+    paid: list[str] = []
+
+    async def pay() -> bytes:
+        paid.append("paid")
+        return b"receipt"
+
+    async def act(context: StepContext, /) -> StepResult:
+        assert await context.once("model/1", pay) == b"receipt"
+        await stand.ledger.job(JobId("nobody"))
+        if stand.steps.done["execute-agent"] < 3:
+            raise StepFailed(detail="crashed after paying")
+        return StepResult(result={"summary": "s"})
+
+    stand.steps.acts["execute-agent"] = act
+    claimed = await stand.claim()
+    assert claimed is not None
+    drive = asyncio.ensure_future(stand.driver().drive(claimed))
+    await stand.until(drive.done, step_s=0.5)
+    assert drive.result().state == "completed"
+    assert paid == ["paid"]
+
+
+@pytest.mark.requirement("D16")
+async def test_a_driver_whose_lease_is_gone_changes_nothing(stand: Stand):
+    run_id = await stand.run_of()
+    late = await stand.claim()
+    assert late is not None
+    await stand.lose_leases()
+    assert (await stand.drive()).state == "completed"
+    before = await stand.events(run_id)
+    assert (await stand.drive(late)).state is None
+    assert await stand.events(run_id) == before
+
+
+@pytest.mark.requirement("D19", "RUN-7")
+async def test_a_run_that_is_asked_to_stop_fails_as_cancelled(stand: Stand):
+    run_id = await stand.run_of()
+    hanging = asyncio.Event()
+
+    async def hang(context: StepContext, /) -> StepResult:
+        hanging.set()
+        return await asyncio.get_running_loop().create_future()
+
+    stand.steps.acts["execute-agent"] = hang
+    claimed = await stand.claim()
+    assert claimed is not None
+    driver = stand.driver()
+    drive = asyncio.ensure_future(driver.drive(claimed))
+    await hanging.wait()
+    driver.wishes.add(run_id)
+    drive.cancel()
+    assert (await drive).state == "failed"
+    assert told(documents.status(await stand.facts(run_id)))["error"] == "CANCELLED: stopped on request"
+    assert not driver.wishes

@@ -1,0 +1,257 @@
+"""A real agent of the shipped garden, from request to reviewed proposal: real ledger, store, git memory, answers and runtime."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from trellis.agents.definition import SafeOutput
+from trellis.agents.desk import Limits
+from trellis.agents.garden import AGENTS, memory_seed, plant
+from trellis.agents.models import ModelOptions
+from trellis.agents.output import Change
+from trellis.agents.output import Draft as AgentDraft
+from trellis.engine.jobs import Actor, JobId, RequestId
+from trellis.lifecycles import Role
+from trellis.nlm.asking import Asking
+from trellis.nlm.extractive import Extractive
+from trellis.runs import ids, proposals
+from trellis.runs.applying import ApplyEngine, ApplyOptions
+from trellis.runs.documents import Request
+from trellis.runs.driver import Driver, DriverOptions, Outcome
+from trellis.runs.projector import Projector
+from trellis.runs.published import Published
+from trellis.runs.publishing import Publisher
+from trellis.runs.steps import StepContext
+from trellis.runs.work import Work
+from trellis.storage.memory import MemoryRepository, Operation, Update, open_memory
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
+
+VIOLIN = "archivist-violin"
+
+
+class Garden:
+    """Everything of one embedded instance, without its loops."""
+
+    def __init__(self, stand: Stand, objects: ObjectStore, memory: MemoryRepository) -> None:
+        self.stand = stand
+        self.objects = objects
+        self.memory = memory
+        ledger = stand.ledger
+        self.engine = ApplyEngine(
+            ledger=ledger,
+            actor=Actor(role=Role.APPLY_ENGINE, name="apply@test"),
+            objects=objects,
+            memory=memory,
+            new_id=lambda: f"apply-{next(stand._numbers)}",
+            options=ApplyOptions(),
+        )
+        self.work = Work(
+            ledger=ledger,
+            orchestrator=ORCHESTRATOR,
+            gateway=GATEWAY,
+            objects=objects,
+            memory=memory,
+            asking=Asking(Extractive(), clock=stand.clock),
+            models=ModelOptions(),
+            apply_engine=self.engine,
+            limits=Limits(),
+        )
+        self.projector = Projector(
+            ledger=ledger,
+            actor=Actor(role=Role.PROJECTOR, name="projector@test"),
+            publisher=Publisher(objects),
+            clock=stand.clock,
+        )
+
+    def driver(self) -> Driver:
+        return Driver(
+            ledger=self.stand.ledger,
+            actor=ORCHESTRATOR,
+            clock=self.stand.clock,
+            steps=self.work.steps(),
+            published=Published(self.objects, self.stand.clock).reached,
+            options=DriverOptions(),
+        )
+
+    async def run(self, slug: str) -> tuple[JobId, Outcome]:
+        run_id = await self.stand.run_of(slug)
+        claimed = await self.stand.claim()
+        assert claimed is not None
+        driving = asyncio.ensure_future(self.driver().drive(claimed))
+        async with asyncio.timeout(60):
+            while not driving.done():
+                await self.projector.run_once()
+                self.stand.clock.advance(0.001)
+                await self.stand.ledger.job(run_id)
+        while (await self.projector.run_once()).events:
+            pass
+        return run_id, driving.result()
+
+    async def document(self, key: str) -> dict[str, Any]:
+        found = await self.objects.get(key)
+        assert found is not None, key
+        return json.loads(found.body)
+
+    async def text(self, key: str) -> str:
+        found = await self.objects.get(key)
+        assert found is not None, key
+        return found.body.decode()
+
+
+@pytest.fixture
+async def garden(stand: Stand, tmp_path: Path) -> AsyncGenerator[Garden]:
+    objects, memory = await open_objects(f"file://{tmp_path / 'objects'}"), open_memory(tmp_path / "memory")
+    await plant(objects)
+    for slug in AGENTS:
+        memory.commit(
+            slug,
+            [Update(file=file, operation=Operation.REPLACE, content=text) for file, text in memory_seed(slug).items()],
+            expected_version=0,
+            run_id="seed",
+            proposal_id=f"seed-{slug}",
+            reason="the garden is planted",
+            auto_approved=False,
+            author="owner",
+            at=await stand.ledger.now(),
+        )
+    yield Garden(stand, objects, memory)
+    await objects.close()
+
+
+@pytest.mark.requirement("PIPE-4", "PIPE-6", "PIPE-7", "PIPE-8", "OBS-2", "OBS-7", "NLM-7", "NLM-8")
+@pytest.mark.parametrize("slug", AGENTS)
+async def test_an_agent_of_the_garden_reads_asks_and_proposes(garden: Garden, slug: str):
+    run_id, outcome = await garden.run(slug)
+    status = await garden.document(ids.status_key(slug, run_id))
+    assert (outcome.state, status["status"], status["error"]) == ("completed", "completed", None)
+    assert status["proposals_created"], "a run without a proposal is not worth reading"
+    output = await garden.document(ids.output_key(slug, run_id))
+    assert [one["id"] for one in output["proposals"]] == status["proposals_created"]
+    cited = 0
+    for body in output["proposals"]:
+        document = await garden.document(ids.proposal_key(slug, body["id"]))
+        assert document["status"] in {"pending", "applied"}
+        grounds = body["content"].get("grounds") or [body["content"]]
+        for citation in (one for ground in grounds for one in ground["citations"]):
+            source = await garden.text(f"agents/{slug}/{citation['ref']}")
+            assert source[citation["start"] : citation["end"]] == citation["excerpt"]
+            cited += 1
+    assert cited > 0
+    manifest = await garden.document(ids.manifest_key(slug, run_id))
+    assert manifest["summary"] == output["summary"]
+    assert len(manifest["steps"]) == 4
+
+
+@pytest.mark.requirement("D22", "AUTH-6")
+async def test_what_a_person_approves_is_applied_and_nothing_else_is(garden: Garden):
+    run_id, _ = await garden.run(VIOLIN)
+    output = await garden.document(ids.output_key(VIOLIN, run_id))
+    waiting = [body for body in output["proposals"] if body["action"] != proposals.MEMORY_UPDATE]
+    assert waiting
+    chosen, others = waiting[0], waiting[1:]
+    owner = Actor(role=Role.OWNER, name="anna")
+    await proposals.decide(
+        garden.stand.ledger, owner, chosen["id"], approve=True, note=None, request_id=RequestId("yes")
+    )
+    await garden.engine.run_once()
+    while (await garden.projector.run_once()).events:
+        pass
+    document = await garden.document(ids.proposal_key(VIOLIN, chosen["id"]))
+    assert document["status"] == "applied", document["apply_result"]
+    assert chosen["content"]["change"]["text"].strip() in await garden.text(document["apply_result"]["object_key"])
+    for other in others:
+        assert (await garden.document(ids.proposal_key(VIOLIN, other["id"])))["status"] == "pending"
+
+
+@pytest.mark.requirement("RUN-7", "PIPE-12")
+async def test_an_agent_that_is_not_there_fails_the_run_with_a_reason(garden: Garden):
+    run_id, outcome = await garden.run("nobody-here")
+    status = await garden.document(ids.status_key("nobody-here", run_id))
+    assert (outcome.state, status["error"]) == ("failed", "INTERNAL_ERROR: there is no agent nobody-here")
+
+
+@pytest.mark.requirement("PIPE-11", "PIPE-12")
+@pytest.mark.parametrize("after", [1, 3, 6])
+async def test_an_orchestrator_that_dies_while_the_agent_works_pays_for_nothing_twice(garden: Garden, after: int):
+    run_id = await garden.stand.run_of(VIOLIN)
+    claimed = await garden.stand.claim()
+    assert claimed is not None
+
+    async def kept() -> int:
+        journal = await garden.stand.ledger.read_journal(run_id)
+        return sum(name.startswith(("model/", "tool/")) for name in journal)
+
+    driving = asyncio.ensure_future(garden.driver().drive(claimed))
+    async with asyncio.timeout(60):
+        while await kept() < after:
+            await garden.projector.run_once()
+            garden.stand.clock.advance(0.001)
+    driving.cancel()
+    await asyncio.gather(driving, return_exceptions=True)
+    before = await garden.stand.ledger.read_journal(run_id)
+    await garden.stand.lose_leases()
+    claimed = await garden.stand.claim()
+    assert claimed is not None
+    again = asyncio.ensure_future(garden.driver().drive(claimed))
+    async with asyncio.timeout(60):
+        while not again.done():
+            await garden.projector.run_once()
+            garden.stand.clock.advance(0.001)
+            await garden.stand.ledger.job(run_id)
+    assert again.result().state == "completed"
+    while (await garden.projector.run_once()).events:
+        pass
+    journal = await garden.stand.ledger.read_journal(run_id)
+    assert before.items() <= journal.items(), "what was answered before the death was asked again"
+    models = sorted(name for name in journal if name.startswith("model/"))
+    assert models == [f"model/{number:02}" for number in range(1, len(models) + 1)]
+    status = await garden.document(ids.status_key(VIOLIN, run_id))
+    assert status["proposals_created"]
+
+
+@pytest.mark.requirement("PIPE-7", "D22")
+async def test_an_approved_logic_update_becomes_part_of_the_instructions_of_the_next_run(garden: Garden):
+    loaded = (await garden.work.load_context(step_of(VIOLIN))).result
+    draft = AgentDraft(
+        action=SafeOutput.LOGIC_UPDATE,
+        target="_agent.md",
+        change=Change.REPLACE,
+        summary="be stricter",
+        text="Never trust a date without a document.",
+    )
+    (made,) = await garden.work._drafts(VIOLIN, loaded, [draft])
+    proposal = proposals.make("run_2026-02-14_080000_abc123", VIOLIN, 1, made)
+    await proposals.store(garden.stand.ledger, ORCHESTRATOR, [proposal])
+    body = json.loads(proposal.body)
+    assert (body["target"], body["requiresHumanReview"]) == ("pseudocode.md", True)
+    assert not await proposals.approve_itself(garden.stand.ledger, GATEWAY, proposal.id, body)
+    before = await garden.text(f"agents/{VIOLIN}/_agent.md")
+    owner = Actor(role=Role.OWNER, name="anna")
+    await proposals.decide(
+        garden.stand.ledger, owner, proposal.id, approve=True, note=None, request_id=RequestId("yes")
+    )
+    assert (await garden.engine.run_once()).applied == 1
+    again = (await garden.work.load_context(step_of(VIOLIN))).result
+    assert again["logic"] == "Never trust a date without a document.\n"
+    assert await garden.text(f"agents/{VIOLIN}/_agent.md") == before
+
+
+def step_of(slug: str) -> StepContext:
+    async def once(name: str, make: Any, /) -> bytes:
+        return await make()
+
+    return StepContext(
+        run_id="run_2026-02-14_080000_abc123",
+        number=1,
+        name="load-context",
+        request=Request(slug, "manual", {}),
+        before={},
+        once=once,
+        left_s=lambda: 60.0,
+    )

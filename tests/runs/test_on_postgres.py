@@ -1,0 +1,134 @@
+"""The same code on PostgreSQL, in real time: driver, projector and orchestrators beside each other."""
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import GATEWAY, Steps
+from tests.servers.postgres import PostgresServer
+from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.engine.ledger import Ledger
+from trellis.engine.service import serve
+from trellis.engine.verify import verify
+from trellis.ledgers import migrate, open_ledger
+from trellis.lifecycles import Role
+from trellis.runs import ids
+from trellis.runs.documents import Request
+from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunHeartbeat
+from trellis.runs.projector import Projector
+from trellis.runs.published import Published
+from trellis.runs.publishing import Publisher
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
+from trellis.wiring import SystemClock
+
+AGENTS = 3
+RUNS_EACH = 4
+
+
+@pytest.fixture
+async def ledger(postgres_server: PostgresServer) -> AsyncGenerator[Ledger]:
+    url = postgres_server.create_database("runs")
+    await migrate(url)
+    opened = await open_ledger(url)
+    yield opened
+    report = await verify(opened)
+    assert report.ok, "\n".join(map(str, report.violations[:20]))
+    await opened.close()
+
+
+def services(ledger: Ledger, objects: ObjectStore, steps: Steps, name: str) -> list[object]:
+    """An orchestrator process: it drives, renews, and stands by as a projector."""
+    clock, numbers = SystemClock(), itertools.count()
+    actor = Actor(role=Role.ORCHESTRATOR, name=name)
+    driver = Driver(
+        ledger=ledger,
+        actor=actor,
+        clock=clock,
+        steps=steps.mapping(),
+        published=Published(objects, clock).reached,
+        options=DriverOptions(),
+    )
+    orchestrator = Orchestrator(
+        ledger=ledger,
+        actor=actor,
+        clock=clock,
+        driver=driver,
+        new_id=lambda: f"{name}-{next(numbers)}",
+        options=OrchestratorOptions(poll_s=0.05),
+    )
+    projector = Projector(
+        ledger=ledger,
+        actor=Actor(role=Role.PROJECTOR, name=f"projector-{name}"),
+        publisher=Publisher(objects),
+        clock=clock,
+    )
+    return [orchestrator, RunHeartbeat(orchestrator=orchestrator), projector]
+
+
+@pytest.mark.requirement("PIPE-2", "PIPE-3", "PIPE-10", "RUN-3", "OBS-1", "D14", "D16")
+async def test_two_orchestrators_finish_the_runs_of_several_agents(ledger: Ledger, tmp_path: Path):
+    objects, steps = await open_objects(f"file://{tmp_path / 'objects'}"), Steps()
+    held: dict[str, int] = {}
+    most = 0
+
+    async def alone(context, /):
+        nonlocal most
+        slug = context.request.agent_slug
+        held[slug] = held.get(slug, 0) + 1
+        most = max(most, held[slug])
+        await asyncio.sleep(0)
+        held[slug] -= 1
+        return await usual(context)
+
+    usual, steps.acts["execute-agent"] = steps.acts["execute-agent"], alone
+    runs = [
+        (f"agent-{agent}", JobId(f"run_2026-02-14_08000{agent}_{number:06}"))
+        for number in range(RUNS_EACH)
+        for agent in range(AGENTS)
+    ]
+    await ledger.submit(
+        GATEWAY,
+        [
+            NewJob(
+                job_id=run_id,
+                type=TYPE,
+                lifecycle="run",
+                payload=Request(slug, "manual", {}).to_bytes(),
+                concurrency_key=f"run:{slug}",
+            )
+            for slug, run_id in runs
+        ],
+    )
+    stop = asyncio.Event()
+    everything = [*services(ledger, objects, steps, "one"), *services(ledger, objects, steps, "two")]
+    serving = [
+        asyncio.ensure_future(serve(service, SystemClock(), random.Random(1), stop))  # type: ignore[arg-type]
+        for service in everything
+    ]
+    published = Published(objects, SystemClock())
+    try:
+        async with asyncio.timeout(60):
+            for slug, run_id in runs:
+                await published.reached(slug, run_id, 8)
+    finally:
+        stop.set()
+        await asyncio.gather(*serving)
+    assert most == 1, "two runs of one agent at a time"
+    assert set(steps.done.values()) == {len(runs)}
+    for slug, run_id in runs:
+        status = await published.status(slug, run_id)
+        assert status is not None
+        assert (status["status"], status["steps_completed"]) == ("completed", 4)
+        manifest = await objects.get(ids.manifest_key(slug, run_id))
+        assert manifest is not None
+        assert json.loads(manifest.body)["status"] == "completed"
+    audit = await objects.list("audit/")
+    assert len(audit.items) == 8 * len(runs)
+    await objects.close()

@@ -1,0 +1,254 @@
+"""What the projector publishes, and what readers may rely on while it does."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import ORCHESTRATOR, Stand
+from trellis.engine.jobs import Actor, JobId
+from trellis.lifecycles import Role
+from trellis.runs import documents, ids, proposals
+from trellis.runs.driver import Driver, DriverOptions, Outcome
+from trellis.runs.errors import DocumentDiffers
+from trellis.runs.projector import Projector
+from trellis.runs.proposals import Draft
+from trellis.runs.published import Published
+from trellis.runs.publishing import Publisher
+from trellis.storage.objects import OVERWRITE, Object, ObjectStore, Refused, Stored, StoreUnavailable, When
+from trellis.storage.open import open_objects
+
+SLUG = "archivist-violin"
+
+
+class Traced:
+    """An object store that notes every write that happened, and can be out of order for a while."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self.writes: list[str] = []
+        self.down = 0
+        self.lose_answers = 0
+
+    @property
+    def url(self) -> str:
+        return self._objects.url
+
+    async def get(self, key: str) -> Object | None:
+        return await self._objects.get(key)
+
+    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+        if self.down:
+            self.down -= 1
+            raise StoreUnavailable(verb="put", key=key, reason="503")
+        answer = await self._objects.put(key, body, when=when)
+        if isinstance(answer, Stored):
+            self.writes.append(key)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise StoreUnavailable(verb="put", key=key, reason="no answer")
+        return answer
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._objects, name)
+
+
+class Press:
+    """Ledger, store and projectors of one test."""
+
+    def __init__(self, stand: Stand, objects: ObjectStore) -> None:
+        self.stand = stand
+        self.objects = Traced(objects)
+        self.published = Published(self.objects, stand.clock)  # type: ignore[arg-type]
+
+    def projector(self, name: str = "projector@test") -> Projector:
+        return Projector(
+            ledger=self.stand.ledger,
+            actor=Actor(role=Role.PROJECTOR, name=name),
+            publisher=Publisher(self.objects),  # type: ignore[arg-type]
+            clock=self.stand.clock,
+        )
+
+    async def all(self, projector: Projector) -> int:
+        """Publish until there is nothing more; how many events."""
+        count = 0
+        while (report := await projector.run_once()).events:
+            count += report.events
+        return count
+
+    async def drive(self, projector: Projector) -> tuple[JobId, Outcome]:
+        """A run from request to end, with the projector at work beside the driver."""
+        run_id = await self.stand.run_of()
+        claimed = await self.stand.claim()
+        assert claimed is not None
+        driver = Driver(
+            ledger=self.stand.ledger,
+            actor=ORCHESTRATOR,
+            clock=self.stand.clock,
+            steps=self.stand.steps.mapping(),
+            published=self.published.reached,
+            options=DriverOptions(),
+        )
+        driving = asyncio.ensure_future(driver.drive(claimed))
+        while not driving.done():
+            await projector.run_once()
+            self.stand.clock.advance(0.01)
+            await self.stand.ledger.job(run_id)
+        await self.all(projector)
+        return run_id, driving.result()
+
+    async def folder(self, prefix: str = "") -> dict[str, bytes]:
+        page = await self.objects._objects.list(prefix)
+        found = [await self.objects.get(info.key) for info in page.items]
+        return {one.key: one.body for one in found if one is not None}
+
+
+@pytest.fixture
+async def press(stand: Stand, tmp_path: Path) -> AsyncGenerator[Press]:
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    yield Press(stand, objects)
+    await objects.close()
+
+
+@pytest.mark.requirement("OBS-2", "OBS-7", "PIPE-8", "PIPE-10", "PIPE-15", "D11")
+async def test_a_run_ends_with_its_folder_complete_and_written_in_order(press: Press):
+    run_id, outcome = await press.drive(press.projector())
+    assert outcome.state == "completed"
+    folder = ids.run_folder(SLUG, run_id) + "/"
+    written = [key.removeprefix(folder) for key in press.objects.writes if key.startswith(folder)]
+    assert written == [
+        "status.json",
+        "status.json",
+        "status.json",
+        "steps/01-load-context.json",
+        "status.json",
+        "steps/02-execute-agent.json",
+        "status.json",
+        "output/proposal.json",
+        "steps/03-persist-results.json",
+        "status.json",
+        "steps/04-finalize.json",
+        "status.json",
+        "manifest.json",
+        "status.json",
+    ]
+    status = await press.published.status(SLUG, run_id)
+    assert status is not None
+    assert (status["status"], status["steps_completed"], status["version"]) == ("completed", 4, 8)
+
+
+@pytest.mark.requirement("OBS-1", "D35")
+async def test_every_event_has_exactly_one_audit_record(press: Press):
+    run_id, _ = await press.drive(press.projector())
+    events = await press.stand.events(run_id)
+    records = await press.folder("audit/")
+    assert records == {ids.audit_key(event.ts, event.id): documents.audit(event) for event in events}
+    assert len(records) == 8
+
+
+@pytest.mark.requirement("PIPE-8", "PIPE-11", "RUN-2")
+async def test_publishing_the_whole_feed_again_writes_nothing(press: Press):
+    run_id, _ = await press.drive(press.projector())
+    before, writes = await press.folder(), len(press.objects.writes)
+    page = await press.stand.ledger.feed(None, limit=1_000)
+    again = press.projector("another")
+    for event in page.events:
+        await again._publish(event)
+    assert await press.folder() == before
+    assert len(press.objects.writes) == writes
+    assert (await press.stand.state(run_id)) == "completed"
+
+
+@pytest.mark.requirement("RUN-3", "D14")
+async def test_an_older_version_never_replaces_a_newer_one(press: Press):
+    run_id, _ = await press.drive(press.projector())
+    facts = await press.stand.facts(run_id)
+    key, late = ids.status_key(SLUG, run_id), Publisher(press.objects)  # type: ignore[arg-type]
+    for version in range(1, len(facts.events) + 1):
+        old = documents.Publication(key, documents.status(facts.until(version)), version)
+        assert await late.publish([old]) == 0
+    status = await press.published.status(SLUG, run_id)
+    assert status is not None
+    assert status["version"] == 8
+
+
+@pytest.mark.requirement("D14")
+async def test_a_second_projector_waits_and_then_goes_on_where_the_first_stopped(press: Press):
+    first, second = press.projector("one"), press.projector("two")
+    await press.stand.run_of()
+    assert (await first.run_once()).events == 2
+    assert not (await second.run_once()).following
+    await first.let_go()
+    await press.stand.run_of("architect-guardian")
+    report = await second.run_once()
+    assert (report.following, report.events) == (True, 2)
+
+
+@pytest.mark.requirement("D14", "PIPE-12")
+@pytest.mark.parametrize("fault", ["down", "lose_answers"])
+async def test_a_store_that_fails_is_tried_again_and_nothing_is_lost_or_doubled(press: Press, fault: str):
+    run_id = await press.stand.run_of()
+    projector = press.projector()
+    setattr(press.objects, fault, 1)
+    for _ in range(6):
+        try:
+            if not (await projector.run_once()).events:
+                break
+        except StoreUnavailable:
+            continue
+    status = await press.published.status(SLUG, run_id)
+    assert status is not None
+    assert status["status"] == "queued"
+    assert len(await press.folder("audit/")) == 2
+    keys = [key for key in press.objects.writes if not key.endswith("status.json")]
+    assert len(keys) == len(set(keys))
+
+
+async def test_an_object_that_the_ledger_does_not_know_is_reported_and_left(press: Press):
+    run_id = await press.stand.run_of()
+    first = (await press.stand.events(run_id))[0]
+    key = ids.audit_key(first.ts, first.id)
+    await press.objects.put(key, b"somebody else's")
+    with pytest.raises(DocumentDiffers, match="rebuild"):
+        await press.projector().run_once()
+    assert (await press.folder("audit/"))[key] == b"somebody else's"
+
+
+@pytest.mark.requirement("PIPE-7", "D21", "OBS-1")
+async def test_proposals_are_published_with_their_state(press: Press):
+    proposal = proposals.make(
+        "run_2026-02-14_080000_abc123", SLUG, 1, Draft(action="propose-edit", target="a", content={})
+    )
+    await proposals.store(press.stand.ledger, ORCHESTRATOR, [proposal])
+    await press.all(press.projector())
+    found = await press.folder(f"agents/{SLUG}/proposals/")
+    assert [json.loads(body)["status"] for body in found.values()] == ["pending"]
+    assert len(await press.folder("audit/")) == 1
+
+
+@pytest.mark.requirement("RUN-3", "PIPE-10")
+async def test_a_reader_never_sees_a_version_go_back_nor_a_step_counted_that_it_cannot_read(press: Press):
+    projector, seen, faults = press.projector(), list[int](), list[str]()
+    stop = asyncio.Event()
+
+    async def read(run_id: str) -> None:
+        while not stop.is_set():
+            status = await press.published.status(SLUG, run_id)
+            if status is not None:
+                seen.append(status["version"])
+                for number in range(1, status["steps_completed"] + 1):
+                    if await press.objects.get(ids.step_key(SLUG, run_id, number)) is None:
+                        faults.append(f"step {number} at version {status['version']}")
+            await asyncio.sleep(0)
+
+    reading = asyncio.ensure_future(read("run_2026-02-14_080000_000001"))
+    run_id, _ = await press.drive(projector)
+    assert run_id == "run_2026-02-14_080000_000001"
+    await press.stand.until(lambda: bool(seen) and seen[-1] == 8)
+    stop.set()
+    await reading
+    assert seen == sorted(seen)
+    assert len(set(seen)) >= 4
+    assert not faults
