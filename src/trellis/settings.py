@@ -38,6 +38,20 @@ class Settings(pydantic.BaseModel):
     """Whether workers listen for hints or only poll."""
     drain_s: float = pydantic.Field(DRAIN_S_DEFAULT, ge=0)
     """How long running handlers may go on after the first signal."""
+    objects: str | None = None
+    """`file:///path` or `s3://bucket/prefix?endpoint=…`; by default a folder beside an SQLite ledger."""
+    memory: Path | None = None
+    """The git repository of agents' memory; by default beside an SQLite ledger."""
+    nlm: str = "extractive"
+    """Who answers grounded questions: `extractive`, `openai`, or the name of a plug-in."""
+    nlm_base_url: str | None = None
+    nlm_model: str | None = None
+    nlm_key: pydantic.SecretStr | None = None
+    model_base_url: str | None = None
+    """The server behind agents' `openai:` models."""
+    model_key: pydantic.SecretStr | None = None
+    runs: int = pydantic.Field(10, ge=1, le=1_000)
+    """Runs that may be under way at the same time, over all processes."""
     token: pydantic.SecretStr | None = None
     """A token to act with, as text; only from the environment."""
     token_file: Path | None = None

@@ -158,10 +158,11 @@ def test_up_serves_until_it_is_told_to_stop(local: Terminal, tmp_path: Path):
     address = f"sqlite:///{tmp_path / 'fresh' / 'ledger.db'}"
     with running("up", "--ledger", address, cwd=tmp_path) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(5)]
-        assert "sweeper, retention" in lines[1]
-        assert "trellis worker" in lines[2]
-        assert f"trellis token issue --role ROLE --ledger {address}" in lines[3]
+        lines = [process.stdout.readline() for _ in range(7)]
+        assert "orchestrator" in lines[3]
+        assert "sweeper, retention" in lines[3]
+        assert "trellis worker" in lines[4]
+        assert f"trellis token issue --role ROLE --ledger {address}" in lines[5]
         assert local("doctor", ledger=address).code == 0
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=60)

@@ -19,7 +19,10 @@ PYTHON = ROOT / "docs" / "reference" / "python.md"
 
 
 def test_the_readme_does_what_it_says(tmp_path: Path):
-    assert "hello world" in run(README, tmp_path, {})
+    output = run(README, tmp_path, {})
+    assert "hello world" in output
+    assert "completed" in output
+    assert "citations" in output
 
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path):

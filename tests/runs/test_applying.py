@@ -16,7 +16,7 @@ from trellis.runs.documents import sha256
 from trellis.runs.errors import TargetRefused
 from trellis.runs.proposals import Draft, Proposal
 from trellis.runs.targets import checked_target
-from trellis.storage.memory import MemoryRepository, open_memory
+from trellis.storage.memory import MemoryRepository, ReadMode, open_memory
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 
@@ -139,7 +139,7 @@ async def test_a_memory_update_becomes_one_commit_that_names_its_proposal(worksh
     (entry,) = workshop.memory.history(SLUG).entries
     assert document["apply_result"]["git_commit"] == entry.commit
     assert entry.proposal_id == proposal.id
-    assert "Voirin" in workshop.memory.read(SLUG, "wide").content["facts.md"]
+    assert "Voirin" in workshop.memory.read(SLUG, ReadMode.WIDE).content["facts.md"]
 
 
 @pytest.mark.requirement("D23")

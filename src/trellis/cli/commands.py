@@ -20,7 +20,7 @@ from trellis.engine.errors import TrellisError
 
 PIPE_CLOSED = 141
 """128 + SIGPIPE: whoever read the output had enough."""
-SECTIONS = ("Begin", "Jobs", "Queues", "Workers", "Ledger", "Reference")
+SECTIONS = ("Begin", "Agents", "Jobs", "Queues", "Workers", "Ledger", "Reference")
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 1_000_000
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trellis.cli import demo, dlq, events, jobs, ledgers, lifecycles, queues, tokens, up, workers
+from trellis.cli import demo, dlq, events, jobs, ledgers, lifecycles, queues, runs, tokens, up, workers
 from trellis.cli.commands import DataOption, DebugOption, LedgerOption, Sections
 from trellis.cli.problems import REFUSED
 
@@ -48,7 +48,7 @@ def root(
     ctx.obj = {"ledger": ledger, "data": data, "debug": debug}
 
 
-for noun in (demo, jobs, events, queues, dlq, workers, up, ledgers, tokens, lifecycles):
+for noun in (demo, runs, jobs, events, queues, dlq, workers, up, ledgers, tokens, lifecycles):
     noun.add_to(program)
 
 

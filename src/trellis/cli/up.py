@@ -3,7 +3,7 @@
 import asyncio
 import random
 import signal
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,8 +12,9 @@ from trellis.cli.invocation import Cli, make_folder, sqlite_path
 from trellis.cli.logs import configure_logging
 from trellis.cli.problems import without_password
 from trellis.engine.jobs import Actor
-from trellis.engine.ledger import Ledger
 from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.instance import open_instance
+from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock, make_development_key, open_when_there, process_name
 
@@ -25,11 +26,15 @@ def add_to(program: typer.Typer) -> None:
     command(program, "up", section="Workers", json=False)(up)
 
 
-async def up(cli: Cli) -> None:
-    """Run sweeper and retention until stopped.
+async def up(
+    cli: Cli,
+    demo: Annotated[bool, typer.Option("--demo", help="Bring the two agents of the demonstration garden.")] = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Run the services of an instance until stopped.
 
-    The sweeper takes back jobs whose worker died and ends backoffs, deadlines and soft cancels; retention removes
-    ended work whose time is over. Jobs themselves are run by `trellis worker`. There is no HTTP server in this version.
+    The orchestrator drives agent runs, the projector publishes their documents, the apply engine applies what was approved; the sweeper takes back
+    jobs whose worker died and ends backoffs, deadlines and soft cancels; retention removes ended work whose time is over. Jobs themselves are run by
+    `trellis worker`. On PostgreSQL runs need TRELLIS_OBJECTS and TRELLIS_MEMORY. There is no HTTP server in this version.
     """
     configure_logging(cli.settings)
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
@@ -40,27 +45,49 @@ async def up(cli: Cli) -> None:
     try:
         if sqlite_path(cli.url) is not None:
             make_development_key(cli.url)
-        await _serve(cli, ledger)
     finally:
         await ledger.close()
-
-
-async def _serve(cli: Cli, ledger: Ledger) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
-    name = process_name("up")
-    services: list[Service[Any]] = [
-        Sweeper(ledger=ledger, actor=Actor(role=Role.SWEEPER, name=name)),
-        Retention(ledger=ledger),
-    ]
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
-    cli.out.line(f"services  {', '.join(service.name for service in services)}")
+    if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):
+        await _serve_jobs(cli, stop)
+    else:
+        await _serve_all(cli, stop, demo=demo)
+    cli.out.line("stopped")
+
+
+async def _serve_all(cli: Cli, stop: asyncio.Event, *, demo: bool) -> None:
+    async with open_instance(cli.settings, cli.url, name=process_name("up")) as instance:
+        if demo:
+            await instance.plant()
+        cli.out.line(f"objects   {instance.objects.url}")
+        cli.out.line(f"memory    {instance.places.memory}")
+        _say_services(cli, [service.name for service in instance.services()])
+        await instance.serve(stop)
+
+
+async def _serve_jobs(cli: Cli, stop: asyncio.Event) -> None:
+    """Without a place for documents there are no runs, but jobs are looked after all the same."""
+    ledger = await open_ledger(cli.url)
+    try:
+        services: list[Service[Any]] = [
+            Sweeper(ledger=ledger, actor=Actor(role=Role.SWEEPER, name=process_name("up"))),
+            Retention(ledger=ledger),
+        ]
+        cli.out.line("runs      none: set TRELLIS_OBJECTS and TRELLIS_MEMORY")
+        _say_services(cli, [service.name for service in services])
+        rng = random.Random()  # noqa: S311 - spreads retries of services, nothing secret
+        await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
+    finally:
+        await ledger.close()
+
+
+def _say_services(cli: Cli, names: list[str]) -> None:
+    cli.out.line(f"services  {', '.join(names)}")
     cli.out.line("workers   none in this process: trellis worker MODULE:APP")
     if sqlite_path(cli.url) is not None:
         cli.out.line(f"tokens    trellis token issue --role ROLE --ledger {cli.url}")
     cli.out.line("Ctrl-C stops it")
-    rng = random.Random()  # noqa: S311 - spreads retries of services, nothing secret
-    await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
-    cli.out.line("stopped")

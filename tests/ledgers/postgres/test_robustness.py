@@ -216,11 +216,11 @@ async def test_a_worker_outlives_the_end_of_its_sessions(rig: Rig):
 
 
 async def test_a_worker_outlives_a_migration_to_the_version_it_has(rig: Rig):
-    assert rig.admin_url is not None
-    made = Counter[str]()
+    made, url = Counter[str](), rig.admin_url
+    assert url is not None
 
     async def disturb() -> bool:
-        await migrate(rig.admin_url, clock="test")
+        await migrate(url, clock="test")
         made["migrations"] += 1
         return made["migrations"] >= 3
 

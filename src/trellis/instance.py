@@ -1,0 +1,245 @@
+"""One instance of the platform: ledger, object store, memory and answers, joined; and the services that work on them."""
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trellis.agents.catalog import Catalog
+from trellis.agents.desk import Limits
+from trellis.agents.garden import AGENTS, memory_seed, plant
+from trellis.agents.models import ModelOptions
+from trellis.engine.errors import SettingsInvalid
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.nlm.asking import Asking
+from trellis.nlm.open import open_provider
+from trellis.nlm.provider import NlmProvider
+from trellis.runs.applying import ApplyEngine, ApplyOptions
+from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.layer import BuiltinLayer
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunHeartbeat
+from trellis.runs.projector import Projector
+from trellis.runs.published import Published
+from trellis.runs.publishing import Publisher
+from trellis.runs.work import Work
+from trellis.settings import Settings
+from trellis.storage.address import s3_credentials
+from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, open_memory
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
+from trellis.wiring import SystemClock, new_id, process_name
+
+OBJECTS_FOLDER = "objects"
+MEMORY_FOLDER = "memory.git"
+SEED_RUN = "garden"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where an instance keeps what it has."""
+
+    ledger: str
+    objects: str
+    memory: Path
+
+
+def places(settings: Settings, ledger: str) -> Places:
+    """The settings' places; beside an SQLite file what is not set lies in its folder. Raises SettingsInvalid."""
+    folder = Path(ledger.removeprefix("sqlite:///")).absolute().parent if ledger.startswith("sqlite:///") else None
+    if folder is None and (settings.objects is None or settings.memory is None):
+        missing = "objects" if settings.objects is None else "memory"
+        raise SettingsInvalid(
+            source=missing, detail=f"set TRELLIS_{missing.upper()}: only an SQLite ledger has a folder"
+        )
+    objects = settings.objects or f"file://{(folder or Path()) / OBJECTS_FOLDER}"
+    return Places(ledger=ledger, objects=objects, memory=settings.memory or (folder or Path()) / MEMORY_FOLDER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """Everything open."""
+
+    places: Places
+    ledger: Ledger
+    objects: ObjectStore
+    memory: MemoryRepository
+    provider: NlmProvider
+    settings: Settings
+    name: str
+
+    def actor(self, role: Role) -> Actor:
+        """This process in a role."""
+        return Actor(role=role, name=self.name)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The agents."""
+        return Catalog(self.objects)
+
+    @property
+    def published(self) -> Published:
+        """What readers see."""
+        return Published(self.objects, SystemClock())
+
+    @property
+    def layer(self) -> BuiltinLayer:
+        """How runs are begun."""
+        return BuiltinLayer(
+            ledger=self.ledger,
+            gateway=self.actor(Role.GATEWAY),
+            orchestrator=self.actor(Role.ORCHESTRATOR),
+            catalog=self.catalog,
+            publisher=Publisher(self.objects),
+            random_text=lambda: new_id()[:8],
+        )
+
+    def apply_engine(self) -> ApplyEngine:
+        """What applies approved proposals."""
+        return ApplyEngine(
+            ledger=self.ledger,
+            actor=self.actor(Role.APPLY_ENGINE),
+            objects=self.objects,
+            memory=self.memory,
+            new_id=new_id,
+            options=ApplyOptions(),
+        )
+
+    def services(self) -> list[Service[Any]]:
+        """All that runs need, in one process."""
+        clock, engine = SystemClock(), self.apply_engine()
+        work = Work(
+            ledger=self.ledger,
+            orchestrator=self.actor(Role.ORCHESTRATOR),
+            gateway=self.actor(Role.GATEWAY),
+            objects=self.objects,
+            memory=self.memory,
+            asking=Asking(self.provider, clock=clock),
+            models=_models(self.settings),
+            apply_engine=engine,
+            limits=Limits(),
+        )
+        driver = Driver(
+            ledger=self.ledger,
+            actor=self.actor(Role.ORCHESTRATOR),
+            clock=clock,
+            steps=work.steps(),
+            published=self.published.reached,
+            options=DriverOptions(),
+        )
+        orchestrator = Orchestrator(
+            ledger=self.ledger,
+            actor=self.actor(Role.ORCHESTRATOR),
+            clock=clock,
+            driver=driver,
+            new_id=new_id,
+            options=OrchestratorOptions(concurrency=self.settings.runs, poll_s=0.2),
+        )
+        projector = Projector(
+            ledger=self.ledger, actor=self.actor(Role.PROJECTOR), publisher=Publisher(self.objects), clock=clock
+        )
+        return [
+            orchestrator,
+            RunHeartbeat(orchestrator=orchestrator),
+            projector,
+            engine,
+            Sweeper(ledger=self.ledger, actor=self.actor(Role.SWEEPER)),
+            Retention(ledger=self.ledger),
+        ]
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Run the services until `stop` is set; runs under way are left for another process to go on with."""
+        await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs)
+        rng, services = random.Random(), self.services()  # noqa: S311 - spreads retries, nothing secret
+        await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
+        for service in services:
+            if isinstance(service, Orchestrator):
+                await service.drain()
+            elif isinstance(service, Projector):
+                await service.let_go()
+
+    async def plant(self) -> None:
+        """Put the demonstration agents there, with the first pages of their memory. Twice is as once."""
+        await plant(self.objects)
+        for slug in AGENTS:
+            if (await asyncio.to_thread(self.memory.read, slug)).version == 0:
+                await self._seed(slug)
+
+    async def _seed(self, slug: str) -> None:
+        files = memory_seed(slug).items()
+        answer = await asyncio.to_thread(
+            self.memory.commit,
+            slug,
+            [Update(file=file, operation=Operation.REPLACE, content=text) for file, text in files],
+            expected_version=0,
+            run_id=SEED_RUN,
+            proposal_id=f"seed-{slug}",
+            reason="the garden is planted",
+            auto_approved=False,
+            author="garden",
+            at=await self.ledger.now(),
+        )
+        # Another process that planted at the same moment is as good.
+        assert isinstance(answer, Committed | AlreadyApplied) or answer.current > 0, answer
+
+
+@asynccontextmanager
+async def open_instance(settings: Settings, ledger_url: str, *, name: str | None = None) -> AsyncGenerator[Instance]:
+    """Open everything, and prove that the object store keeps conditional writes. Closes what it opened."""
+    found = places(settings, ledger_url)
+    ledger = await open_ledger(found.ledger)
+    try:
+        objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
+        try:
+            await objects.probe()
+            provider = open_provider(
+                settings.nlm,
+                clock=SystemClock(),
+                base_url=settings.nlm_base_url,
+                model=settings.nlm_model,
+                key=settings.nlm_key,
+            )
+            memory = await asyncio.to_thread(open_memory, found.memory)
+            try:
+                yield Instance(
+                    places=found,
+                    ledger=ledger,
+                    objects=objects,
+                    memory=memory,
+                    provider=provider,
+                    settings=settings,
+                    name=name or process_name("trellis"),
+                )
+            finally:
+                await provider.close()
+        finally:
+            await objects.close()
+    finally:
+        await ledger.close()
+
+
+def _models(settings: Settings) -> ModelOptions:
+    key = None if settings.model_key is None else settings.model_key.get_secret_value()
+    return ModelOptions(base_url=settings.model_base_url, key=key)
+
+
+def params_of(pairs: list[str]) -> dict[str, Any]:
+    """`k=v` pairs as parameters of a run; a value that is JSON is taken as such. Raises SettingsInvalid."""
+    params: dict[str, Any] = {}
+    for pair in pairs:
+        name, found, text = pair.partition("=")
+        if not found or not name:
+            raise SettingsInvalid(source="--param", detail=f"{pair!r} is no name=value")
+        try:
+            params[name] = json.loads(text)
+        except ValueError:
+            params[name] = text
+    return params
