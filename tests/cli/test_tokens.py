@@ -80,3 +80,29 @@ def test_doctor_says_what_the_token_is_good_for_and_never_shows_it(local: Termin
     monkeypatch.setenv("TRELLIS_TOKEN", "nonsense")
     answer = local("doctor")
     assert (answer.code, "three parts" in answer.out) == (1, True)
+
+
+@pytest.mark.parametrize("command", [("jobs",), ("verify",), ("dlq",), ("agents",)])
+def test_a_bad_token_is_refused_by_commands_that_only_read(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+):
+    assert local(*command).code == 0
+    monkeypatch.setenv("TRELLIS_TOKEN", "garbage")
+    answer = local(*command)
+    assert (answer.code, answer.out) == (1, "")
+    assert "token" in answer.err
+
+
+def test_on_sqlite_no_other_key_than_the_ledgers_own_verifies_a_token(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Whoever could name the key could sign what they like."""
+    token = local("token", "issue", "--role", "control-plane").out.strip()
+    key = Path(local.url.removeprefix("sqlite:///") + ".key")
+    mine = tmp_path / "mine.key"
+    mine.write_text(key.read_text())
+    mine.chmod(0o600)
+    key.write_text("0" * 64)
+    monkeypatch.setenv("TRELLIS_TOKEN_KEY_FILE", str(mine))
+    monkeypatch.setenv("TRELLIS_TOKEN", token)
+    assert local("queues", "pause", "x", "--force").code == 1

@@ -7,9 +7,10 @@ import pytest
 
 from tests.servers.postgres import PostgresServer
 from trellis.engine.errors import LedgerNotMigrated, LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid
+from trellis.engine.records import RetentionOptions
 from trellis.ledgers.postgres.connection import ServerVersion, check_server
 from trellis.ledgers.postgres.ledger import PostgresLedger
-from trellis.ledgers.postgres.migrate import migrate, schema_version
+from trellis.ledgers.postgres.migrate import _script, migrate, schema_version, sql_files
 from trellis.lifecycles import LIFECYCLES
 
 
@@ -70,3 +71,27 @@ async def test_a_server_that_is_not_there_is_unavailable(unused_tcp_port: int):
 def test_a_server_that_is_too_old_is_refused():
     with pytest.raises(LedgerTooOld, match="15 or newer"):
         check_server(ServerVersion(14, 9, 0, "final", 0))
+
+
+async def test_limits_that_an_operator_set_before_the_ledger_wrote_that_down_are_kept(
+    new_postgres_database: Callable[..., str],
+):
+    url = new_postgres_database()
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.execute(_script("roles"))
+            await connection.execute("SET LOCAL search_path = trellis, pg_temp")
+            await connection.execute(next(text for _, text in sql_files("migrations")))
+            await connection.execute("INSERT INTO meta (name, value) VALUES ('schema_version', '1')")
+            await connection.execute(
+                "INSERT INTO concurrency_key (id, name, cap) VALUES (hashtextextended('k', 42), 'k', 7)"
+            )
+        assert (await migrate(url)).version_before == 1
+        ledger = await PostgresLedger.open(url)
+        while (await ledger.retain(RetentionOptions())).more:
+            pass
+        await ledger.close()
+        assert await connection.fetchval("SELECT cap FROM trellis.concurrency_key WHERE name = 'k'") == 7
+    finally:
+        await connection.close()
