@@ -20,7 +20,7 @@ help: ## List the targets
 setup: ## Make or repair .venv with everything for tests and checks
 	$(bootstrap) dev
 
-demo: ## A small application whose worker is killed in the middle, and what happened then
+demo: ## An agent from trigger to proposals (ARGS=--crash: a worker killed in the middle, and what happened then)
 	$(bootstrap) run
 	@$(BIN)/trellis demo $(ARGS)
 

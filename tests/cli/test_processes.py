@@ -212,7 +212,10 @@ def test_what_people_read_fits_eighty_columns(local: Terminal, work, monkeypatch
 def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
     folder = tmp_path / "demo"
     done = subprocess.run(
-        [sys.executable, "-m", "trellis", "demo", "--data", str(folder)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "trellis", "demo", "--crash", "--data", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for text in (
@@ -237,7 +240,7 @@ def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
 
 @pytest.mark.serial
 def test_a_demo_that_is_stopped_takes_its_workers_with_it(tmp_path: Path):
-    with running("demo", "--data", str(tmp_path / "demo"), cwd=tmp_path) as process:
+    with running("demo", "--crash", "--data", str(tmp_path / "demo"), cwd=tmp_path) as process:
         assert process.stdout is not None
         pid = next(int(found[1]) for line in process.stdout if (found := re.search(r"process (\d+)", line)))
         process.send_signal(signal.SIGINT)

@@ -108,3 +108,21 @@ def test_secrets_of_models_are_shown_nowhere(planted: Terminal, monkeypatch: pyt
     answer = planted("doctor", "--json")
     assert "sk-secret" not in answer.out + answer.err
     assert json.dumps(answer.records)
+
+
+def test_the_demo_runs_an_agent_and_approves_nothing(local: Terminal, tmp_path: Path):
+    folder = tmp_path / "demo"
+    answer = local.bare("demo", "--data", str(folder))
+    assert answer.code == 0, answer.err
+    assert "What waits for you" in answer.out
+    assert "“" in answer.out, "a proposal without a quotation is not worth reading"
+    states = [record["state"] for record in local.bare("proposals", "--data", str(folder), "--json").records]
+    assert set(states) <= {"pending", "applied"}
+    assert "pending" in states
+    assert list(folder.glob(f"objects/agents/{VIOLIN}/runs/run_*/manifest.json"))
+
+
+def test_the_demo_knows_its_agents(local: Terminal):
+    answer = local.bare("demo", "--agent", "nobody")
+    assert answer.code != 0
+    assert "archivist-violin" in answer.err

@@ -122,14 +122,19 @@ async def run(
         return await _watch(cli, instance, agent, run_id)
 
 
-async def _watch(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> int:
+async def watched(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> dict[str, Any]:
+    """Work on runs in this process until this one has ended; its last status.json."""
     stop = asyncio.Event()
     serving = asyncio.ensure_future(instance.serve(stop))
     try:
-        status = await _until_ended(cli, instance, slug, run_id, serving)
+        return await _until_ended(cli, instance, slug, run_id, serving)
     finally:
         stop.set()
         await serving
+
+
+async def _watch(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> int:
+    status = await watched(cli, instance, slug, run_id)
     if cli.out.as_json:
         cli.out.record(status)
     else:

@@ -1,4 +1,4 @@
-"""`trellis demo`: a small application, a worker killed in the middle of its work, and what the ledger says afterwards."""
+"""`trellis demo`: an agent from trigger to proposals; with --crash, a worker killed in the middle and what the ledger says then."""
 
 import asyncio
 import json as json_
@@ -12,11 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from trellis.agents.garden import AGENTS
 from trellis.cli.commands import command
+from trellis.cli.demo.agent import agent_demo
 from trellis.cli.demo.processes import Workers
 from trellis.cli.demo.watch import Watch
 from trellis.cli.events import EVENT_COLUMNS, print_events
@@ -64,15 +67,27 @@ def add_to(program: typer.Typer) -> None:
     command(program, "demo", section="Begin", json=False)(demo)
 
 
-async def demo(cli: Cli) -> int:
-    """Run a small application, kill its worker, and see that nothing is lost.
+async def demo(
+    cli: Cli,
+    agent: Annotated[str, typer.Option("--agent", metavar="AGENT", help="Which agent of the garden.")] = AGENTS[0],
+    crash: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--crash", help="Jobs instead: kill a worker and see that nothing is lost.")
+    ] = False,
+) -> int:
+    """Run an agent from trigger to proposals that wait for your decision.
 
-    It makes a folder with an SQLite ledger (or uses --data DIR), takes about ten seconds and leaves nothing running.
+    It makes a folder with everything in it (or uses --data DIR), needs no key and no network, takes a few seconds, leaves nothing running
+    and approves nothing. With --crash a small application runs instead, and its worker is killed in the middle.
     """
     if cli.ledger is not None:
         raise InputError(detail="The demo makes a ledger of its own; --data DIR chooses its folder.")
     for name in TOKEN_SETTINGS:
         os.environ.pop(name, None)  # the demo's ledger is new: no token was made for it, nor for its workers
+    return await (_crash(cli) if crash else agent_demo(cli, agent))
+
+
+async def _crash(cli: Cli) -> int:
+    """A small application, a kill -9, and what the ledger says."""
     folder = (cli.data or Path(tempfile.mkdtemp(prefix="trellis-demo-"))).resolve()
     url = ledger_url(folder)
     make_folder(url)

@@ -1,0 +1,81 @@
+"""`trellis demo`: an agent of the garden, from trigger to proposals that wait for a person."""
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trellis.agents.garden import AGENTS
+from trellis.cli.invocation import Cli, ledger_url, make_folder
+from trellis.cli.runs import watched
+from trellis.engine.errors import InputError
+from trellis.instance import Instance, open_instance
+from trellis.ledgers import migrate
+from trellis.runs import ids
+from trellis.runs.layer import TriggerKind
+from trellis.settings import Settings
+from trellis.wiring import make_development_key
+
+PATIENCE_S = 60.0
+"""Far longer than a run takes here; past it something is wrong."""
+QUOTES_MAX = 4
+
+
+async def agent_demo(cli: Cli, slug: str) -> int:
+    """Run one agent in a folder of its own and show what it proposes; nothing is approved."""
+    if slug not in AGENTS:
+        raise InputError(detail=f"The garden has no agent {slug!r}; choose {' or '.join(AGENTS)}.")
+    folder = (cli.data or Path(tempfile.mkdtemp(prefix="trellis-demo-"))).resolve()
+    url = ledger_url(folder)
+    make_folder(url)
+    await migrate(url)
+    make_development_key(url)
+    # The demonstration is the same everywhere: nothing of this machine's settings takes part in it.
+    async with open_instance(Settings.model_validate({}), url, name=cli.person) as instance:
+        await instance.plant()
+        run_id = await instance.layer.trigger(slug, {}, kind=TriggerKind.MANUAL)
+        cli.out.line(f"{slug} reads its sources and asks them questions: {run_id}")
+        async with asyncio.timeout(PATIENCE_S):
+            status = await watched(cli, instance, slug, run_id)
+        if status["error"]:
+            cli.out.line(status["error"])
+            return 1
+        await _show(cli, instance, slug, status)
+    _say_where(cli, folder, slug, run_id, status)
+    return 0
+
+
+async def _show(cli: Cli, instance: Instance, slug: str, status: dict[str, Any]) -> None:
+    found = await instance.objects.get(ids.output_key(slug, status["run_id"]))
+    assert found is not None, "a completed run has its output"
+    output = json.loads(found.body)
+    cli.out.line()
+    cli.out.prose(output["summary"])
+    for body in output["proposals"]:
+        published = await instance.objects.get(ids.proposal_key(slug, body["id"]))
+        state = "pending" if published is None else json.loads(published.body)["status"]
+        cli.out.line()
+        cli.out.line(f"{body['id']}  {state}", style="bold")
+        cli.out.prose(f"  {body['action']} {body['target']}: {body['content']['summary']}")
+        grounds = body["content"].get("grounds") or [body["content"]]
+        quotes = [citation for ground in grounds for citation in ground["citations"]]
+        for quote in quotes[:QUOTES_MAX]:
+            cli.out.prose(f"  “{quote['excerpt']}” {quote['ref']}", style="dim")
+
+
+def _say_where(cli: Cli, folder: Path, slug: str, run_id: str, status: dict[str, Any]) -> None:
+    cli.out.line()
+    cli.out.facts(
+        [
+            ("run folder", str(folder / "objects" / ids.run_folder(slug, run_id))),
+            ("memory", str(folder / "memory.git")),
+            ("ledger", ledger_url(folder)),
+        ]
+    )
+    waiting = status["proposals_created"]
+    if waiting:
+        cli.out.line()
+        cli.out.line("Nothing was changed but the agent's own memory. What waits for you:")
+        cli.out.line(f"  trellis proposals show {waiting[0]} --data {folder}")
+        cli.out.line(f"  trellis proposals approve {waiting[0]} --data {folder}")
