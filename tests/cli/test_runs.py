@@ -75,7 +75,12 @@ def test_a_run_without_a_watcher_waits_for_a_service(planted: Terminal):
 
 
 def test_an_agent_or_proposal_that_is_not_there_is_said_so(planted: Terminal):
-    assert "there is no agents/nobody/_agent.md" in planted("run", "nobody").err
+    missing = planted("run", "nobody").err
+    assert "there is no agents/nobody/_agent.md" in missing
+    assert "trellis agents" in missing
+    unknown = planted("proposals", "--state", "pendng")
+    assert unknown.code != 0
+    assert "perhaps you mean pending" in unknown.err
     assert "no proposal prop_x" in planted("proposals", "show", "prop_x").err
     assert "no proposal prop_x" in planted("proposals", "approve", "prop_x").err
 

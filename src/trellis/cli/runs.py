@@ -184,7 +184,8 @@ async def list_proposals(
 ) -> None:
     """List proposals, newest first."""
     wanted = values.limit(limit, LIMIT_MAX)
-    where = JobFilter(lifecycle=PROPOSAL.name, state=state)
+    chosen, lifecycle = values.state(state, PROPOSAL.name)
+    where = JobFilter(lifecycle=lifecycle, state=chosen)
     async with cli.open() as ledger:
         now = await ledger.now()
         page = await ledger.jobs(where, limit=wanted)

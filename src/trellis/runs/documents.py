@@ -15,7 +15,6 @@ from trellis.engine.records import Event
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
 
-REQUESTED = "run.requested"
 STARTED = "run.started"
 STEP_DONE = "run.step.completed"
 FAILED = "run.failed"
@@ -143,20 +142,6 @@ def publications(facts: Facts, journal: Mapping[str, bytes]) -> list[Publication
         puts.append(Publication(ids.manifest_key(slug, run_id), manifest(facts)))
     puts.append(Publication(ids.status_key(slug, run_id), status(facts), last.version))
     return puts
-
-
-def step_data(number: int, body: bytes, *, started_at: datetime, finished_at: datetime, **more: Any) -> bytes:
-    """What the event of a completed step says about it."""
-    said = {
-        "step": number,
-        "name": ids.STEPS[number - 1],
-        "file": ids.step_file(number),
-        "sha256": sha256(body),
-        "started_at": timestamp(started_at),
-        "finished_at": timestamp(finished_at),
-        **more,
-    }
-    return json.dumps(said, ensure_ascii=False).encode()
 
 
 def audit(event: Event) -> bytes:

@@ -117,7 +117,9 @@ class BuiltinLayer:
     async def _check(self, slug: str) -> None:
         agent = await self.catalog.load(slug)
         match agent:
-            case AgentMissing() | AgentMalformed():
+            case AgentMissing():
+                raise AgentNotRunnable(slug=slug, reason=f"{agent}; `trellis agents` lists those there are")
+            case AgentMalformed():
                 raise AgentNotRunnable(slug=slug, reason=str(agent))
             case _ if not agent.may_run:
                 raise AgentNotRunnable(slug=slug, reason=f"it is {agent.status.value}; only an active agent runs")

@@ -74,14 +74,11 @@ class Orchestrator:
     new_id: Callable[[], str]
     options: OrchestratorOptions
     name: str = "orchestrator"
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """A run ended here: there is room."""
     claiming: bool = True
     _driving: dict[str, _Driving] = field(default_factory=dict[str, _Driving])
 
     async def run_once(self) -> Pass:
         """Accept and claim. Raises LedgerError when the ledger does not answer."""
-        self.changed.clear()
         accepted = await self._accept()
         claimed = await self._claim()
         return Pass(accepted=accepted, claimed=claimed, driving=len(self._driving))
@@ -129,7 +126,6 @@ class Orchestrator:
             mine = self._driving.get(run_id)
             if mine is not None and mine.claimed is claimed:
                 del self._driving[run_id]
-            self.changed.set()
 
     async def renew(self) -> int:
         """One heartbeat for every run driven here; how many are still this process's. Past its fence a drive is cut."""
