@@ -55,6 +55,11 @@ class FakeClock:
         """The same reading, for elapsed time."""
         return self._now
 
+    @property
+    def sleeping(self) -> int:
+        """How many wait for this clock to be moved."""
+        return sum(not woken.done() for _, _, woken in self._sleepers)
+
     async def sleep(self, seconds: float) -> None:
         """Come back when the clock has been moved so far."""
         if seconds <= 0:

@@ -96,6 +96,9 @@ async def test_a_full_disk_refuses_and_loses_nothing_on_postgres(fault_server: P
             fault_server.sql(f'CREATE DATABASE full_disk TEMPLATE "{TEMPLATES["system"]}" TABLESPACE small')
             ledger = await open_ledger(fault_server.url("full_disk", LOGIN), hints=False)
             try:
+                assert (
+                    await verify(ledger)
+                ).ok  # every session is open: a new one may need room for the server's own cache
                 acknowledged = await fill(ledger)
                 await check_full(ledger, acknowledged)
                 remount(folder, "size=64m")

@@ -41,7 +41,7 @@ def scripted(clock: FakeClock, *steps: dict[str, Any]) -> Scripted:
 
 async def until_asleep(clock: FakeClock, sleepers: int) -> None:
     for _ in range(1_000):
-        if len(clock._sleepers) >= sleepers:
+        if clock.sleeping >= sleepers:
             return
         await asyncio.sleep(0)
     raise AssertionError("nobody fell asleep")

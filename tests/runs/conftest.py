@@ -126,13 +126,16 @@ class Stand:
         return job.state
 
     async def until(self, holds: Callable[[], bool | Awaitable[bool]], *, step_s: float = 0.0) -> None:
-        """Wait for the thing itself; each look is a trip to the ledger and moves the clock by `step_s`."""
+        """Wait for the thing itself; each look is a trip to the ledger and moves the clock by `step_s` if somebody sleeps.
+
+        Work that is not asleep takes no time, however slow the machine is.
+        """
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 answer = holds()
                 if answer if isinstance(answer, bool) else await answer:
                     return
-                if step_s:
+                if step_s and self.clock.sleeping:
                     self.clock.advance(step_s)
                 await self.ledger.job(JobId("nobody"))
 
