@@ -48,33 +48,35 @@ def decisions(memory: MemoryRepository, agent: str) -> list[str]:
 
 
 @pytest.mark.requirement("D23", "PIPE-11", "AUTH-6")
-def test_eight_processes_lose_no_update_and_apply_none_twice(memory: MemoryRepository, start, sound):
+@pytest.mark.parametrize("each", [10, pytest.param(50, marks=pytest.mark.prove)])
+def test_eight_processes_lose_no_update_and_apply_none_twice(memory: MemoryRepository, start, sound, each: int):
     agents = [f"agent-{number}" for number in range(4)]
-    processes = [start("committer", memory.path, f"w{number}", 25, *agents) for number in range(8)]
+    processes = [start("committer", memory.path, f"w{number}", each, *agents) for number in range(8)]
     told = []
     for process in processes:
         out, error = process.communicate(timeout=100)
         assert process.returncode == 0, error
         told += [line.split() for line in out.splitlines()]
-    assert len(told) == 200
+    assert len(told) == 8 * each
     assert Counter((agent, proposal) for agent, proposal, _, _ in told).most_common(1)[0][1] == 1
     for agent in agents:
         mine = sorted(int(version) for name, _, _, version in told if name == agent)
         assert mine == list(range(1, len(mine) + 1))
         assert memory.read(agent).version == len(mine)
         assert Counter(decisions(memory, agent)) == Counter(proposal for name, proposal, _, _ in told if name == agent)
-        entries = memory.history(agent, limit=200).entries
+        entries = memory.history(agent, limit=len(mine)).entries
         assert {entry.commit for entry in entries} == {commit for name, _, commit, _ in told if name == agent}
-    assert memory.verify().commits == 200
+    assert memory.verify().commits == 8 * each
     sound()
 
 
 @pytest.mark.requirement("D23", "PIPE-11")
-def test_killed_writers_lose_nothing_they_acknowledged(memory: MemoryRepository, start, sound):
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.prove)])
+def test_killed_writers_lose_nothing_they_acknowledged(memory: MemoryRepository, start, sound, rounds: int):
     """Three writers at once; each is killed at some moment after one of its acknowledgements, and the next round goes on."""
     chance = random.Random(SEED)
     told: list[list[str]] = []
-    for round_ in range(4):
+    for round_ in range(rounds):
         processes = [
             start("committer", memory.path, f"r{round_}w{number}", 10_000, AGENT, "other") for number in range(3)
         ]
@@ -98,7 +100,7 @@ def test_killed_writers_lose_nothing_they_acknowledged(memory: MemoryRepository,
 
 
 @pytest.mark.requirement("D23", "PIPE-11")
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_writer_killed_at_any_line_leaves_all_or_nothing(memory: MemoryRepository, start, sound, step: int):
     process = start("killed_at_every_line", memory.path, step)
     out, error = process.communicate(timeout=100)
@@ -107,7 +109,7 @@ def test_a_writer_killed_at_any_line_leaves_all_or_nothing(memory: MemoryReposit
     assert seen["problems"] == []
     assert seen["killed"] > 250 / step
     assert seen["versions"] == seen["points"] == seen["applied"] + seen["not_applied"]
-    assert seen["applied"] > 2, "no kill came after the branch had moved"
+    assert seen["applied"] >= 2, "no kill came after the branch had moved"
     sound()
 
 
