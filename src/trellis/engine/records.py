@@ -151,9 +151,13 @@ class KeyOver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedPage:
-    """Events in feed order; ask on with `position`. A position is opaque text that sorts as the feed does."""
+    """Events in feed order; ask on with `position`. A position is opaque text that sorts as the feed does.
+
+    `positions` has one for each event, for those who must be able to go on after any of them.
+    """
 
     events: tuple[Event, ...]
+    positions: tuple[str, ...]
     position: str
 
 

@@ -185,3 +185,16 @@ async def test_events_are_found_by_type_correlation_and_time(rig: Rig):
 
 async def test_a_job_nobody_made_has_no_events(rig: Rig):
     assert await rig.ledger.events(rig.new_id()) == []
+
+
+@pytest.mark.requirement("RUN-5", "D6")
+async def test_the_feed_goes_on_after_any_event_it_gave(rig: Rig):
+    await rig.submit(3)
+    await rig.claim(2)
+    page = await rig.ledger.feed(None, limit=100)
+    assert len(page.positions) == len(page.events) == 7
+    assert list(page.positions) == sorted(set(page.positions))
+    for number, position in enumerate(page.positions, start=1):
+        rest = await rig.ledger.feed(position, limit=100)
+        assert [event.id for event in rest.events] == [event.id for event in page.events[number:]]
+        assert rest.positions == page.positions[number:]

@@ -172,6 +172,7 @@ class Reads:
         after = _position(position)
         code = lifecycle_named(lifecycle).code if lifecycle else None
         events: list[Event] = []
+        positions: list[str] = []
         while len(events) < limit:
             batches = await self.fetch(Read.feed_batches, after[0], FEED_BATCHES)
             if not batches:
@@ -189,6 +190,7 @@ class Reads:
                 numbers,
             )
             events.extend(rows.event(row) for row in found)
+            positions.extend(_position_text((row["pos"], row["id"], row["version"])) for row in found)
             if len(events) >= limit:
                 after = (found[-1]["pos"], found[-1]["id"], found[-1]["version"])
             elif len(batches) < FEED_BATCHES:
@@ -196,7 +198,7 @@ class Reads:
                 break
             else:
                 after = (last + 1, 0, 0)
-        return FeedPage(events=tuple(events), position=_position_text(after))
+        return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
 
     async def feed_end(self) -> str:
         await self.fetch("select sequence_feed()")

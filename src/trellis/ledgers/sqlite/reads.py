@@ -81,7 +81,8 @@ def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | 
     values = {"after": after, "end": end, "lifecycle": lifecycle_code(lifecycle), "limit": page_size(limit)}
     found = tx.db.execute(_Sql.feed, values).fetchall()
     reached = found[-1][15] if len(found) == limit else max(end, after)
-    return FeedPage(events=tuple(map(rows.event, found)), position=_text(reached))
+    positions = tuple(_text(row[15]) for row in found)
+    return FeedPage(events=tuple(map(rows.event, found)), positions=positions, position=_text(reached))
 
 
 def feed_end(tx: Transaction) -> str:
