@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import quote
+
+from tests.servers.guard import Guard
 
 SUPERUSER = "postgres"
 VERSION_MIN = 15
@@ -43,24 +44,6 @@ SETTINGS_DEFAULT: Mapping[str, object] = {
 
 StopMode: TypeAlias = Literal["fast", "immediate"]
 STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-
-# Reads "pid" lines; the last one is in force. End of input without a closing "0" means that the owner died.
-GUARD = """
-import os, shutil, signal, sys, time
-pid = 0
-for line in sys.stdin:
-    pid = int(line)
-if pid:
-    try:
-        os.kill(pid, signal.SIGQUIT)
-        for _ in range(1000):
-            os.kill(pid, 0)
-            time.sleep(0.01)
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
-"""
 
 
 class PostgresFailed(Exception):
@@ -130,11 +113,7 @@ class PostgresServer:
         self._user = user
         self._settings = dict(settings)
         self._process: subprocess.Popen[Any] | None = None
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", GUARD, folder],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # an interrupt at the terminal is for the tests, not for their servers
-        )
+        self._guard = Guard(folder, signal.SIGQUIT)
 
     @classmethod
     def start(cls, bin_dir: Path | None = None, **settings: object) -> Self:
@@ -193,13 +172,7 @@ class PostgresServer:
     def stop(self, mode: StopMode = "fast") -> None:
         """End the server and remove its folder. Calling it again does nothing."""
         self._end_process(mode)
-        if self._guard.poll() is None:
-            self._tell_guard(0)
-            assert self._guard.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                self._guard.stdin.close()
-            self._guard.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._guard.dismiss()
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop and start on the same data and port; `immediate` makes it recover as after a crash."""
@@ -241,7 +214,7 @@ class PostgresServer:
                 **_as_user(self._user),
             )
         self._process = process
-        self._tell_guard(process.pid)
+        self._guard.watch(process.pid)
 
     def _wait_until_ready(self) -> bool:
         probe = [self.binaries.bin_dir / "pg_isready", "--quiet", "--host", "127.0.0.1", "--port", str(self.port)]
@@ -270,12 +243,6 @@ class PostgresServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-    def _tell_guard(self, pid: int) -> None:
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._guard.stdin.write(b"%d\n" % pid)
-            self._guard.stdin.flush()
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ import contextlib
 import importlib.metadata
 import json
 import shutil
+import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -21,6 +21,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
+
+from tests.servers.guard import Guard
 
 ACCESS_KEY = "trellis-tests"
 SECRET_KEY = "not-a-secret-of-anybody"
@@ -30,23 +32,6 @@ START_TIMEOUT_S = 60.0
 START_TRIES = 3
 POLL_S = 0.02
 PORTS = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc", "s3", "s3.grpc")
-
-# Reads "pid" lines; the last one is in force. End of input without a closing "0" means that the owner died.
-GUARD = """
-import os, shutil, signal, sys, time
-pid = 0
-for line in sys.stdin:
-    pid = int(line)
-if pid:
-    try:
-        os.kill(pid, signal.SIGKILL)
-        for _ in range(1000):
-            os.kill(pid, 0)
-            time.sleep(0.01)
-    except ProcessLookupError:
-        pass
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
-"""
 
 
 class SeaweedFailed(Exception):
@@ -71,11 +56,7 @@ class SeaweedServer:
         self.ports: dict[str, int] = {}
         self._binary = binary
         self._process: subprocess.Popen[Any] | None = None
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", GUARD, folder],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # an interrupt at the terminal is for the tests, not for their servers
-        )
+        self._guard = Guard(folder, signal.SIGKILL)
 
     @classmethod
     def start(cls) -> Self:
@@ -115,13 +96,7 @@ class SeaweedServer:
     def stop(self) -> None:
         """End the server and remove its folder. Calling it again does nothing."""
         self._end_process()
-        if self._guard.poll() is None:
-            self._tell_guard(0)
-            assert self._guard.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                self._guard.stdin.close()
-            self._guard.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._guard.dismiss()
 
     def _write_configuration(self) -> None:
         (self.folder / "data").mkdir()
@@ -175,7 +150,7 @@ class SeaweedServer:
                 start_new_session=True,
             )
         self._process = process
-        self._tell_guard(process.pid)
+        self._guard.watch(process.pid)
 
     def _wait_until_ready(self) -> bool:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -209,12 +184,6 @@ class SeaweedServer:
             return
         process.kill()  # its data goes with it, and it would take its time to say goodbye
         process.wait()
-
-    def _tell_guard(self, pid: int) -> None:
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._guard.stdin.write(b"%d\n" % pid)
-            self._guard.stdin.flush()
 
 
 @contextlib.contextmanager
