@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.guards import GUARDS
 from bench.measures import Drained, drain, drain_file, latencies_ms, percentile, submit_rate, submit_rate_file
+from bench.published import Folder
 from bench.stores import Stores
 from bench.task import Task
 from trellis.worker.options import CONCURRENCY_DEFAULT, PREFETCH_PER_SLOT
@@ -29,6 +30,9 @@ class Sizes:
     latency: int = 200
     latency_without_hints: int = 40
     steps: int = 600
+    runs: int = 600
+    published_runs: int = 100
+    dbos_runs: int = 80
 
 
 SMALL = Sizes(
@@ -42,6 +46,9 @@ SMALL = Sizes(
     latency=10,
     latency_without_hints=5,
     steps=10,
+    runs=6,
+    published_runs=6,
+    dbos_runs=6,
 )
 """For the test of this program."""
 
@@ -51,6 +58,11 @@ DEFAULTS = Task(url="", concurrency=CONCURRENCY_DEFAULT, batch=PREFETCH_PER_SLOT
 """How a worker is set that nobody tuned."""
 LATENCY_PER_S = 20.0
 HUEY_THREADS = (1, 4)
+RUNS_AT_ONCE = 50
+RUN_PROCESSES = 2
+"""On PostgreSQL, where DBOS is faster with two; an SQLite file is used by one."""
+RUN_SUBJECTS = {"runs": "runs", "published": "runs", "peer_dbos": "peer_dbos"}
+"""What is measured, and the module that does it."""
 
 
 def submits(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
@@ -132,6 +144,30 @@ def steps(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
         yield {f"steps{workers}.pg.trellis": drain(stores, "trellis", task, workers=workers).per_s}
 
 
+def runs(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Agent runs of four steps, durable in the ledger and with everything published, beside DBOS."""
+    for subject, module in RUN_SUBJECTS.items():
+        task, shown = _run_task(stores, sizes, subject)
+        drained = drain(stores, module, task, workers=RUN_PROCESSES, shown=shown)
+        yield _run_figures(f"pg.{subject}", drained)
+    for subject, module in RUN_SUBJECTS.items():
+        task, shown = _run_task(stores, sizes, subject)
+        yield _run_figures(f"sqlite.{subject}", drain_file(stores, module, task, shown=shown))
+
+
+def _run_task(stores: Stores, sizes: Sizes, subject: str) -> tuple[Task, Callable[[], None] | None]:
+    counts = {"runs": sizes.runs, "published": sizes.published_runs, "peer_dbos": sizes.dbos_runs}
+    task = Task(url="", jobs=counts[subject], concurrency=RUNS_AT_ONCE)
+    if subject != "published":
+        return task, None
+    folder = Folder(stores.objects(), task.jobs)
+    return replace(task, objects=str(folder.path)), folder.wait
+
+
+def _run_figures(name: str, drained: Drained) -> Figures:
+    return {f"runs.{name}": drained.per_s, f"cpu_runs.{name}": (drained.worker_cpu_us + drained.server_cpu_us) / 1e3}
+
+
 GROUPS: dict[str, Callable[[Stores, Sizes], Iterator[Figures]]] = {
     "submit": submits,
     "drain": drains,
@@ -139,4 +175,5 @@ GROUPS: dict[str, Callable[[Stores, Sizes], Iterator[Figures]]] = {
     "latency": latency,
     "guards": guards,
     "steps": steps,
+    "runs": runs,
 }

@@ -11,7 +11,7 @@ import asyncpg
 
 from bench.marks import Marks
 from bench.processes import Child, ChildFailed, ask, children, cpu_s, family
-from bench.stores import Database, Stores
+from bench.stores import OURS, Database, Stores
 from bench.task import Task
 
 DRAIN_TIMEOUT_S = 60.0
@@ -20,13 +20,22 @@ UNSETTLED = {
     "trellis": "select exists (select from trellis.ready) or exists (select from trellis.lease)",
     "floor_postgres": "select exists (select from floor.ready) or exists (select from floor.lease)",
     "peer_pgqueuer": "select exists (select from pgqueuer)",
+    "peer_dbos": "select exists (select from dbos.workflow_status where status in ('ENQUEUED', 'PENDING'))",
 }
 UNSETTLED["ledger"] = UNSETTLED["trellis"]
+UNSETTLED["runs"] = f"{UNSETTLED['trellis']} or exists (select from trellis.parked)"
 UNSETTLED_IN_FILE = {
     "trellis": "select exists (select 1 from trellis_job where place in (1, 4))",
+    "runs": "select exists (select 1 from trellis_job where place in (1, 3, 4))",
     "floor_sqlite": "select exists (select 1 from job where state < 4)",
+    "peer_dbos": "select exists (select 1 from workflow_status where status in ('ENQUEUED', 'PENDING'))",
 }
 UNSETTLED_IN_FILE["ledger"] = UNSETTLED_IN_FILE["trellis"]
+SETTLED_POLL_S = 0.001
+SETTLED_POLL_S_DBOS = 0.02
+"""Its file has a rollback journal, where a reader keeps the writer waiting."""
+MADE_BEFOREHAND = frozenset({"floor_sqlite", "peer_dbos"})
+"""Subjects whose tables are made by an action of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,19 +69,36 @@ def submit_rate(stores: Stores, subject: str, action: str, task: Task) -> float:
 
 
 def drain(
-    stores: Stores, subject: str, task: Task, *, workers: int = 1, alter: Callable[[Database], None] | None = None
+    stores: Stores,
+    subject: str,
+    task: Task,
+    *,
+    workers: int = 1,
+    alter: Callable[[Database], None] | None = None,
+    shown: Callable[[], None] | None = None,
 ) -> Drained:
-    """Fill a fresh database, then have worker processes empty it. `alter` changes the schema first."""
+    """Fill a fresh database, then have worker processes empty it. `alter` changes the schema first.
+
+    `shown` comes back when everything can be seen elsewhere too; then the time ends there.
+    """
     database = stores.database(subject)
     try:
         if alter is not None:
             alter(database)
-        return drain_database(stores, database, subject, task, workers=workers)
+        return drain_database(stores, database, subject, task, workers=workers, shown=shown)
     finally:
         database.drop()
 
 
-def drain_database(stores: Stores, database: Database, subject: str, task: Task, *, workers: int) -> Drained:
+def drain_database(
+    stores: Stores,
+    database: Database,
+    subject: str,
+    task: Task,
+    *,
+    workers: int,
+    shown: Callable[[], None] | None = None,
+) -> Drained:
     """`drain` on a database that is there."""
     marks = Marks(stores.fresh_marks())
     task = replace(task, url=database.url(subject), marks=str(marks.folder))
@@ -80,10 +106,17 @@ def drain_database(stores: Stores, database: Database, subject: str, task: Task,
     ask(filler, "bulk", replace(task, batch=1_000, concurrency=1).as_dict(), stores.folder)
     database.settle_down()
     with children(subject, "worker", [task.as_dict()] * workers, stores.folder) as started:
-        return asyncio.run(_drained(database, UNSETTLED[subject], started, marks, task.jobs))
+        return asyncio.run(_drained(database, UNSETTLED[subject], started, marks, task.jobs, shown))
 
 
-async def _drained(database: Database, unsettled: str, workers: list[Child], marks: Marks, jobs: int) -> Drained:
+async def _drained(
+    database: Database,
+    unsettled: str,
+    workers: list[Child],
+    marks: Marks,
+    jobs: int,
+    shown: Callable[[], None] | None,
+) -> Drained:
     connection = await asyncpg.connect(database.server.url(database.name))
     try:
         began_wal = await connection.fetchval("select pg_current_wal_insert_lsn()")
@@ -94,6 +127,8 @@ async def _drained(database: Database, unsettled: str, workers: list[Child], mar
         wait_for_marks(marks, jobs, workers)
         while await connection.fetchval(unsettled):
             pass
+        if shown is not None:
+            shown()
         ended_ns = time.time_ns()
         ended = cpu_s(worker_pids), cpu_s(family(server_pid))
         wal = await connection.fetchval("select pg_current_wal_insert_lsn() - $1::pg_lsn", began_wal)
@@ -123,7 +158,7 @@ def wait_for_marks(marks: Marks, jobs: int, workers: list[Child]) -> None:
 
 def file_url(subject: str, path: Path) -> str:
     """How a subject names its file."""
-    return f"sqlite:///{path}" if subject in {"trellis", "ledger"} else str(path)
+    return f"sqlite:///{path}" if subject in OURS else str(path)
 
 
 def submit_rate_file(stores: Stores, subject: str, action: str, task: Task) -> float:
@@ -132,11 +167,11 @@ def submit_rate_file(stores: Stores, subject: str, action: str, task: Task) -> f
     return task.jobs / ask(subject, action, replace(task, url=url).as_dict(), stores.folder)
 
 
-def drain_file(stores: Stores, subject: str, task: Task) -> Drained:
-    """Fill a fresh file, then have one worker process empty it."""
+def drain_file(stores: Stores, subject: str, task: Task, *, shown: Callable[[], None] | None = None) -> Drained:
+    """Fill a fresh file, then have one worker process empty it; `shown` as for `drain`."""
     path, marks = stores.file(subject), Marks(stores.fresh_marks())
     task = replace(task, url=file_url(subject, path), marks=str(marks.folder))
-    if subject == "floor_sqlite":
+    if subject in MADE_BEFOREHAND:
         ask(subject, "setup", task.as_dict(), stores.folder)
     filler = "trellis" if subject == "ledger" else subject
     fill = "singles" if subject == "peer_huey" else "bulk"
@@ -146,6 +181,9 @@ def drain_file(stores: Stores, subject: str, task: Task) -> Drained:
         worker.go()
         wait_for_marks(marks, task.jobs, [worker])
         ended_ns = _when_settled(path, subject) or max(mark.began_ns for mark in marks.records)
+        if shown is not None:
+            shown()
+            ended_ns = time.time_ns()
         used = cpu_s([worker.process.pid]) - began
     seconds = (ended_ns - min(mark.began_ns for mark in marks.records)) / 1e9
     return Drained(per_s=task.jobs / seconds, worker_cpu_us=used / task.jobs * 1e6)
@@ -158,7 +196,7 @@ def _when_settled(path: Path, subject: str) -> int | None:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     connection.set_busy_timeout(1_000)
     while connection.execute(UNSETTLED_IN_FILE[subject]).fetchall()[0][0]:
-        time.sleep(0.001)
+        time.sleep(SETTLED_POLL_S_DBOS if subject == "peer_dbos" else SETTLED_POLL_S)
     connection.close()
     return time.time_ns()
 

@@ -18,6 +18,8 @@ from trellis.ledgers import migrate
 
 APPLICATION = "bench_app"
 MEMORY = Path("/dev/shm")
+OURS = frozenset({"trellis", "ledger", "runs"})
+"""Subjects that work on our own schema."""
 
 
 @dataclass(slots=True)
@@ -32,7 +34,7 @@ class Stores:
 
     def database(self, subject: str) -> "Database":
         """A fresh, empty database with the subject's schema, copied from a template that is made once."""
-        schema = "trellis" if subject in {"trellis", "ledger"} else subject
+        schema = "trellis" if subject in OURS else subject
         template = f"template_{schema}"
         if schema not in self._templates:
             self._make_template(schema, template)
@@ -53,6 +55,12 @@ class Stores:
     def file(self, name: str) -> Path:
         """A path for a new SQLite file."""
         return self.folder / f"{name}-{self._next()}.db"
+
+    def objects(self) -> Path:
+        """A new folder for the object store of one measurement, on the disk that holds the SQLite files."""
+        folder = self.folder / f"objects-{self._next()}"
+        folder.mkdir()
+        return folder
 
     def fresh_marks(self) -> Path:
         """An empty folder for the marks of one measurement."""
@@ -79,7 +87,7 @@ class Database:
 
     def url(self, subject: str) -> str:
         """Where the subject connects: ours as an application role, so that every guard is in force."""
-        return self.server.url(self.name, APPLICATION if subject in {"trellis", "ledger"} else "postgres")
+        return self.server.url(self.name, APPLICATION if subject in OURS else "postgres")
 
     def run(self, *statements: str) -> Any:
         """Statements as superuser; returns the last one's first value."""

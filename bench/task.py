@@ -20,6 +20,8 @@ class Task:
     marks: str = ""
     hints: bool = True
     handler: str = "noop"
+    objects: str = ""
+    """The folder of the object store, for runs that are published."""
 
     @property
     def folder(self) -> Path:

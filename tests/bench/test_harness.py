@@ -5,14 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from bench.groups import SMALL, sqlite_drains
+from bench.groups import RUN_SUBJECTS, SMALL, _run_task, sqlite_drains
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
 from bench.measures import drain, drain_file
 from bench.preload import PreloadBroken, preload
 from bench.processes import ChildFailed, ask
+from bench.published import Folder
 from bench.stores import Stores
+from bench.subjects.runs import names
 from bench.task import Task
 from tests.servers.postgres import PostgresServer
+from trellis.runs import ids
 
 TASK = Task(url="", jobs=60, batch=20, concurrency=20)
 
@@ -35,6 +38,29 @@ def test_postgres_is_drained(stores: Stores, subject: str):
 @pytest.mark.parametrize("subject", ["trellis", "ledger", "floor_sqlite"])
 def test_sqlite_is_drained(stores: Stores, subject: str):
     assert drain_file(stores, subject, TASK).per_s > 0
+
+
+def test_runs_are_taken_to_their_end_by_two_processes(stores: Stores):
+    task, shown = _run_task(stores, SMALL, "runs")
+    assert shown is None
+    assert drain(stores, RUN_SUBJECTS["runs"], task, workers=2).per_s > 0
+
+
+def test_published_runs_count_when_readers_see_them_completed(stores: Stores):
+    task, shown = _run_task(stores, SMALL, "published")
+    assert shown is not None
+    assert drain_file(stores, RUN_SUBJECTS["published"], task, shown=shown).per_s > 0
+    shown()  # nothing more to wait for: every status.json says so
+
+
+def test_a_run_that_failed_for_its_readers_is_no_figure(stores: Stores):
+    folder = Folder(stores.objects(), runs=1)
+    ((slug, run_id),) = names(1)
+    status = folder.path / ids.status_key(slug, run_id)
+    status.parent.mkdir(parents=True)
+    status.write_text('{"status": "failed"}', encoding="utf-8")
+    with pytest.raises(ChildFailed, match=f"{run_id} is failed"):
+        folder.wait()
 
 
 def test_each_guard_can_be_taken_away_and_jobs_still_end(stores: Stores):

@@ -59,3 +59,19 @@ def test_lines_without_figures_are_left_out():
 
 def test_a_table_is_readable_as_text():
     assert markdown(("a", "bb"), [("ccc", "d")]).splitlines() == ["| a   | bb |", "| ----|--- |", "| ccc | d  |"]
+
+
+def test_runs_are_judged_beside_dbos_and_published_ones_only_shown():
+    samples = {
+        "runs.sqlite.runs": [500.0],
+        "runs.sqlite.published": [50.0],
+        "runs.sqlite.peer_dbos": [100.0],
+        "cpu_runs.sqlite.runs": [1.5],
+        "cpu_runs.sqlite.peer_dbos": [15.0],
+    }
+    lines = {str(line["title"]): line for line in verdicts(samples)}
+    assert lines["4-step runs, 1 process"]["met"] is True
+    assert lines["4-step runs, 1 process, published"]["met"] is None
+    assert lines["CPU, 4-step runs, 1 process"]["ratio"] == 0.1
+    slower = {str(line["title"]): line["met"] for line in verdicts({**samples, "runs.sqlite.runs": [499.0]})}
+    assert slower["4-step runs, 1 process"] is False

@@ -9,7 +9,7 @@ import pytest
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from trellis.engine.jobs import Actor, CancelMode, RequestId
 from trellis.lifecycles import Role
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
+from trellis.runs.orchestrator import ACCEPT_BATCH_MAX, TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.steps import StepContext, StepResult
 
 OPTIONS = OrchestratorOptions(concurrency=10, lease_s=30.0, heartbeat_s=10.0)
@@ -111,6 +111,15 @@ async def test_a_run_whose_orchestrator_is_gone_is_taken_up_by_another(stand: St
     hold.let_go(run)
     await ended(stand, run)
     assert await stand.state(run) == "completed"
+
+
+@pytest.mark.requirement("PIPE-3")
+async def test_of_more_requests_than_one_pass_takes_in_the_oldest_come_first(stand: Stand):
+    runs = [await stand.run_of(queued=False) for _ in range(ACCEPT_BATCH_MAX + 30)]
+    one = orchestrator(stand)
+    one.claiming = False
+    assert (await one.run_once()).accepted == ACCEPT_BATCH_MAX
+    assert [await stand.state(run) for run in runs] == ["queued"] * ACCEPT_BATCH_MAX + ["requested"] * 30
 
 
 @pytest.mark.requirement("D4", "D16")

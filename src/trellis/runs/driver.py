@@ -7,17 +7,17 @@ takes up after the last counted step, with everything that was kept.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from trellis.engine.batching import Batcher
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event
 from trellis.lifecycles import Trigger
 from trellis.runs import documents, ids
 from trellis.runs.errors import AgentTimeout, RunTimeout, StepError, StepFailed, UpstreamUnavailable
@@ -25,8 +25,13 @@ from trellis.runs.steps import Step, StepContext, StepResult, result_of
 from trellis.storage.objects import StoreUnavailable
 
 ERROR_CHARS_MAX = 2_000
+ADVANCES_MAX = 200
+"""Steps of different runs that go in one transaction."""
+CLOCKS_ALIKE_S = 10.0
+"""How long the distance between this process's clock and the ledger's is taken to be the same."""
 RUNNING = "running"
 STEP = "step"
+EPOCH = datetime.fromtimestamp(0, UTC)
 
 _log = log_of("trellis.runs")
 
@@ -65,6 +70,13 @@ class Driver:
     options: DriverOptions
     wishes: set[str] = field(default_factory=set[str])
     """Runs that somebody asked to stop; their drive is cancelled after they were put here."""
+    _advances: Batcher[Advance, Applied | LeaseLost] = field(init=False)
+    _zero: datetime = EPOCH
+    _zero_until: float = float("-inf")
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self._advances = Batcher(self._advance_all, lambda _: 1, ADVANCES_MAX)
 
     async def drive(self, claimed: Claimed) -> Outcome:
         """Take the run as far as it goes."""
@@ -89,6 +101,25 @@ class Driver:
         finally:
             self.wishes.discard(run_id)
 
+    async def ledger_zero(self) -> datetime:
+        """What the ledger's clock shows when this process's monotonic one shows zero, or a moment earlier.
+
+        Asked for now and then: in between both clocks run alike, and a step need not ask what time it is.
+        """
+        async with self._asking:
+            if self.clock.monotonic() >= self._zero_until:
+                now = await self.ledger.now()
+                self._zero = now - timedelta(seconds=self.clock.monotonic())
+                self._zero_until = self.clock.monotonic() + CLOCKS_ALIKE_S
+        return self._zero
+
+    async def advance(self, advance: Advance) -> Applied | LeaseLost:
+        """One fenced step of one run, in a transaction with the steps that other runs want at the same moment."""
+        return await self._advances.put(advance)
+
+    async def _advance_all(self, advances: Sequence[Advance]) -> list[Applied | LeaseLost]:
+        return list((await self.ledger.turn(Turn(actor=self.actor, advances=tuple(advances)))).outcomes)
+
 
 class _Drive:
     """One run in the hands of one driver."""
@@ -102,16 +133,20 @@ class _Drive:
         self._version = 0
         self._done = 0
         self._ends_at = 0.0
+        self._zero = EPOCH
 
     async def load(self) -> None:
         """What is already there, and when this run is over in any case."""
         ledger = self._driver.ledger
-        self._journal = await ledger.read_journal(self._run_id)
         events = await ledger.events(self._run_id)
+        started = next(event for event in events if event.type == documents.STARTED)
         self._version = events[-1].version
         self._done = sum(event.type == documents.STEP_DONE for event in events)
-        left = _started_at(events) + timedelta(seconds=self._driver.options.run_timeout_s) - await ledger.now()
-        self._ends_at = self._driver.clock.monotonic() + left.total_seconds()
+        if self._done or started.epoch != self._lease.epoch:  # else nobody held the run before, and nothing was kept
+            self._journal = await ledger.read_journal(self._run_id)
+        self._zero = await self._driver.ledger_zero()
+        left_of_run = timedelta(seconds=self._driver.options.run_timeout_s)
+        self._ends_at = (started.ts - self._zero + left_of_run).total_seconds()
 
     async def all_steps(self) -> str | None:
         """Every step that was not counted yet; the agent's summary."""
@@ -146,7 +181,7 @@ class _Drive:
     async def _with_retries(self, number: int) -> tuple[StepResult, datetime, datetime]:
         delays = iter(self._driver.options.retry_delays_s)
         while True:
-            began = await self._driver.ledger.now()
+            began = self._now()
             try:
                 result = await self._once_over(number)
             except StepError as error:
@@ -157,7 +192,7 @@ class _Drive:
                 _log.warning("step_failed", error=str(error), again_in_s=delay_s, **about)
                 await self._driver.clock.sleep(delay_s)
             else:
-                return result, began, await self._driver.ledger.now()
+                return result, began, self._now()
 
     async def _once_over(self, number: int) -> StepResult:
         """One try, cut by the step's time and by the run's."""
@@ -243,8 +278,7 @@ class _Drive:
             version=version,
             cause=cause,
         )
-        answer = await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))
-        match answer.outcomes[0]:
+        match await self._driver.advance(advance):
             case Applied(version=now):
                 return now
             case LeaseLost():
@@ -262,6 +296,10 @@ class _Drive:
             raise Stopped
         return kept
 
+    def _now(self) -> datetime:
+        """The ledger's time."""
+        return self._zero + timedelta(seconds=self._driver.clock.monotonic())
+
     def _left_s(self) -> float:
         return self._ends_at - self._driver.clock.monotonic()
 
@@ -275,7 +313,3 @@ def _take_back_cancellation() -> None:
 
 def _entry(number: int) -> str:
     return documents.STEP_ENTRY.format(number=number)
-
-
-def _started_at(events: list[Event]) -> datetime:
-    return next(event.ts for event in events if event.type == documents.STARTED)

@@ -31,6 +31,7 @@ from trellis.runs.driver import Driver
 
 TYPE = "agent-run"
 ACCEPT_BATCH_MAX = 100
+ACCEPT_PAGES_MAX = 100
 RENEW_RETRY_S_MIN = 0.5
 
 _log = log_of("trellis.runs")
@@ -76,6 +77,8 @@ class Orchestrator:
     name: str = "orchestrator"
     claiming: bool = True
     _driving: dict[str, _Driving] = field(default_factory=dict[str, _Driving])
+    _looking: "asyncio.Task[None] | None" = None
+    _look_again: bool = False
 
     async def run_once(self) -> Pass:
         """Accept and claim. Raises LedgerError when the ledger does not answer."""
@@ -88,11 +91,22 @@ class Orchestrator:
         return 0.0 if report.claimed and len(self._driving) < self.options.concurrency else self.options.poll_s
 
     async def _accept(self) -> int:
-        """Take in what was only requested: whoever triggers a run does that too, but may die in between."""
-        found = await self.ledger.jobs(JobFilter(lifecycle="run", state="requested"), limit=ACCEPT_BATCH_MAX)
-        for job in reversed(found.jobs):
-            await accept(self.ledger, self.actor, job.job_id)
-        return len(found.jobs)
+        """Take in what was only requested, oldest first: whoever triggers a run does that too, but may die in between."""
+        found = await self._requested()
+        for run_id in found:
+            await accept(self.ledger, self.actor, run_id)
+        return len(found)
+
+    async def _requested(self) -> list[JobId]:
+        """The oldest of those only requested. Listings begin with the newest, so that all pages are read; mostly there is none."""
+        where, found, cursor = JobFilter(lifecycle="run", state="requested"), list[JobId](), None
+        for _ in range(ACCEPT_PAGES_MAX):
+            page = await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, cursor=cursor)
+            found += [job.job_id for job in page.jobs]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        return found[: -ACCEPT_BATCH_MAX - 1 : -1]
 
     async def _claim(self) -> int:
         room = self.options.concurrency - len(self._driving)
@@ -126,6 +140,21 @@ class Orchestrator:
             mine = self._driving.get(run_id)
             if mine is not None and mine.claimed is claimed:
                 del self._driving[run_id]
+            self._look()
+
+    def _look(self) -> None:
+        """A drive has ended: there is room here, and its agent may have a next run. One claim serves all that end meanwhile."""
+        self._look_again = True
+        if self.claiming and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().create_task(self._claim_while_any_ended())
+
+    async def _claim_while_any_ended(self) -> None:
+        while self._look_again and self.claiming:
+            self._look_again = False
+            try:
+                await self._claim()
+            except LedgerError as error:
+                _log.warning("claim_failed", error=str(error))  # the next pass claims
 
     async def renew(self) -> int:
         """One heartbeat for every run driven here; how many are still this process's. Past its fence a drive is cut."""
@@ -159,6 +188,8 @@ class Orchestrator:
     async def drain(self) -> None:
         """Let go of everything; another orchestrator goes on where each run stands."""
         self.claiming = False
+        if self._looking is not None:
+            await asyncio.wait({self._looking})  # what it claims is let go of below
         tasks = [mine.task for mine in self._driving.values()]
         for task in tasks:
             task.cancel()

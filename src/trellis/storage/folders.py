@@ -56,9 +56,12 @@ class Folders:
     def folder(self, names: Sequence[bytes], *, make: bool = False) -> Generator[int]:
         """A folder below, by its names; raises FileNotFoundError unless it is to be made."""
         # Opened afresh: a duplicate would share its place in the listing with every other one.
-        fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+        if names:
+            fd = _step(self._root, names[0], make=make)
+        else:
+            fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
         try:
-            for name in names:
+            for name in names[1:]:
                 below = _step(fd, name, make=make)
                 os.close(fd)
                 fd = below

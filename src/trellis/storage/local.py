@@ -34,14 +34,12 @@ from trellis.storage.objects import (
     ObjectInfo,
     ObjectPage,
     ObjectTooLarge,
-    Overwrite,
     Refused,
     Stored,
     StoreError,
     StoreRefused,
     StoreUnavailable,
     When,
-    holds,
 )
 from trellis.storage.probe import prove
 
@@ -50,6 +48,8 @@ PLACE_TRIES = 16
 ETAGS_KEPT = 20_000
 SETTLED_NS = 2_000_000_000
 """A file younger than this may change again within one tick of its time stamps; its hash is not kept."""
+READ_AT_ONCE_MAX = 1024 * 1024
+"""A longer file is hashed piece by piece."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _REFUSALS = {
@@ -143,15 +143,13 @@ class LocalObjects:
         path = file_path(key)
         try:
             with self._folders.folder(path[:-1]) as folder:
-                fd = _open(folder, path[-1])
+                fd, found = _open(folder, path[-1])
         except FileNotFoundError:
             return None
         try:
-            found = os.fstat(fd)
             if found.st_size > self._bytes_max:
                 raise ObjectTooLarge(key=key, size=found.st_size, limit=self._bytes_max)
-            with os.fdopen(os.dup(fd), "rb") as file:
-                body = file.read(self._bytes_max)
+            body = _read(fd, found.st_size)[: self._bytes_max]
         finally:
             os.close(fd)
         return Object(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(found))
@@ -164,9 +162,8 @@ class LocalObjects:
             return None
 
     def _look(self, folder: int, name: bytes, key: str) -> ObjectInfo:
-        fd = _open(folder, name)
+        fd, found = _open(folder, name)
         try:
-            found = os.fstat(fd)
             etag = self._etags.of(fd, found)
         finally:
             os.close(fd)
@@ -180,19 +177,23 @@ class LocalObjects:
 
     def _put(self, key: str, body: bytes, when: When) -> Stored | Refused:
         path = file_path(key)
-        if not isinstance(when, Overwrite):
-            there = self._info(path, key)
-            if not holds(when, there.etag if there else None):
-                return Refused(there.etag if there else None)
-        with self._folders.scratch(body) as scratch:
-            for _ in range(PLACE_TRIES):
-                try:
-                    with self._folders.folder(path[:-1], make=True) as folder:
-                        refused = self._place(scratch, folder, path[-1], key, when)
-                except FileNotFoundError:
-                    continue  # a deletion emptied the folder and removed it
-                return refused or Stored(_digest(body))
+        for _ in range(PLACE_TRIES):
+            try:
+                with self._folders.folder(path[:-1], make=not isinstance(when, IfMatch)) as folder:
+                    return self._put_into(folder, path[-1], key, body, when)
+            except FileNotFoundError:
+                if isinstance(when, IfMatch):
+                    return Refused(None)
+                # a deletion emptied the folder and removed it
         raise StoreUnavailable(verb="put", key=key, reason="its folder is removed as often as it is made")
+
+    def _put_into(self, folder: int, name: bytes, key: str, body: bytes, when: When) -> Stored | Refused:
+        if isinstance(when, Create):  # asked first, because what is there already needs no scratch file
+            there = self._etag(folder, name, key)
+            if there is not None:
+                return Refused(there)
+        with self._folders.scratch(body) as scratch:
+            return self._place(scratch, folder, name, key, when) or Stored(_digest(body))
 
     def _place(self, scratch: bytes, folder: int, name: bytes, key: str, when: When) -> Refused | None:
         if isinstance(when, Create):
@@ -259,8 +260,7 @@ class _Etags:
                 self._kept.move_to_end(identity)
                 return self._kept[identity]
         settled = self._now_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > SETTLED_NS
-        with os.fdopen(os.dup(fd), "rb") as file:
-            etag = hashlib.file_digest(file, "sha256").hexdigest()
+        etag = _digest_of(fd, found.st_size)
         if settled:
             with self._lock:
                 self._kept[identity] = etag
@@ -269,12 +269,29 @@ class _Etags:
         return etag
 
 
-def _open(folder: int, name: bytes) -> int:
+def _open(folder: int, name: bytes) -> tuple[int, os.stat_result]:
     fd = os.open(name, _READ, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
         os.close(fd)
         raise OSError(errno.EISDIR, "what is there is no regular file")
-    return fd
+    return fd, found
+
+
+def _read(fd: int, size: int) -> bytes:
+    """All of a file that had this size; one that grew meanwhile, because a person writes to it, is read to its end."""
+    body = os.read(fd, size + 1)
+    if len(body) <= size:
+        return body
+    with os.fdopen(os.dup(fd), "rb") as file:
+        return body + file.read(OBJECT_BYTES_MAX)
+
+
+def _digest_of(fd: int, size: int) -> str:
+    if size <= READ_AT_ONCE_MAX:
+        return _digest(_read(fd, size))
+    with os.fdopen(os.dup(fd), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(body: bytes) -> str:

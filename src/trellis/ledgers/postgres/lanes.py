@@ -5,10 +5,9 @@ it now. So a lost answer is resolved by asking the same thing again, for a bound
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from trellis.engine.errors import (
     InputError,
@@ -23,7 +22,6 @@ from trellis.engine.errors import (
 )
 from trellis.ledgers.postgres.connection import CONFLICT, LOST, Connection, PostgresError, UniqueViolation, connect
 
-Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 AGAIN: tuple[type[Exception], ...] = (*CONFLICT, *LOST, LedgerUnavailable)
@@ -114,70 +112,6 @@ class Lane:
                 except LOST:
                     self.drop()
                 self._connection = None
-
-
-class Batcher(Generic[Item, Answer]):
-    """Calls that arrive while one batch is under way go together in the next; idle means at once."""
-
-    def __init__(
-        self, run: Callable[[Sequence[Item]], Awaitable[list[Answer]]], weigh: Callable[[Item], int], limit: int
-    ) -> None:
-        self._run = run
-        self._weigh = weigh
-        self._limit = limit
-        self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
-        self._task: asyncio.Task[None] | None = None
-
-    async def put(self, item: Item) -> Answer:
-        """The answer to this item, after the transaction that carried it."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._drain())
-        return await future
-
-    async def close(self) -> None:
-        """Wait for what is under way."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def _drain(self) -> None:
-        while self._waiting:
-            batch = self._take()
-            await self._settle(batch)
-
-    def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
-        batch, weight = [self._waiting.popleft()], 0
-        weight = self._weigh(batch[0][0])
-        while self._waiting and weight + self._weigh(self._waiting[0][0]) <= self._limit:
-            weight += self._weigh(self._waiting[0][0])
-            batch.append(self._waiting.popleft())
-        return batch
-
-    async def _settle(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
-        try:
-            answers = await self._run([item for item, _ in batch])
-        except (InputError, Refused) as error:
-            # A refusal belongs to one caller: the others' calls are made again without it.
-            if len(batch) == 1:
-                _fail(batch, error)
-            else:
-                for one in batch:
-                    await self._settle([one])
-        except BaseException as error:
-            _fail(batch, error)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
-
-
-def _fail(batch: Sequence[tuple[Any, asyncio.Future[Any]]], error: BaseException) -> None:
-    for _, future in batch:
-        if not future.done():
-            future.set_exception(error if isinstance(error, Exception) else LedgerUnavailable(reason="closing"))
 
 
 def _not_allowed(message: str) -> TrellisError:

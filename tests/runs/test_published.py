@@ -1,0 +1,139 @@
+"""Waiting for a document: heard of at once when this process published it, found by asking when another did."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from trellis.runs import ids
+from trellis.runs.documents import Publication, encode
+from trellis.runs.published import WAIT_S_FIRST, WAIT_S_HEARING, Published
+from trellis.runs.publishing import Publisher
+from trellis.storage.objects import Object, ObjectStore
+from trellis.storage.open import open_objects
+from trellis.testing import FakeClock
+
+SLUG, RUN_ID = "archivist-violin", "run_2026-02-14_080000_000001"
+KEY = ids.status_key(SLUG, RUN_ID)
+PATIENCE_S = 20.0
+
+
+class Asked:
+    """The store, which counts the questions; a test can have something happen while one is under way."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self.objects = objects
+        self.gets = 0
+        self.during: Publication | None = None
+        self.publisher: Publisher | None = None
+
+    async def get(self, key: str) -> Object | None:
+        self.gets += 1
+        found = await self.objects.get(key)
+        publication, self.during = self.during, None
+        if publication is not None and self.publisher is not None:
+            await self.publisher.publish([publication])
+        return found
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.objects, name)
+
+
+class Desk:
+    """One process's publisher and reader, and another's publisher on the same store."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self.clock = FakeClock()
+        self.asked = Asked(objects)
+        self.ours, self.other = Publisher(objects), Publisher(objects)
+        self.asked.publisher = self.ours
+        self.published = Published(self.asked, self.clock, self.ours)  # type: ignore[arg-type]
+
+    def waiting(self, version: int) -> "asyncio.Task[None]":
+        return asyncio.ensure_future(self.published.reached(SLUG, RUN_ID, version))  # type: ignore[return-value]
+
+    async def asleep(self) -> None:
+        """Come back when the reader waits for the clock."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.clock.sleeping:  # noqa: ASYNC110 - the clock of the tests tells nobody
+                await asyncio.sleep(0)
+
+
+def status(version: int) -> Publication:
+    return Publication(KEY, encode({"version": version}), version)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncGenerator[Desk]:
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    yield Desk(objects)
+    await objects.close()
+
+
+async def test_what_this_process_published_is_known_without_asking_the_store(desk: Desk):
+    await desk.ours.publish([status(3)])
+    await asyncio.wait_for(desk.published.reached(SLUG, RUN_ID, 3), PATIENCE_S)
+    assert desk.asked.gets == 0
+
+
+async def test_what_this_process_publishes_is_heard_of_at_once(desk: Desk):
+    await desk.ours.publish([status(3)])
+    waiting = desk.waiting(4)
+    await desk.asleep()
+    await desk.ours.publish([status(4)])
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    assert desk.asked.gets == 0
+
+
+async def test_news_that_comes_while_the_store_is_asked_is_not_lost(desk: Desk):
+    desk.asked.during = status(4)
+    await asyncio.wait_for(desk.published.reached(SLUG, RUN_ID, 4), PATIENCE_S)
+
+
+async def test_what_another_process_publishes_is_found_by_asking(desk: Desk):
+    waiting = desk.waiting(1)
+    await desk.asleep()
+    await desk.other.publish([status(1)])
+    desk.clock.advance(WAIT_S_FIRST)
+    await asyncio.wait_for(waiting, PATIENCE_S)
+
+
+async def test_a_run_that_another_process_took_over_is_found_by_asking(desk: Desk):
+    await desk.ours.publish([status(3)])
+    waiting = desk.waiting(4)
+    await desk.asleep()
+    await desk.other.publish([status(4)])
+    desk.clock.advance(WAIT_S_HEARING)
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    assert desk.asked.gets == 1
+
+
+async def test_an_older_version_is_not_enough(desk: Desk):
+    await desk.ours.publish([status(3)])
+    waiting = desk.waiting(5)
+    await desk.asleep()
+    await desk.ours.publish([status(4)])
+    await asyncio.sleep(0)
+    await desk.asleep()
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_whoever_stops_waiting_is_forgotten(desk: Desk):
+    waiting = desk.waiting(1)
+    await desk.asleep()
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    assert not desk.ours._listening
+
+
+async def test_a_first_version_is_put_without_a_look_and_never_over_a_later_one(desk: Desk):
+    await desk.other.publish([status(2)])
+    assert await desk.ours.publish([status(1)]) == 0
+    found = await desk.asked.objects.get(KEY)
+    assert found is not None
+    assert found.body == status(2).body
