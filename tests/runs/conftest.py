@@ -144,7 +144,8 @@ class Stand:
 async def stand(tmp_path: Path) -> AsyncGenerator[Stand]:
     clock = FakeClock()
     ledger = await open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=clock)
-    yield Stand(ledger, clock)
-    report = await verify(ledger)
+    made = Stand(ledger, clock)
+    yield made
+    report = await verify(made.ledger)
     assert report.ok, "\n".join(map(str, report.violations[:20]))
-    await ledger.close()
+    await made.ledger.close()

@@ -7,7 +7,7 @@ import pytest
 from tests.runs.conftest import Stand
 from trellis.agents.errors import SlugInvalid
 from trellis.engine.jobs import CancelMode, JobId, RequestId
-from trellis.runs import documents, ids
+from trellis.runs import audit, documents, ids
 from trellis.runs.documents import Facts
 
 from .conftest import ORCHESTRATOR
@@ -117,7 +117,8 @@ async def test_a_run_cancelled_before_it_began_publishes_a_manifest_too(stand: S
 async def test_an_audit_record_has_the_fields_of_the_source_document_and_the_whole_event(stand: Stand):
     _, facts, _ = await finished(stand)
     event = facts.events[2]
-    record = json.loads(documents.audit(event))
+    (known,) = await stand.ledger.recorded([event])
+    record = json.loads(audit.to_bytes(known))
     assert list(record)[:7] == ["ts", "event", "actor", "job_id", "from", "to", "node"]
     assert record["actor"] == "orchestration-layer"
     assert (record["event"], record["from"], record["to"], record["node"]) == (

@@ -11,7 +11,7 @@ from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 
-Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow"]
+Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow", "restore"]
 """The ledger's verbs that name no job; a pause is also its end."""
 
 ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
@@ -23,6 +23,7 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "limit_held": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
         "sweep": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
+        "restore": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
     }
 )
 """Which roles may. Every ledger asks `require` first; PostgreSQL holds the same table for callers that bypass us."""
@@ -35,6 +36,7 @@ _ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "limit_held": "limit how many of a type are held",
         "sweep": "sweep",
         "follow": "follow the feed under a name",
+        "restore": "put lost jobs back",
     }
 )
 

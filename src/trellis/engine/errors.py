@@ -10,6 +10,7 @@ TrellisError
 │   ├── OptionInvalid
 │   ├── SettingsInvalid
 │   ├── JobNotFound
+│   ├── HistoryBroken
 │   └── IdempotencyMismatch
 ├── Refused                     the ledger's answer is no; nothing was written
 │   ├── InvalidTransition
@@ -91,6 +92,10 @@ class JobNotFound(InputError):
     """There is no job {job_id!r} in this ledger."""
 
     code = "NOT_FOUND"
+
+
+class HistoryBroken(InputError):
+    """Job {job_id} cannot be put back: {reason}."""
 
 
 class IdempotencyMismatch(InputError):

@@ -48,6 +48,8 @@ from trellis.engine.records import (
     JobPage,
     KeyOver,
     QueueDepth,
+    Recorded,
+    Restored,
     RetentionOptions,
     RetentionReport,
     Signal,
@@ -165,6 +167,15 @@ class Ledger(Protocol):
         """Say that this worker process is alive, for people who look."""
         ...
 
+    async def restore(self, actor: Actor, jobs: Sequence[Restored]) -> list[bool]:
+        """Put back jobs that this ledger lost, at most RESTORE_MAX; for each whether it was put back or is there already.
+
+        Every event is judged as it was when it was made: what no lifecycle declares is refused, and then nothing is written. A held
+        job comes back with a lease that is over, and every epoch far above any recorded one, so that no holder of the lost ledger
+        can write. Raises HistoryBroken, NotAllowed.
+        """
+        ...
+
     # --- wait ----------------------------------------------------------------------------------------------------
 
     async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:
@@ -199,6 +210,10 @@ class Ledger(Protocol):
         """Every event once, in an order that no late commit can break; `position` None is the beginning."""
         ...
 
+    async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
+        """Events that this ledger gave, with what it knows beside them, in the same order; those of a job that is gone are left out."""
+        ...
+
     async def feed_end(self) -> str:
         """The position after everything the feed would yield now."""
         ...
@@ -217,6 +232,10 @@ class Ledger(Protocol):
 
     async def workers(self) -> list[WorkerSeen]:
         """Worker processes seen lately."""
+        ...
+
+    async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
+        """What a submit under this idempotency key would be answered because of an earlier one; None when the key is free."""
         ...
 
     async def now(self) -> datetime:

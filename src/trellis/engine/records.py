@@ -1,5 +1,6 @@
 """What readers and operators see: jobs, events and dead letters as recorded, and the reports of services."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -138,6 +139,64 @@ class History:
     job: Job
     events: tuple[Event, ...]
     dead_letters: tuple[DeadLetter, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdempotencyKey:
+    """A name under which a job was asked for, and what "the same request" meant."""
+
+    scope: str
+    key: str
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What was asked: all of a job that never changes."""
+
+    type: str
+    priority: Priority
+    max_attempts: int
+    max_deaths: int
+    payload: bytes
+    deadline_us: int | None = None
+    """From the submit, and again from each requeue, to the deadline."""
+    concurrency_key: str | None = None
+    concurrency_limit: int = 1
+    """What the job would have set, had it been the first of its key."""
+    trace: str | None = None
+    parent_id: JobId | None = None
+    compensates: JobId | None = None
+    keys: tuple[IdempotencyKey, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """An event with everything that the ledger knows beside it: all events of a job in this form make the job again."""
+
+    event: Event
+    type: str
+    """The job's."""
+    submission: Submission | None = None
+    """With a job's first event."""
+    due_at: datetime | None = None
+    """Into a rest: when it would end."""
+    request: str | None = None
+    """The id of the request that asked for the step."""
+    dead_letter: DeadLetter | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """A job to put back into a ledger that lost it: all its events, oldest first, and what its holders had kept."""
+
+    records: tuple[Recorded, ...]
+    journal: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    @property
+    def job_id(self) -> JobId:
+        """Which job it is."""
+        return self.records[0].event.job_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

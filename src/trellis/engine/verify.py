@@ -155,7 +155,7 @@ def _violations(history: History) -> Iterator[Violation]:
 
 
 def _history(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
-    outcome = replay(lifecycle, [_step(event) for event in events])
+    outcome = replay(lifecycle, [recorded_step(event) for event in events])
     if not isinstance(outcome, Replayed):
         yield _broken(Rule.HISTORY, job, f"{outcome.rule}: {outcome.detail}", version=outcome.version)
         return
@@ -167,7 +167,8 @@ def _history(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Itera
         yield _broken(Rule.ROW, job, f"the events end at {told} and the row says {written}")
 
 
-def _step(event: Event) -> RecordedStep:
+def recorded_step(event: Event) -> RecordedStep:
+    """What replay needs of an event."""
     return RecordedStep(
         version=event.version,
         source=event.source,

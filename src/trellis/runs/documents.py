@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trellis.engine.records import Event
+from trellis.engine.restoring import DEADLINE_CAUSE
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
 
@@ -22,8 +23,6 @@ STEP_ENTRY = "step/{number:02}"
 """The journal entry that holds the bytes of a step's file."""
 OUTPUT_ENTRY = "output"
 """The journal entry that holds the bytes of output/proposal.json."""
-DEADLINE_CAUSE = "deadline passed"
-"""What the ledgers' sweep gives as the cause when it ends a job for its deadline."""
 PERSIST_STEP = ids.STEPS.index("persist-results") + 1
 
 
@@ -95,7 +94,7 @@ def status(facts: Facts) -> bytes:
             "status": last.target,
             "trigger": facts.request.trigger,
             "started_at": timestamp(facts.events[0].ts),
-            "finished_at": timestamp(last.ts) if _ended(last) else None,
+            "finished_at": timestamp(last.ts) if has_ended(last) else None,
             "current_step": ids.STEPS[min(len(done), len(ids.STEPS) - 1)] if begun else None,
             "steps_total": len(ids.STEPS),
             "steps_completed": len(done),
@@ -138,38 +137,14 @@ def publications(facts: Facts, journal: Mapping[str, bytes]) -> list[Publication
         if number == PERSIST_STEP:
             puts.append(Publication(ids.output_key(slug, run_id), journal[OUTPUT_ENTRY]))
         puts.append(Publication(ids.step_key(slug, run_id, number), journal[STEP_ENTRY.format(number=number)]))
-    if _ended(last):
+    if has_ended(last):
         puts.append(Publication(ids.manifest_key(slug, run_id), manifest(facts)))
     puts.append(Publication(ids.status_key(slug, run_id), status(facts), last.version))
     return puts
 
 
-def audit(event: Event) -> bytes:
-    """The audit record of one event: the fields of document 000, and the whole event."""
-    return encode(
-        {
-            "ts": timestamp(event.ts),
-            "event": event.type,
-            "actor": "orchestration-layer" if event.role.value == "orchestrator" else event.role.value,
-            "job_id": event.job_id,
-            "from": event.source,
-            "to": event.target,
-            "node": event.actor.partition("@")[2] or None,
-            "event_id": event.id,
-            "lifecycle": event.lifecycle,
-            "actor_name": event.actor,
-            "correlation_id": event.correlation_id,
-            "cause": event.cause,
-            "generation": event.generation,
-            "attempt": event.attempt,
-            "epoch": event.epoch,
-            "version": event.version,
-            "data": json.loads(event.data) if event.data is not None else None,
-        }
-    )
-
-
-def _ended(event: Event) -> bool:
+def has_ended(event: Event) -> bool:
+    """Whether this event of a run is its end."""
     return RUN.by_name[event.target].phase.name == "ENDED"
 
 

@@ -3,14 +3,25 @@
 RunError
 ├── RunIdInvalid
 ├── RunNotFound
+├── RunIdAmbiguous        a short run id that fits several runs
 ├── AgentNotRunnable      no such agent, malformed, or not active
 ├── TooManyWaiting        the agent's queue is full
+├── CronInvalid           an expression by which no agent can run
+├── ScheduleContended     other writers kept changing the schedule
 ├── ProposalNotFound
 ├── ProposalConflict      another body under the same id
 ├── NoteTooShort          rejecting needs a reason
 ├── TargetRefused         a proposal about something it may not touch
+├── OutputRefused         a proposal of a kind that its agent's file does not list
+├── DuplicateProposal     the same is proposed already and waits for a person
+├── RunOfAnother          a proposal in the name of a run of another agent
+├── EntryNotFound
 ├── ApplyRefused          a proposal that cannot be applied as things are now
 ├── DocumentDiffers       the object store holds something the ledger does not know
+├── RecordInvalid         an audit record that cannot be read
+├── RebuildError
+│   ├── LedgerHasOthers   a ledger that holds other jobs than the record
+│   └── RecordInUse       a projector is at work
 └── StepError             a step failed; `code` is what status.json shows (RUN-7)
     ├── UpstreamUnavailable
     ├── NlmDown
@@ -32,41 +43,117 @@ class RunError(TrellisError):
 class RunIdInvalid(RunError):
     """{run_id!r} is no run id: it looks like run_2026-02-14_080000_abc123."""
 
+    code = "VALIDATION_FAILED"
+
 
 class RunNotFound(RunError):
-    """There is no run {run_id}."""
+    """There is no run {run_id}; `trellis runs` lists them."""
+
+    code = "NOT_FOUND"
+
+
+class RunIdAmbiguous(RunError):
+    """{run_id} may be {found}; give the long form."""
+
+    code = "VALIDATION_FAILED"
 
 
 class AgentNotRunnable(RunError):
     """Agent {slug} cannot run: {reason}."""
 
+    code = "CONFLICT"
+
 
 class TooManyWaiting(RunError):
     """Agent {slug} has {waiting} runs waiting and {limit} is the limit; wait for one to end, or cancel one."""
+
+    code = "RATE_LIMITED"
+
+
+class CronInvalid(RunError):
+    """Agent {slug} cannot run by {cron!r}: {problem}; expected {expected}, in `triggers.cron` of its file."""
+
+    code = "VALIDATION_FAILED"
+
+
+class ScheduleContended(RunError):
+    """The schedule of agent {slug} was changed by others {tries} times in a row; look at it and ask again."""
+
+    code = "CONFLICT"
 
 
 class ProposalNotFound(RunError):
     """There is no proposal {proposal}; `trellis proposals` lists them."""
 
+    code = "NOT_FOUND"
+
 
 class ProposalConflict(RunError):
     """Proposal {proposal} is there with another body: an id of ours never means two things; report this."""
+
+    code = "CONFLICT"
 
 
 class NoteTooShort(RunError):
     """Rejecting a proposal needs a note of at least {least} characters that says why."""
 
+    code = "VALIDATION_FAILED"
+
 
 class TargetRefused(RunError):
     """{action} may not touch {target!r}, or does not say what to do with it."""
+
+    code = "VALIDATION_FAILED"
+
+
+class OutputRefused(RunError):
+    """Agent {slug} may not propose {action}: `safe_outputs` in its file does not list it."""
+
+    code = "VALIDATION_FAILED"
+
+
+class DuplicateProposal(RunError):
+    """The same is proposed already and waits for a person: {proposal}."""
+
+    code = "DUPLICATE_ENTRY"
+
+
+class RunOfAnother(RunError):
+    """{run_id} is a run of agent {found}, not of {slug}."""
+
+    code = "VALIDATION_FAILED"
+
+
+class EntryNotFound(RunError):
+    """There is no inbox entry {entry}."""
+
+    code = "NOT_FOUND"
 
 
 class ApplyRefused(RunError):
     """{reason}"""
 
+    code = "CONFLICT"
+
 
 class DocumentDiffers(RunError):
     """{key} in the object store is not what the ledger recorded; look at it, then run `trellis rebuild --from ledger`."""
+
+
+class RecordInvalid(RunError):
+    """The audit record of {event} cannot be read ({problem}); bring it back from a copy, or take it away and go on without its job."""
+
+
+class RebuildError(RunError):
+    """{detail}"""
+
+
+class LedgerHasOthers(RebuildError):
+    """The ledger is not the one that was recorded: job {job_id} {problem}. Point --ledger at a new one; nothing was changed."""
+
+
+class RecordInUse(RebuildError):
+    """A projector follows this ledger. Stop `trellis up` wherever it runs, wait {lease_s:g} s, and try again; nothing was changed."""
 
 
 class StepError(RunError):

@@ -8,8 +8,9 @@ from trellis.agents.definition import checked_slug
 from trellis.engine.jobs import JobId
 from trellis.runs.errors import RunIdInvalid
 
-RUN_ID = re.compile(r"run_(\d{4}-\d{2}-\d{2})_(?:\d{6}_)?[a-z0-9]{6}")
+RUN_ID = re.compile(r"run_(\d{4}-\d{2}-\d{2})_(?:\d{6}_)?([a-z0-9]{6})")
 RANDOM_CHARS = 6
+AUDIT_FOLDER = "audit"
 STEPS = ("load-context", "execute-agent", "persist-results", "finalize")
 
 
@@ -26,11 +27,27 @@ def run_date(run_id: str) -> str:
     return matched.group(1)
 
 
+def short_form(run_id: str) -> str | None:
+    """A run id without its time of day, None for what is no run id."""
+    matched = RUN_ID.fullmatch(run_id)
+    return None if matched is None else f"run_{matched.group(1)}_{matched.group(2)}"
+
+
 def proposal_id(run_id: str, ordinal: int, action: str, target: str, content: bytes) -> JobId:
     """The same proposal of the same run always has the same id, so that a step done again makes no second one."""
     parts = (run_id.encode(), str(ordinal).encode(), action.encode(), target.encode(), content)
     digest = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
     return JobId(f"prop_{run_date(run_id)}_{digest[:12]}")
+
+
+def make_proposal_id(at: datetime, random_text: str) -> JobId:
+    """The id of a proposal that no run's step makes: `prop_YYYY-MM-DD_xxxxxxxxxxxx`, from random hexadecimal text."""
+    return JobId(f"prop_{at.astimezone(UTC):%Y-%m-%d}_{random_text.replace('-', '')[:12]}")
+
+
+def make_entry_id(at: datetime, random_text: str) -> JobId:
+    """`inbox_YYYY-MM-DD_xxxxxxxxxxxx`, from random hexadecimal text (D51)."""
+    return JobId(f"inbox_{at.astimezone(UTC):%Y-%m-%d}_{random_text.replace('-', '')[:12]}")
 
 
 def run_folder(slug: str, run_id: str) -> str:
@@ -69,6 +86,21 @@ def proposal_key(slug: str, proposal: str) -> str:
     return f"agents/{checked_slug(slug)}/proposals/{proposal}.json"
 
 
+def audit_folder(at: datetime) -> str:
+    """Where everything of that day is recorded."""
+    return f"{AUDIT_FOLDER}/{at.astimezone(UTC):%Y%m%d}"
+
+
 def audit_key(at: datetime, event_id: str) -> str:
     """The audit record of one event (OBS-1)."""
-    return f"audit/{at.astimezone(UTC):%Y%m%d}/{event_id}.json"
+    return f"{audit_folder(at)}/{event_id}.json"
+
+
+def segment_folder(at: datetime) -> str:
+    """Where the day's segments are; a `/` follows."""
+    return f"{audit_folder(at)}/segments"
+
+
+def segment_key(at: datetime, event_id: str) -> str:
+    """The segment that begins with this event; the names of a day sort by the time of that event (D35)."""
+    return f"{segment_folder(at)}/{at.astimezone(UTC):%H%M%S%f}-{event_id}.jsonl"

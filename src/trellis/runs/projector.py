@@ -2,28 +2,39 @@
 
 One projector at a time follows; the ledger keeps its place, so the next one goes on where it stopped. An event may be published
 twice, after a crash between publishing and remembering: the second time nothing is written, because documents are functions of
-the ledger and are only ever created or raised.
+the ledger and are only ever created or raised. Records that wait for their segment hold the place back: it is remembered only when
+everything before it is published, documents never wait for it, and what one segment holds is found there by whoever comes again.
 """
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event
+from trellis.engine.records import Event, Recorded
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
-from trellis.runs import documents, ids, proposals
+from trellis.runs import audit, documents, ids, proposals
 from trellis.runs.documents import Facts, Publication, Request
 from trellis.runs.publishing import Publisher
+from trellis.runs.segments import Segments, line_of
+from trellis.storage.objects import StoreError
 
 FOLLOWS_AS = "projector"
-AUDITED = frozenset({RUN.name, PROPOSAL.name})
-"""Lifecycles whose every event has an audit record of its own."""
+SEGMENTED = frozenset({LEASED_JOB.name, BUS_JOB.name})
+"""Lifecycles whose events share segments; every other event has an audit record of its own."""
 PAYLOADS_MAX = 1_000
+JOBS_AT_ONCE = 16
+"""Jobs whose documents are put at the same time."""
+BEGINNING = "-"
+REBUILDING = "rebuilding"
+"""The place of a projector while lost jobs are put back: nobody publishes them anew."""
 
 _log = log_of("trellis.projector")
 
@@ -32,10 +43,14 @@ _log = log_of("trellis.projector")
 class ProjectorOptions:
     """How it follows."""
 
-    batch: int = 200
+    batch: int = 500
     lease_s: float = 5.0
     poll_s: float = 0.05
     """How soon it looks again when there was nothing."""
+    segment_s: float = 10.0
+    """How long a record waits for others to share its segment."""
+    alone: frozenset[str] = frozenset()
+    """Job types whose every event gets an object of its own, where it would share a segment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +60,120 @@ class Projected:
     following: bool = False
     events: int = 0
     written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a projector goes on, and which types had records of their own from there: a choice holds from place to place."""
+
+    position: str | None
+    alone: frozenset[str]
+
+    @classmethod
+    def read(cls, text: str | None, alone: frozenset[str]) -> "Place":
+        """From what the ledger remembers; a projector that begins has its own choice."""
+        if text is None:
+            return cls(None, alone)
+        position, _, types = text.partition(" ")
+        return cls(None if position == BEGINNING else position, frozenset(filter(None, types.split(","))))
+
+    def to_text(self) -> str:
+        """What the ledger remembers."""
+        return " ".join(filter(None, (self.position or BEGINNING, ",".join(sorted(self.alone)))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """Every event of a job, and its journal if one of the events to publish is about it."""
+
+    events: tuple[Event, ...]
+    journal: Mapping[str, bytes]
+
+
+class Recorder:
+    """Publishes events, those of one job in the order in which they are given: documents and single records at once, the others by segments."""
+
+    def __init__(self, ledger: Ledger, publisher: Publisher, alone: frozenset[str]) -> None:
+        self.alone = alone
+        self.segments = Segments(publisher.create)
+        self._ledger = ledger
+        self._publisher = publisher
+        self._payloads: OrderedDict[JobId, bytes] = OrderedDict()
+
+    async def take(self, events: Sequence[Event], between: Callable[[], Awaitable[None]] | None = None) -> int:
+        """Publish what does not wait, then let the rest wait; how many objects were written.
+
+        After an error the same events may be given again. `between` is called after every event that was published.
+        """
+        by_job, waiting = dict[JobId, list[Recorded]](), list[Recorded]()
+        for record in await self._ledger.recorded(events):
+            if record.event.lifecycle in SEGMENTED and record.type not in self.alone:
+                waiting.append(record)
+            else:
+                by_job.setdefault(record.event.job_id, []).append(record)
+        written = await self._publish_jobs(by_job.values(), between)
+        for record in waiting:
+            if not self.segments.is_recorded(record.event.id):
+                self.segments.add(line_of(record))
+        return written
+
+    async def _publish_jobs(
+        self, jobs: Iterable[Sequence[Recorded]], between: Callable[[], Awaitable[None]] | None
+    ) -> int:
+        """Jobs beside each other, each one's events in their order. An error is raised when all have come to an end."""
+        room = asyncio.Semaphore(JOBS_AT_ONCE)
+
+        async def one(records: Sequence[Recorded]) -> int:
+            async with room:
+                return await self._publish_job(records, between)
+
+        answers = await asyncio.gather(*map(one, jobs), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return sum(answer for answer in answers if isinstance(answer, int))
+
+    async def _publish_job(self, records: Sequence[Recorded], between: Callable[[], Awaitable[None]] | None) -> int:
+        written, past = 0, await self._past(records)
+        for record in records:
+            written += await self._publisher.publish(await self._publications(record, past))
+            if between is not None:
+                await between()
+        return written
+
+    async def _past(self, records: Sequence[Recorded]) -> "_Past":
+        """What the documents of one job follow from, read once for all of its events in a page."""
+        event = records[0].event
+        if event.lifecycle not in {RUN.name, PROPOSAL.name}:
+            return _Past((), {})
+        counts = any(record.event.type == documents.STEP_DONE for record in records)
+        journal = await self._ledger.read_journal(event.job_id) if counts else {}
+        return _Past(tuple(await self._ledger.events(event.job_id)), journal)
+
+    async def _publications(self, record: Recorded, past: "_Past") -> list[Publication]:
+        """Everything one event publishes, in order: its documents, then its audit record."""
+        event = record.event
+        puts: list[Publication] = []
+        if event.lifecycle in {RUN.name, PROPOSAL.name}:
+            events = [one for one in past.events if one.version <= event.version]
+            payload = await self._payload(record)
+            if event.lifecycle == PROPOSAL.name:
+                puts.append(proposals.publication(payload, events))
+            else:
+                facts = Facts(event.job_id, Request.read(payload), tuple(events))
+                puts += documents.publications(facts, past.journal)
+        return [*puts, Publication(ids.audit_key(event.ts, event.id), audit.to_bytes(record))]
+
+    async def _payload(self, record: Recorded) -> bytes:
+        job_id = record.event.job_id
+        found = self._payloads.get(job_id)
+        if found is None:
+            job = await self._ledger.job(job_id) if record.submission is None else record.submission
+            found = b"" if job is None or job.payload is None else job.payload
+            self._payloads[job_id] = found
+            if len(self._payloads) > PAYLOADS_MAX:
+                self._payloads.popitem(last=False)
+        return found
 
 
 @dataclass(kw_only=True)
@@ -58,27 +187,29 @@ class Projector:
     options: ProjectorOptions = field(default_factory=ProjectorOptions)
     name: str = "projector"
     _following: Following | None = None
-    _payloads: "OrderedDict[JobId, bytes]" = field(default_factory=OrderedDict[JobId, bytes])
+    _recorder: Recorder = field(init=False)
+    _read_up_to: str | None = None
+    _remembered: str | None = None
+    _waiting_since: float | None = None
 
     async def run_once(self) -> Projected:
         """One page. What the store does not take now is tried again from the same place."""
-        following = self._following or await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=self.options.lease_s)
+        following = self._following or await self._begin()
         if following is None:
             return Projected()
-        page = await self.ledger.feed(following.position, limit=self.options.batch)
-        written, renewed_at = 0, self.clock.monotonic()
-        for event in page.events:
-            written += await self._publish(event)
-            if self.clock.monotonic() > renewed_at + self.options.lease_s / 3:
-                renewed_at = self.clock.monotonic()
-                if not await self.ledger.followed(following, None, lease_s=self.options.lease_s):
-                    break
-        self._following = None
-        position = page.position if page.events else None
-        if not await self.ledger.followed(following, position, lease_s=self.options.lease_s):
+        if self._recorder.segments.full:
+            await self._write_segments()
+        page = await self.ledger.feed(self._read_up_to, limit=self.options.batch)
+        try:
+            written = await self._recorder.take(page.events, self._renewing(following))
+            self._read_up_to = page.position if page.events else self._read_up_to
+            if self._segments_are_due():
+                written += await self._write_segments()
+            await self._remember(following)
+        except _TakenOver:
+            self._following = None
             _log.warning("taken_over", projector=self.actor.name)
-            return Projected(events=len(page.events), written=written)
-        self._following = Following(name=following.name, epoch=following.epoch, position=position or following.position)
+            return Projected(events=len(page.events))
         return Projected(following=True, events=len(page.events), written=written)
 
     def pause_s(self, report: Projected) -> float:
@@ -88,40 +219,72 @@ class Projector:
         return 0.0 if report.events else self.options.poll_s
 
     async def let_go(self) -> None:
-        """Let another projector go on at once."""
+        """Write what waits, and let another projector go on at once."""
         following, self._following = self._following, None
-        if following is not None:
+        if following is None:
+            return
+        try:
+            await self._write_segments()
+            await self._remember(following)
+        except (StoreError, _TakenOver) as error:
+            # Nothing is lost: whoever is next goes on from the place that was remembered last.
+            _log.warning("segments_left", projector=self.actor.name, error=str(error))
+        await self.ledger.unfollow(following)
+
+    async def _begin(self) -> Following | None:
+        following = await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=self.options.lease_s)
+        if following is None:
+            return None
+        if following.position == REBUILDING:
+            _log.warning("rebuild_unfinished", projector=self.actor.name, remedy="trellis rebuild --from objects")
             await self.ledger.unfollow(following)
+            return None
+        place = Place.read(following.position, self.options.alone)
+        if following.position is None:
+            await self.ledger.followed(following, place.to_text(), lease_s=self.options.lease_s)
+        self._recorder = Recorder(self.ledger, self.publisher, place.alone)
+        self._following, self._waiting_since = following, None
+        self._read_up_to = self._remembered = place.position
+        return following
 
-    async def _publish(self, event: Event) -> int:
-        if event.lifecycle not in AUDITED:
-            return 0
-        return await self.publisher.publish(
-            await publications_of(self.ledger, event, await self._payload(event.job_id))
-        )
+    def _renewing(self, following: Following) -> Callable[[], Awaitable[None]]:
+        """Keeps the place while a long page is published."""
+        renewed_at = self.clock.monotonic()
 
-    async def _payload(self, job_id: JobId) -> bytes:
-        found = self._payloads.get(job_id)
-        if found is None:
-            job = await self.ledger.job(job_id)
-            found = b"" if job is None or job.payload is None else job.payload
-            self._payloads[job_id] = found
-            if len(self._payloads) > PAYLOADS_MAX:
-                self._payloads.popitem(last=False)
-        return found
+        async def renew() -> None:
+            nonlocal renewed_at
+            if self.clock.monotonic() > renewed_at + self.options.lease_s / 3:
+                renewed_at = self.clock.monotonic()
+                await self._keep(following, None)
+
+        return renew
+
+    async def _keep(self, following: Following, place: str | None) -> None:
+        if not await self.ledger.followed(following, place, lease_s=self.options.lease_s):
+            raise _TakenOver
+
+    async def _remember(self, following: Following) -> None:
+        """The place, when it is another and nothing before it waits; else only that somebody is here."""
+        if self._read_up_to == self._remembered or not self._recorder.segments.settled:
+            await self._keep(following, None)
+            return
+        await self._keep(following, Place(self._read_up_to, self.options.alone).to_text())
+        self._remembered, self._recorder.alone = self._read_up_to, self.options.alone
+
+    def _segments_are_due(self) -> bool:
+        if not self._recorder.segments.waiting:
+            self._waiting_since = None
+            return False
+        if self._waiting_since is None:
+            self._waiting_since = self.clock.monotonic()
+        late = self.clock.monotonic() >= self._waiting_since + self.options.segment_s
+        return late or self._recorder.segments.full
+
+    async def _write_segments(self) -> int:
+        written = await self._recorder.segments.write()
+        self._waiting_since = None
+        return written
 
 
-async def publications_of(ledger: Ledger, event: Event, payload: bytes) -> list[Publication]:
-    """Everything one event publishes, in order: its documents, then its audit record."""
-    events = [past for past in await ledger.events(event.job_id) if past.version <= event.version]
-    if event.lifecycle == PROPOSAL.name:
-        puts = [proposals.publication(payload, events)]
-    else:
-        puts = await _of_run(ledger, event, events, payload)
-    return [*puts, Publication(ids.audit_key(event.ts, event.id), documents.audit(event))]
-
-
-async def _of_run(ledger: Ledger, event: Event, events: Sequence[Event], payload: bytes) -> list[Publication]:
-    facts = Facts(event.job_id, Request.read(payload), tuple(events))
-    journal = await ledger.read_journal(event.job_id) if event.type == documents.STEP_DONE else {}
-    return documents.publications(facts, journal)
+class _TakenOver(Exception):
+    """Another projector follows now."""

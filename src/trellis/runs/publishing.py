@@ -4,8 +4,10 @@ A document that is made once is put create-only. One with a version is replaced 
 on what is there. So it does not matter how often, or by how many writers, the same facts are published.
 """
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from trellis.runs.documents import Publication
@@ -14,6 +16,7 @@ from trellis.storage.objects import CREATE, ObjectStore, Stored, if_match
 
 CONFLICTS_MAX = 20
 CACHE_MAX = 10_000
+FIRST_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,24 @@ class Publisher:
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._seen: dict[str, _Seen] = {}
+        self._listening: dict[str, list[asyncio.Event]] = {}
+
+    def shown(self, key: str) -> int | None:
+        """The version under which this publisher knows a document to be in the store; None when it knows nothing of it."""
+        seen = self._seen.get(key)
+        return None if seen is None else seen.version
+
+    @contextlib.contextmanager
+    def news_of(self, key: str) -> Generator[asyncio.Event]:
+        """Set whenever this publisher has put the document. What another process puts is not heard here."""
+        news = asyncio.Event()
+        self._listening.setdefault(key, []).append(news)
+        try:
+            yield news
+        finally:
+            self._listening[key].remove(news)
+            if not self._listening[key]:
+                del self._listening[key]
 
     async def publish(self, publications: Sequence[Publication]) -> int:
         """Put them in this order; how many were not there yet. Raises StoreUnavailable, DocumentDiffers."""
@@ -39,17 +60,27 @@ class Publisher:
                 written += await self._rising(publication, publication.version)
         return written
 
+    async def create(self, key: str, body: bytes) -> bytes:
+        """Put it where nothing is; what is there now: these bytes, or those of whoever came first."""
+        if isinstance(await self._objects.put(key, body, when=CREATE), Stored):
+            return body
+        there = await self._objects.get(key)
+        if there is None:
+            raise DocumentDiffers(key=key)
+        return there.body
+
     async def _once(self, publication: Publication) -> bool:
-        if isinstance(await self._objects.put(publication.key, publication.body, when=CREATE), Stored):
-            return True
-        there = await self._objects.get(publication.key)
-        if there is None or there.body != publication.body:
+        there = await self.create(publication.key, publication.body)
+        if there != publication.body:
             raise DocumentDiffers(key=publication.key)
-        return False
+        return there is publication.body
 
     async def _rising(self, publication: Publication, version: int) -> bool:
-        for _ in range(CONFLICTS_MAX):
-            seen = self._seen.get(publication.key) or await self._look(publication.key)
+        for tried in range(CONFLICTS_MAX):
+            seen = self._seen.get(publication.key)
+            expected = tried or version > FIRST_VERSION  # before its first version there is nothing to look at
+            if seen is None and expected:
+                seen = await self._look(publication.key)
             if seen is not None and seen.version >= version:
                 return False
             when = CREATE if seen is None else if_match(seen.etag)
@@ -68,6 +99,8 @@ class Publisher:
         if len(self._seen) >= CACHE_MAX:
             self._seen.clear()
         self._seen[key] = seen
+        for news in self._listening.get(key, ()):
+            news.set()
 
 
 def published_version(body: bytes) -> int:

@@ -1,39 +1,389 @@
-"""Makes published documents again from the ledger: a bucket that was wiped comes back byte for byte (D14, PIPE-8).
+"""Makes one side again from the other: lost documents from the ledger, a lost ledger from the audit records (D14, PIPE-8, OBS-1).
 
-Nothing that is there is changed: what is missing is created, and what has a version is only raised. So it can run beside everything else,
-and a second time finds nothing to do.
+Both hold the projector's place while they work, so that nobody publishes beside them. From the ledger nothing that is there is changed:
+what is missing is created, and what has a version is only raised. From the records a job comes back whole or not at all, a job that is
+there is left alone, and until the end is reached the projector's place says so: whoever is interrupted is begun again and goes on.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
 
+from trellis.engine.errors import HistoryBroken, NotAllowed, Refused, TrellisError
+from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
-from trellis.runs.projector import AUDITED, publications_of
-from trellis.runs.publishing import Publisher
+from trellis.engine.records import Event, Restored
+from trellis.engine.restoring import check
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.lifecycles.run import RUN
+from trellis.runs import documents, ids, proposals, segments
+from trellis.runs.documents import Facts, Publication, Request
+from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
+from trellis.runs.projector import FOLLOWS_AS, REBUILDING, SEGMENTED, Place, Recorder
+from trellis.runs.publishing import Publisher, published_version
+from trellis.runs.spool import Spool
+from trellis.storage.objects import OVERWRITE, ObjectInfo, ObjectStore
+
+LEASE_S = 60.0
+PAGE = 500
+READS_AT_ONCE = 16
+BATCH_JOBS = 200
+BATCH_BYTES = 16 * 1024 * 1024
+REFUSALS_KEPT = 1_000
+
+Progress = Callable[[str, int], None]
+"""Told what is being done and how much of it is done."""
+Keep = Callable[..., Awaitable[None]]
+"""Goes on holding the projector's place, and changes it if one is given; raises RecordInUse when another has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rebuilt:
-    """What a rebuild did."""
+    """What a rebuild of the object store did."""
 
     jobs: int = 0
     events: int = 0
     written: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A job that does not come back, and why."""
+
+    job_id: JobId
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Returned:
+    """What a rebuild of the ledger did."""
+
+    records: int = 0
+    jobs: int = 0
+    events: int = 0
+    there: int = 0
+    """Jobs that the ledger had already."""
+    removed: int = 0
+    """Jobs that retention had removed: a later one has their key."""
+    taken_back: int = 0
+    """Documents that were ahead of what was recorded."""
+    refused: int = 0
+    refusals: tuple[Refusal, ...] = field(default_factory=tuple)
+    """The first of them."""
+
+
+def _quietly(what: str, count: int) -> None:
+    """Tell nobody."""
+
+
+# --- from the ledger ---------------------------------------------------------------------------------------------------
+
+
 async def rebuild_objects(
-    ledger: Ledger, publisher: Publisher, on_progress: Callable[[Rebuilt], None] = lambda _: None
+    ledger: Ledger,
+    objects: ObjectStore,
+    actor: Actor,
+    *,
+    alone: frozenset[str] = frozenset(),
+    on_progress: Progress = _quietly,
 ) -> Rebuilt:
-    """Publish every event of every run and proposal that the ledger holds. Raises DocumentDiffers, StoreUnavailable."""
-    done = Rebuilt()
+    """Publish what the store lacks of everything that was published. Raises RecordInUse, DocumentDiffers, StoreUnavailable."""
+    done, position = Rebuilt(), None
+    async with _as_projector(ledger, actor) as following:
+        if following.position == REBUILDING:
+            raise RebuildError(
+                detail="Jobs are still being put back: finish that first, with `trellis rebuild --from objects`."
+            )
+        place, keep = Place.read(following.position, alone), _keeping(ledger, following)
+        recorder = Recorder(ledger, Publisher(objects), alone)
+        with closing(Spool()) as recorded:
+            await _read_record(objects, recorded, on_progress, keep, bodies=False)
+            while (page := await ledger.feed(position, limit=PAGE)).events:
+                there = zip(page.events, page.positions, strict=True)
+                written = await recorder.take([one for one, at in there if _is_wanted(one, at, place, recorded)])
+                written += await recorder.segments.write() if recorder.segments.full else 0
+                done = Rebuilt(
+                    jobs=done.jobs + sum(event.version == 1 for event in page.events),
+                    events=done.events + len(page.events),
+                    written=done.written + written,
+                )
+                position = page.position
+                await keep()
+                on_progress("events published", done.events)
+        return replace(done, written=done.written + await recorder.segments.write())
+
+
+def _is_wanted(event: Event, at: str, place: Place, recorded: Spool) -> bool:
+    """Segments are made again only up to where the projector came: it makes those behind it itself."""
+    if event.lifecycle not in SEGMENTED:
+        return True
+    return place.position is not None and at <= place.position and event not in recorded
+
+
+# --- from the records --------------------------------------------------------------------------------------------------
+
+
+async def rebuild_ledger(
+    ledger: Ledger,
+    objects: ObjectStore,
+    actor: Actor,
+    *,
+    alone: frozenset[str] = frozenset(),
+    on_progress: Progress = _quietly,
+) -> Returned:
+    """Put every job back that is recorded. Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable."""
+    async with _as_projector(ledger, actor) as following:
+        keep = _keeping(ledger, following)
+        with closing(Spool()) as spool:
+            await _read_record(objects, spool, on_progress, keep, bodies=True)
+            if following.position != REBUILDING:
+                await _refuse_others(ledger, spool)
+            await keep(REBUILDING)
+            returning = _Returning(ledger, objects, actor, spool)
+            async for done in returning.all_jobs():
+                await keep()
+                on_progress("jobs put back", done.jobs + done.there)
+            recorder = Recorder(ledger, Publisher(objects), alone)
+            end = await _publish_others(ledger, recorder, spool, keep)
+            await keep(Place(end, alone).to_text())
+            return replace(returning.done, records=len(spool))
+
+
+async def _refuse_others(ledger: Ledger, spool: Spool) -> None:
+    """A ledger that holds anything but what is recorded is another ledger, or one that was not lost."""
     async for history in ledger.histories():
-        if history.job.lifecycle not in AUDITED:
-            continue
-        job = await ledger.job(history.job.job_id)
-        payload = b"" if job is None or job.payload is None else job.payload
-        written = 0
-        for event in history.events:
-            written += await publisher.publish(await publications_of(ledger, event, payload))
-        done = Rebuilt(jobs=done.jobs + 1, events=done.events + len(history.events), written=done.written + written)
-        on_progress(done)
-    return done
+        known = [record.event for record in spool.records(history.job.job_id)]
+        if not known:
+            raise LedgerHasOthers(job_id=history.job.job_id, problem="is not in the record")
+        if list(map(_facts, known)) != list(map(_facts, history.events)):
+            raise LedgerHasOthers(job_id=history.job.job_id, problem="has another history there than in the record")
+
+
+def _facts(event: Event) -> Event:
+    """The event without its data, of which the record does not keep the white space."""
+    return replace(event, data=None)
+
+
+async def _publish_others(ledger: Ledger, recorder: Recorder, spool: Spool, keep: Keep) -> str:
+    """Publish what others did meanwhile; everything else in the feed is recorded already. The end of the feed."""
+    position = None
+    while True:
+        page = await ledger.feed(position, limit=PAGE)
+        position = page.position
+        await recorder.take([event for event in page.events if event not in spool])
+        await keep()
+        if not page.events:
+            await recorder.segments.write()
+            return position
+        if recorder.segments.full:
+            await recorder.segments.write()
+
+
+class _Returning:
+    """Jobs on their way back, in small batches."""
+
+    def __init__(self, ledger: Ledger, objects: ObjectStore, actor: Actor, spool: Spool) -> None:
+        self._ledger = ledger
+        self._objects = objects
+        self._actor = actor
+        self._spool = spool
+        self._batch: list[Restored] = []
+        self._bytes = 0
+        self.done = Returned()
+
+    async def all_jobs(self) -> AsyncGenerator[Returned]:
+        """Put them back, oldest first; what was done so far, after every batch."""
+        for job_id in self._spool.headless():
+            self._refuse(job_id, "the record of its first event is missing")
+        for job_id in self._spool.jobs():
+            await self._take(job_id)
+            if len(self._batch) >= BATCH_JOBS or self._bytes >= BATCH_BYTES:
+                await self._put_back()
+                yield self.done
+        await self._put_back()
+        yield self.done
+
+    async def _take(self, job_id: JobId) -> None:
+        records = self._spool.records(job_id)
+        if self._spool.has_successor(records[0]):
+            self.done = replace(self.done, removed=self.done.removed + 1)
+            return
+        try:
+            damage = self._spool.damage(job_id)
+            if damage is not None:
+                raise HistoryBroken(job_id=job_id, reason=damage)
+            job = Restored(records=tuple(records))
+            check(job)
+            job = replace(job, journal=await self._journal(job))
+        except TrellisError as error:
+            self._refuse(job_id, str(error.data.get("reason", error)))
+            return
+        self._batch.append(job)
+        self._bytes += sum(len(record.event.data or b"") for record in records) + sum(map(len, job.journal.values()))
+        self._bytes += len(records[0].submission.payload) if records[0].submission else 0
+
+    async def _put_back(self) -> None:
+        batch, self._batch, self._bytes = self._batch, [], 0
+        taken_back = sum([await self._take_back(job) for job in batch])
+        try:
+            answers = await self._ledger.restore(self._actor, batch)
+        except NotAllowed:
+            raise
+        except Refused:
+            # Something that only the database can see is wrong with one of them: the others are put back without it.
+            answers = [await self._put_back_one(job) for job in batch]
+        put = [job for job, answer in zip(batch, answers, strict=True) if answer]
+        self.done = replace(
+            self.done,
+            jobs=self.done.jobs + len(put),
+            events=self.done.events + sum(len(job.records) for job in put),
+            there=self.done.there + answers.count(False),
+            taken_back=self.done.taken_back + taken_back,
+        )
+
+    async def _take_back(self, job: Restored) -> int:
+        """Only for a job that is not there: one that is may have gone on."""
+        published = job.records[0].event.lifecycle in {RUN.name, PROPOSAL.name}
+        if not published or await self._ledger.job(job.job_id) is not None:
+            return 0
+        return await _take_back(self._objects, job)
+
+    async def _put_back_one(self, job: Restored) -> bool | None:
+        try:
+            return (await self._ledger.restore(self._actor, [job]))[0]
+        except Refused as refused:
+            self._refuse(job.job_id, str(refused))
+            return None
+
+    def _refuse(self, job_id: JobId, reason: str) -> None:
+        kept = self.done.refusals
+        if len(kept) < REFUSALS_KEPT:
+            kept = (*kept, Refusal(job_id=job_id, reason=reason))
+        self.done = replace(self.done, refused=self.done.refused + 1, refusals=kept)
+
+    async def _journal(self, job: Restored) -> dict[str, bytes]:
+        """What a run's holders had kept and published: the files of its counted steps, and its output."""
+        if job.records[0].event.lifecycle != RUN.name:
+            return {}
+        slug, counted, kept = _request(job).agent_slug, _counted(job), dict[str, bytes]()
+        for number, event in enumerate(counted, 1):
+            key = ids.step_key(slug, job.job_id, number)
+            body = await self._body(job, key)
+            if documents.sha256(body) != json.loads(event.data or b"{}").get("sha256"):
+                raise HistoryBroken(job_id=job.job_id, reason=f"{key} is not what was recorded")
+            kept[documents.STEP_ENTRY.format(number=number)] = body
+        if len(counted) >= documents.PERSIST_STEP:
+            kept[documents.OUTPUT_ENTRY] = await self._body(job, ids.output_key(slug, job.job_id))
+        return kept
+
+    async def _body(self, job: Restored, key: str) -> bytes:
+        found = await self._objects.get(key)
+        if found is None:
+            raise HistoryBroken(job_id=job.job_id, reason=f"{key} is missing")
+        return found.body
+
+
+def _request(job: Restored) -> Request:
+    asked = job.records[0].submission
+    assert asked is not None, "a checked job says what was asked"
+    try:
+        return Request.read(asked.payload)
+    except (KeyError, ValueError, TypeError) as error:
+        raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no request for a run: {error}") from error
+
+
+def _counted(job: Restored) -> list[Event]:
+    return [record.event for record in job.records if record.event.type == documents.STEP_DONE]
+
+
+# --- documents ahead of the record -----------------------------------------------------------------------------------
+
+
+async def _take_back(objects: ObjectStore, job: Restored) -> int:
+    """Take back what was published of an event whose record was not: it never was. How many documents that are."""
+    events = tuple(record.event for record in job.records)
+    if events[0].lifecycle == PROPOSAL.name:
+        asked = job.records[0].submission
+        return await _lower(objects, proposals.publication(asked.payload if asked else b"", events))
+    facts = Facts(job.job_id, _request(job), events)
+    slug, done = facts.request.agent_slug, len(_counted(job))
+    shown = Publication(ids.status_key(slug, job.job_id), documents.status(facts), events[-1].version)
+    early = [ids.step_key(slug, job.job_id, number) for number in range(done + 1, len(ids.STEPS) + 1)]
+    early += [ids.output_key(slug, job.job_id)] if done < documents.PERSIST_STEP else []
+    early += [ids.manifest_key(slug, job.job_id)] if not documents.has_ended(events[-1]) else []
+    lowered = await _lower(objects, shown)
+    return lowered + sum([await objects.delete(key) for key in early if await objects.head(key) is not None])
+
+
+async def _lower(objects: ObjectStore, publication: Publication) -> int:
+    assert publication.version is not None
+    there = await objects.get(publication.key)
+    if there is None or published_version(there.body) <= publication.version:
+        return 0
+    await objects.put(publication.key, publication.body, when=OVERWRITE)
+    return 1
+
+
+# --- the record --------------------------------------------------------------------------------------------------------
+
+
+async def _read_record(objects: ObjectStore, spool: Spool, on_progress: Progress, keep: Keep, *, bodies: bool) -> None:
+    """Every audit record into the spool; without `bodies` only whose they are. Raises RecordInvalid, StoreUnavailable."""
+    after: str | None = None
+    while True:
+        page = await objects.list(f"{ids.AUDIT_FOLDER}/", after=after)
+        wanted = [info for info in page.items if bodies or info.key.endswith(segments.SUFFIX)]
+        for few in (wanted[start : start + READS_AT_ONCE] for start in range(0, len(wanted), READS_AT_ONCE)):
+            for key, body in zip(few, await asyncio.gather(*(_get(objects, info) for info in few)), strict=True):
+                _spool(spool, key.key, body, bodies=bodies)
+        if not bodies:
+            singles = (info.key for info in page.items if not info.key.endswith(segments.SUFFIX))
+            spool.add_ids(key.rpartition("/")[2].removesuffix(".json") for key in singles)
+        await keep()
+        on_progress("records read", len(spool))
+        if not page.more:
+            return
+        after = page.items[-1].key
+
+
+async def _get(objects: ObjectStore, info: ObjectInfo) -> bytes:
+    found = await objects.get(info.key)
+    return b"" if found is None else found.body
+
+
+def _spool(spool: Spool, key: str, body: bytes, *, bodies: bool) -> None:
+    if not key.endswith(segments.SUFFIX):
+        try:
+            made = [json.loads(body)]
+        except ValueError as error:
+            raise RecordInvalid(event=key, problem=str(error)) from error
+    else:
+        made = segments.lines(key, body)
+    if bodies:
+        spool.add(made)
+    else:
+        spool.add_ids(str(one.get("event_id")) for one in made)
+
+
+# --- the projector's place -----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Following]:
+    following = await ledger.follow(actor, FOLLOWS_AS, lease_s=LEASE_S)
+    if following is None:
+        raise RecordInUse(lease_s=LEASE_S)
+    try:
+        yield following
+    finally:
+        await ledger.unfollow(following)
+
+
+def _keeping(ledger: Ledger, following: Following) -> Keep:
+    async def keep(place: str | None = None) -> None:
+        if not await ledger.followed(following, place, lease_s=LEASE_S):
+            raise RecordInUse(lease_s=LEASE_S)
+
+    return keep

@@ -28,7 +28,15 @@ async def sqlite_rig(path: Path) -> AsyncIterator[Rig]:
     async def reopen():
         return await open_ledger(f"sqlite:///{path}", clock=lambda: now_s)
 
-    rig = Rig(kind="sqlite", ledger=await reopen(), advance=advance, reopen=reopen)
+    async def empty(rig: Rig):
+        await rig.close()
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink()
+        rig.others.clear()
+        rig.ledger = await reopen()
+        return rig.ledger
+
+    rig = Rig(kind="sqlite", ledger=await reopen(), advance=advance, reopen=reopen, empty=empty)
     try:
         yield rig
     finally:
@@ -50,6 +58,16 @@ async def postgres_rig(server: PostgresServer, kind: str) -> AsyncIterator[Rig]:
     async def reopen():
         return await open_ledger(app_url)
 
+    async def empty(rig: Rig):
+        await rig.close()
+        at = await admin.fetchval("SELECT at FROM trellis.test_clock")
+        await admin.execute("SELECT fresh.reset()")
+        await admin.execute("UPDATE trellis.test_clock SET at = $1", at)
+        rig.used_up = True
+        rig.ledger = await reopen()
+        rig.others[:] = [await open_ledger(server.url(name))]
+        return rig.others[0]
+
     try:
         ledger = await reopen()
         rig = Rig(
@@ -57,6 +75,7 @@ async def postgres_rig(server: PostgresServer, kind: str) -> AsyncIterator[Rig]:
             ledger=ledger,
             advance=advance,
             reopen=reopen,
+            empty=empty,
             admin_sql=admin_sql,
             app_url=app_url,
             admin_url=server.url(name),
@@ -65,7 +84,8 @@ async def postgres_rig(server: PostgresServer, kind: str) -> AsyncIterator[Rig]:
             yield rig
         finally:
             await rig.close()
-        await _give_back(server, name, admin)
+        if not rig.used_up:
+            await _give_back(server, name, admin)
     finally:
         await admin.close()
 

@@ -85,6 +85,9 @@ class Rig:
     admin_url: str | None = None
     """PostgreSQL: run SQL as the superuser."""
     app_url: str = ""
+    empty: Callable[["Rig"], Awaitable[Ledger]] | None = None
+    used_up: bool = False
+    """Its database has partitions and indexes that another test would not expect."""
     numbers: count = field(default_factory=lambda: count(1))
     others: list[Ledger] = field(default_factory=list)
     key_limits: dict[str, int] = field(default_factory=dict)
@@ -98,6 +101,11 @@ class Rig:
     async def close(self) -> None:
         for ledger in (*self.others, self.ledger):
             await ledger.close()
+
+    async def lose(self) -> Ledger:
+        """Everything in the store is gone; the answer is its owner's view of the empty one. Time goes on."""
+        assert self.empty is not None
+        return await self.empty(self)
 
     async def verify(self) -> VerifyReport:
         return await verify(self.ledger, key_limits=self.key_limits)

@@ -124,4 +124,5 @@ def test_the_table_says_who_may_do_what():
         "limit_held": ["control-plane", "orchestrator"],
         "sweep": ["control-plane", "sweeper"],
         "follow": ["control-plane", "projector"],
+        "restore": ["control-plane", "owner"],
     }

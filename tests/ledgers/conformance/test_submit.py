@@ -144,6 +144,17 @@ async def test_the_same_key_with_another_request_is_refused(rig: Rig):
 
 
 @pytest.mark.requirement("DJ-5")
+async def test_what_a_key_was_used_for_can_be_asked_without_a_submit(rig: Rig):
+    first = rig.new_job(idempotency_key="k", idempotency_scope="s", fingerprint=b"one")
+    assert await rig.ledger.answered("s", "k", b"one") is None
+    await rig.offer(first)
+    assert await rig.ledger.answered("s", "k", b"one") == Submitted(job_id=first.job_id, created=False)
+    assert await rig.ledger.answered("s", "k", b"two") == Mismatch(key="k", job_id=first.job_id)
+    assert await rig.ledger.answered("", "k", b"one") is None
+    assert len(await rig.ledger.events(first.job_id)) == 1
+
+
+@pytest.mark.requirement("DJ-5")
 async def test_a_mismatch_leaves_its_neighbours_alone(rig: Rig):
     await rig.offer(rig.new_job(idempotency_key="k", fingerprint=b"one"))
     jobs = [rig.new_job(), rig.new_job(idempotency_key="k", fingerprint=b"two"), rig.new_job()]

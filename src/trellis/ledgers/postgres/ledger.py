@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from trellis.engine.authority import check_held_limit, require
+from trellis.engine.batching import Batcher
 from trellis.engine.errors import (
     JobNotFound,
     LedgerNotMigrated,
@@ -19,6 +20,7 @@ from trellis.engine.errors import (
     OutcomeUnknown,
 )
 from trellis.engine.jobs import (
+    RESTORE_MAX,
     SUBMIT_MAX,
     Actor,
     Applied,
@@ -42,13 +44,13 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
 )
-from trellis.engine.records import JobFilter, RetentionOptions, RetentionReport, SweepOptions, SweepReport
+from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
-from trellis.ledgers.postgres import submit
+from trellis.ledgers.postgres import restore, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
-from trellis.ledgers.postgres.lanes import Batcher, Lane, LaneOptions
+from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
 from trellis.ledgers.postgres.reads import Read, Reads, lifecycle_named, state_pairs
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Phase, Trigger
@@ -407,6 +409,17 @@ class PostgresLedger(Reads):
 
     async def unfollow(self, following: Following) -> None:
         await self.followed(following, None, lease_s=0.0)
+
+    async def restore(self, actor: Actor, jobs: Sequence[Restored]) -> list[bool]:
+        require(actor, "restore")
+        if len(jobs) > RESTORE_MAX:
+            raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {RESTORE_MAX} in one call")
+        batch, number = restore.Batch(await self.now()), await self._actor(actor)
+        for job in jobs:
+            batch.add(job)
+        put_back = await self._admin_lane.call("restore", "", lambda c, _: batch.put_back(c, number))
+        self._bell.ring()
+        return [job.job_id in put_back for job in jobs]
 
     async def beat(self, actor: Actor, info: bytes | None) -> None:
         await self._admin("beat", "select beat($1, $2)", await self._actor(actor), info)

@@ -102,6 +102,9 @@ select * from (
 -- name: result
 select r.body from job j join result r on r.id = j.id where j.job_id = $1 and (r.expires_at is null or r.expires_at > trellis.now())
 
+-- name: key_used
+select j.job_id, k.fingerprint from idempotency k join job j on j.id = k.id where k.scope = $1 and k.key = $2
+
 -- name: journal
 select o.entry, o.body from job j join journal o on o.id = j.id where j.job_id = $1
 
@@ -180,3 +183,24 @@ select (select setting from pg_settings where name = 'fsync') as fsync,
        (select extract(epoch from max(clock_timestamp() - xact_start))::float8 from pg_stat_activity
          where backend_xid is not null or backend_xmin is not null) as oldest_transaction_s,
        current_setting('server_version') as version
+
+-- name: beside
+select j.job_id, e.version, e.due_at, e.request, t.name as type_name
+  from unnest($1::text[], $2::int[]) w(job_id, version) join job j on j.job_id = w.job_id
+  join event e on e.id = j.id and e.version = w.version join job_type t on t.id = j.type
+
+-- name: submissions
+select j.job_id, t.name as type_name, j.prio, j.max_attempts, j.max_deaths, j.payload, j.key_name, j.key_cap, j.trace, j.parent_id,
+       coalesce(j.deadline_us, extract(epoch from j.deadline_at - j.created_at) * 1000000)::bigint as deadline_us,
+       coalesce(j.compensates_id, (select o.job_id from job o where o.id = j.compensates)) as compensates_id
+  from job j join job_type t on t.id = j.type where j.job_id = any($1::text[])
+
+-- name: idempotency_keys
+select j.job_id, k.scope, k.key, k.fingerprint from job j join idempotency k on k.id = j.id where j.job_id = any($1::text[])
+ order by k.scope, k.key
+
+-- name: dead_letters_at
+select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, e.to_state as state
+  from unnest($1::text[], $2::int[]) w(job_id, version) join job j on j.job_id = w.job_id
+  join dead_letter d on d.id = j.id and d.version = w.version join event e on e.id = j.id and e.version = w.version
+  join job_type t on t.id = j.type left join actor a on a.id = d.last_owner

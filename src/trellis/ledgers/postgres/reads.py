@@ -1,11 +1,11 @@
 """What readers ask of PostgreSQL."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import JobId, Mismatch, Submitted
 from trellis.engine.records import (
     DeadLetter,
     Event,
@@ -17,18 +17,22 @@ from trellis.engine.records import (
     JobPage,
     KeyOver,
     QueueDepth,
+    Recorded,
     Severity,
     Signal,
     WorkerSeen,
 )
-from trellis.ledgers.postgres import rows
+from trellis.engine.restoring import may_have_letter
+from trellis.ledgers.postgres import restore, rows
 from trellis.ledgers.postgres.connection import Connection, Row
 from trellis.ledgers.postgres.inspection import findings
 from trellis.ledgers.postgres.lanes import Lane
+from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, event_code
 
 ID_MAX = 2**63 - 1
+VERSION_MAX = 2**31 - 1
 FEED_BATCHES = 32
 BEGINNING = (0, 0, 0)
 
@@ -49,6 +53,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     feed_end: LiteralString
     signals: LiteralString
     result: LiteralString
+    key_used: LiteralString
     journal: LiteralString
     dead_letters: LiteralString
     dead_letters_of: LiteralString
@@ -60,6 +65,10 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     keys_over: LiteralString
     type_by_name: LiteralString
     inspect: LiteralString
+    beside: LiteralString
+    submissions: LiteralString
+    idempotency_keys: LiteralString
+    dead_letters_at: LiteralString
 
 
 def lifecycle_named(name: str) -> Lifecycle:
@@ -197,8 +206,23 @@ class Reads:
                 after = (last, ID_MAX, 0)
                 break
             else:
-                after = (last + 1, 0, 0)
+                after = (last, ID_MAX, 0)  # never beyond `feed_end`, so that who keeps it can tell it from a foreign one
         return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
+
+    async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
+        if not events:
+            return []
+        pairs = ([event.job_id for event in events], [event.version for event in events])
+        new = [event.job_id for event in events if event.version == 1]
+        ended = [event for event in events if may_have_letter(event)]
+        at = ([event.job_id for event in ended], [event.version for event in ended])
+        return restore.recorded(
+            events,
+            await self.fetch(Read.beside, *pairs),
+            await self.fetch(Read.submissions, new) if new else [],
+            await self.fetch(Read.idempotency_keys, new) if new else [],
+            await self.fetch(Read.dead_letters_at, *at) if ended else [],
+        )
 
     async def feed_end(self) -> str:
         await self.fetch("select sequence_feed()")
@@ -207,6 +231,14 @@ class Reads:
     async def result(self, job_id: JobId) -> bytes | None:
         found = await self.fetch(Read.result, job_id)
         return found[0]["body"] if found else None
+
+    async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
+        found = await self.fetch(Read.key_used, CALLER_SCOPE + scope, key)
+        if not found:
+            return None
+        job_id = JobId(found[0]["job_id"])
+        same = found[0]["fingerprint"] == fingerprint
+        return Submitted(job_id=job_id, created=False) if same else Mismatch(key=key, job_id=job_id)
 
     async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
         return {row["entry"]: row["body"] for row in await self.fetch(Read.journal, job_id)}
@@ -296,6 +328,8 @@ def _position(text: str | None) -> tuple[int, int, int]:
         return BEGINNING
     try:
         pos, key, version = (int(part) for part in text.split("."))
+        if not (text.isascii() and max(pos, key) <= ID_MAX and version <= VERSION_MAX):
+            raise ValueError(text)
     except ValueError:
         raise OptionInvalid(option="position", value=text, expected="a position the feed gave") from None
     return pos, key, version

@@ -11,6 +11,8 @@ from trellis.lifecycles import LIFECYCLES
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
 SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)"
 GIVEN_ID_SCOPE = "job_id"
+CALLER_SCOPE = "key:"
+"""How every scope of a caller begins, so that none meets the ids that callers choose."""
 
 
 def is_plain(job: NewJob) -> bool:
@@ -82,7 +84,7 @@ async def submit_keyed(
 
 def _key(job: NewJob) -> tuple[str | None, str | None]:
     if job.idempotency_key is not None:
-        return f"key:{job.idempotency_scope}", job.idempotency_key
+        return CALLER_SCOPE + job.idempotency_scope, job.idempotency_key
     return (GIVEN_ID_SCOPE, job.job_id) if job.id_is_given else (None, None)
 
 

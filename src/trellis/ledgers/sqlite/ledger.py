@@ -38,6 +38,8 @@ from trellis.engine.records import (
     JobPage,
     KeyOver,
     QueueDepth,
+    Recorded,
+    Restored,
     RetentionOptions,
     RetentionReport,
     Signal,
@@ -45,7 +47,19 @@ from trellis.engine.records import (
     SweepReport,
     WorkerSeen,
 )
-from trellis.ledgers.sqlite import control, holder, inspection, moves, reads, retain, rows, submit, sweep
+from trellis.ledgers.sqlite import (
+    control,
+    holder,
+    inspection,
+    moves,
+    reads,
+    recorded,
+    restore,
+    retain,
+    rows,
+    submit,
+    sweep,
+)
 from trellis.ledgers.sqlite.claims import LEAST_URGENT_EVERY
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Target, connect, parse_url
 from trellis.ledgers.sqlite.lanes import Lane, Shared, Transaction
@@ -182,6 +196,10 @@ class SqliteLedger:
     async def unfollow(self, following: Following) -> None:
         await self.followed(following, None, lease_s=0.0)
 
+    async def restore(self, actor: Actor, jobs: Sequence[Restored]) -> list[bool]:
+        require(actor, "restore")
+        return await self._writer.run(lambda tx: restore.restore(tx, jobs))
+
     async def beat(self, actor: Actor, info: bytes | None) -> None:
         await self._writer.run(lambda tx: control.beat(tx, actor, info))
 
@@ -236,6 +254,9 @@ class SqliteLedger:
     async def feed(self, position: str | None, *, limit: int, lifecycle: str | None = None) -> FeedPage:
         return await self._reader.run(lambda tx: reads.feed(tx, position, limit=limit, lifecycle=lifecycle))
 
+    async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
+        return await self._reader.run(lambda tx: recorded.recorded(tx, events))
+
     async def feed_end(self) -> str:
         return await self._reader.run(reads.feed_end)
 
@@ -250,6 +271,9 @@ class SqliteLedger:
 
     async def workers(self) -> list[WorkerSeen]:
         return await self._reader.run(reads.workers)
+
+    async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
+        return await self._reader.run(lambda tx: submit.answered(tx, scope, key, fingerprint))
 
     async def now(self) -> datetime:
         return rows.moment(self._writer.now())

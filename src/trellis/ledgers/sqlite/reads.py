@@ -232,7 +232,7 @@ def _cursor(text: str | None) -> int:
 def _position(text: str | None) -> int:
     if text is None:
         return 0
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > POSITION_DIGITS:
         raise OptionInvalid(option="position", value=text, expected="a position this feed gave out")
     return int(text)
 

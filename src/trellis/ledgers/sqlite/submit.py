@@ -14,10 +14,12 @@ from trellis.ledgers.sqlite.steps import array, promote, write_act
 from trellis.lifecycles import LIFECYCLES, Trigger
 
 GIVEN_ID_SCOPE = "job_id"
-"""The scope of ids that callers choose, beside callers' own scopes, which all begin with `key:`."""
+"""The scope of ids that callers choose, beside callers' own scopes."""
+CALLER_SCOPE = "key:"
+"""How every scope of a caller begins."""
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
+class Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
     existing: LiteralString
     existing_one: LiteralString
     same_request: LiteralString
@@ -47,9 +49,9 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     if len(jobs) > SUBMIT_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
     steps = [_submit_step(actor, job) for job in jobs]
-    known = _existing(tx, jobs)
+    known = existing(tx, [job.job_id for job in jobs])
     who = Who(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
-    last: int = tx.db.execute(_Sql.last_job).fetchall()[0][0]
+    last = last_job(tx)
     new = _New()
     answers: list[Submitted | Mismatch] = []
     for job, step in zip(jobs, steps, strict=True):
@@ -73,13 +75,19 @@ def _submit_step(actor: Actor, job: NewJob) -> Step:
     return step
 
 
-def _existing(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, int]:
-    if len(jobs) == 1:
-        return dict(tx.db.execute(_Sql.existing_one, (jobs[0].job_id,)).fetchall())
-    return dict(tx.db.execute(_Sql.existing, (json.dumps([job.job_id for job in jobs]),)).fetchall())
+def existing(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, int]:
+    """The numbers of those jobs that are there."""
+    if len(job_ids) == 1:
+        return dict(tx.db.execute(Sql.existing_one, (job_ids[0],)).fetchall())
+    return dict(tx.db.execute(Sql.existing, (json.dumps(job_ids),)).fetchall())
 
 
-def _earlier(tx: Transaction, job: NewJob, known: dict[str, int], new: _New) -> Submitted | Mismatch | None:
+def last_job(tx: Transaction) -> int:
+    """The highest number ever given to a job."""
+    return tx.db.execute(Sql.last_job).fetchall()[0][0]
+
+
+def _earlier(tx: Transaction, job: NewJob, known: dict[JobId, int], new: _New) -> Submitted | Mismatch | None:
     """The answer of an earlier submit with the same key or id, or None when this one is the first."""
     if job.idempotency_key is not None:
         answer = _by_key(tx, job, _scope(job), job.idempotency_key, new)
@@ -95,24 +103,34 @@ def _earlier(tx: Transaction, job: NewJob, known: dict[str, int], new: _New) -> 
 
 
 def _by_key(tx: Transaction, job: NewJob, scope: str, key: str, new: _New) -> Submitted | Mismatch | None:
-    found = new.seen.get((scope, key))
-    if found is None:
-        rows = tx.db.execute(_Sql.find_key, (scope, key)).fetchall()
-        if not rows:
-            return None
-        found = (rows[0][1], rows[0][2])
-    if found[0] != job.fingerprint:
+    found = new.seen.get((scope, key)) or _used(tx, scope, key)
+    return None if found is None else _again(key, found, job.fingerprint)
+
+
+def answered(tx: Transaction, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
+    """What a caller's key was used for before, as a submit would say it; None when it was not."""
+    found = _used(tx, CALLER_SCOPE + scope, key)
+    return None if found is None else _again(key, found, fingerprint)
+
+
+def _used(tx: Transaction, scope: str, key: str) -> tuple[bytes, JobId] | None:
+    rows = tx.db.execute(Sql.find_key, (scope, key)).fetchall()
+    return (rows[0][1], rows[0][2]) if rows else None
+
+
+def _again(key: str, found: tuple[bytes, JobId], fingerprint: bytes) -> Submitted | Mismatch:
+    if found[0] != fingerprint:
         return Mismatch(key=key, job_id=found[1])
     return Submitted(job_id=found[1], created=False)
 
 
 def _by_id(tx: Transaction, job: NewJob, key: int) -> Submitted | Mismatch:
     """An id seen before: a repeated call when it was made by us, the caller's own choice when it was given."""
-    rows = tx.db.execute(_Sql.find_key, (GIVEN_ID_SCOPE, job.job_id)).fetchall()
+    rows = tx.db.execute(Sql.find_key, (GIVEN_ID_SCOPE, job.job_id)).fetchall()
     if rows:
         same = rows[0][1] == job.fingerprint
     else:
-        same = tx.db.execute(_Sql.same_request, (key,)).fetchall()[0] == _request(job)
+        same = tx.db.execute(Sql.same_request, (key,)).fetchall()[0] == _request(job)
     return _same_id(job, same=same)
 
 
@@ -130,15 +148,16 @@ def _take_in(tx: Transaction, new: _New, job: NewJob, step: Step, who: Who, key:
     if job.concurrency_key is not None:
         ckey = tx.names.key_id(job.concurrency_key, job.concurrency_limit)
         new.concurrency.add(ckey)
-    deadline = None if job.deadline_s is None else tx.now + int(job.deadline_s * US)
+    length = None if job.deadline_s is None else int(job.deadline_s * US)
+    deadline = None if length is None else tx.now + length
     type_id = tx.names.type_id(step.lifecycle, job.type)
     original = None if job.compensates is None else _original(tx, job.compensates)
     alike = (step.lifecycle, type_id, int(job.priority), job.max_attempts, deadline, ckey, original)
     new.jobs.setdefault(alike, []).append(key)
     correlation = None if job.correlation_id == job.job_id else job.correlation_id
-    new.submissions.append(
-        (key, job.job_id, tx.now, job.max_attempts, job.max_deaths, correlation, job.trace, job.parent_id, job.payload)
-    )
+    asked = (tx.now, job.max_attempts, job.max_deaths, correlation, job.trace, job.parent_id, job.payload, length)
+    key_limit = None if ckey is None else job.concurrency_limit
+    new.submissions.append((key, job.job_id, *asked, key_limit, job.compensates))
     place, wait = landing(step, keyed=ckey is not None, delay_us=_delay_us(job, tx.now) or step.timer_us)
     new.acts.setdefault(Act(step, who, place, wait), []).append(key)
     _remember(new, job, key, tx.now)
@@ -155,7 +174,7 @@ def _remember(new: _New, job: NewJob, key: int, now: int) -> None:
 
 
 def _scope(job: NewJob) -> str:
-    return f"key:{job.idempotency_scope}"
+    return CALLER_SCOPE + job.idempotency_scope
 
 
 def _delay_us(job: NewJob, now: int) -> int | None:
@@ -167,7 +186,7 @@ def _delay_us(job: NewJob, now: int) -> int | None:
 
 
 def _original(tx: Transaction, job_id: JobId) -> int:
-    rows = tx.db.execute(_Sql.existing_one, (job_id,)).fetchall()
+    rows = tx.db.execute(Sql.existing_one, (job_id,)).fetchall()
     if not rows:
         raise JobNotFound(job_id=job_id)
     return rows[0][1]
@@ -177,10 +196,10 @@ def _write(tx: Transaction, new: _New) -> None:
     if not new.jobs:
         return
     for alike, keys in new.jobs.items():
-        tx.db.execute(_Sql.insert_jobs, (*alike, array(keys)))
-    tx.db.executemany(_Sql.insert_submission, new.submissions)
+        tx.db.execute(Sql.insert_jobs, (*alike, array(keys)))
+    tx.db.executemany(Sql.insert_submission, new.submissions)
     if new.keys:
-        tx.db.executemany(_Sql.insert_key, new.keys)
+        tx.db.executemany(Sql.insert_key, new.keys)
     for act, keys in new.acts.items():
         write_act(tx, act, keys)
     promote(tx, new.concurrency)

@@ -30,28 +30,34 @@ begin
 end $$;
 create or replace trigger refuse_update before update or truncate on event for each statement execute function _refuse_change();
 
+-- Which partition a job's events are in.
+create or replace function _partition_of(p_id bigint) returns bigint language sql immutable as $$ select p_id / 4194304 $$;
+
+create or replace function _make_partition(p_n bigint) returns void language plpgsql set search_path from current as $$
+declare
+  size constant bigint := 4194304;
+  part text := format('event_%s', p_n);
+begin
+  if to_regclass(part) is null then
+    execute format('create table %I partition of event for values from (%s) to (%s)', part, p_n * size, (p_n + 1) * size);
+    execute format('create index on %I using brin (batch) with (pages_per_range = 16, autosummarize = on)', part);
+    execute format('create index on %I using brin (at) with (pages_per_range = 16, autosummarize = on)', part);
+    execute format('create index on %I (request) where request is not null', part);
+  end if;
+end $$;
+
 -- Makes the partitions the next jobs will need, and gives sealed ones their look-up index (type, at).
 create or replace function _ensure_partitions() returns void language plpgsql set search_path from current as $$
 declare
-  size constant bigint := 4194304;
   next bigint;
-  n bigint;
   part text;
 begin
   if not pg_try_advisory_xact_lock(hashtext('trellis.partitions')) then return; end if;
-  select coalesce(pg_sequence_last_value(pg_get_serial_sequence('job', 'id')), 0) / size into next;
-  for n in next .. next + 1 loop
-    part := format('event_%s', n);
-    if to_regclass(part) is null then
-      execute format('create table %I partition of event for values from (%s) to (%s)', part, n * size, (n + 1) * size);
-      execute format('create index on %I using brin (batch) with (pages_per_range = 16, autosummarize = on)', part);
-      execute format('create index on %I using brin (at) with (pages_per_range = 16, autosummarize = on)', part);
-      execute format('create index on %I (request) where request is not null', part);
-    end if;
-  end loop;
-  for n in 0 .. next - 1 loop
-    part := format('event_%s', n);
-    if to_regclass(part) is not null and to_regclass(part || '_type_at') is null then
+  next := _partition_of(coalesce(pg_sequence_last_value(pg_get_serial_sequence('job', 'id')), 0));
+  perform _make_partition(next), _make_partition(next + 1);
+  for part in select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+               where i.inhparent = 'event'::regclass and substr(c.relname, 7)::bigint < next loop
+    if to_regclass(part || '_type_at') is null then
       execute format('create index %I on %I (type, at)', part || '_type_at', part);
     end if;
   end loop;

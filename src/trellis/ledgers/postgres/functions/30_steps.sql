@@ -185,6 +185,7 @@ declare
   s state;
   j job;
   was token := t;
+  length interval;
 begin
   if x.roles & (1 << p_role::int) = 0 then
     raise exception 'job %: role % may not %', t.id, p_role, x.trigger using errcode = 'TR001';
@@ -201,8 +202,9 @@ begin
     update dead_letter d set requeued_at = p_now where d.id = t.id and d.requeued_at is null;
     delete from result r where r.id = t.id;
     if j.deadline_at is not null then
-      update job o set deadline_at = p_now + (j.deadline_at - j.created_at) where o.id = t.id;
-      insert into deadline (id, at) values (t.id, p_now + (j.deadline_at - j.created_at))
+      length := coalesce(j.deadline_us * interval '1 microsecond', j.deadline_at - j.created_at);
+      update job o set deadline_at = p_now + length where o.id = t.id;
+      insert into deadline (id, at) values (t.id, p_now + length)
         on conflict (id) do update set at = excluded.at;
     end if;
   end if;
@@ -216,9 +218,9 @@ begin
     delete from wish w where w.id = t.id;
   end if;
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role,
-                     cause, request, data)
+                     cause, request, data, due_at)
   values (t.id, p_batch, p_now, t.version, p_actor, t.epoch, x.event, t.lifecycle, x.source, x.target, t.generation, t.attempt,
-          p_role, p_cause, p_request, p_data);
+          p_role, p_cause, p_request, p_data, case when s.phase = 0 and (not s.claimable or p_due > p_now) then p_due end);
   if p_reason is not null and s.phase = 2 then perform _bury(t, p_now, p_reason, p_stage, p_error); end if;
   if s.phase = 1 then
     insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,

@@ -26,9 +26,9 @@ begin
      where not p_repeat or not exists (select from job o where o.job_id = u.job_id)
   ), j as (
     insert into job (id, created_at, deadline_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace,
-                     parent_id, payload)
+                     parent_id, payload, deadline_us)
     select id, at, deadline_at, type, max_attempts, max_deaths, p_lifecycle, prio, job_id, correlation_id, trace, parent_id,
-           payload from i
+           payload, deadline * 1000000 from i
   ), r as (
     insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
     select id, type, 1, 0, 0, 0, max_attempts, 0, l.initial, p_lifecycle, prio, 0 from i
@@ -40,8 +40,8 @@ begin
   ), t as (
     insert into deadline (id, at) select id, deadline_at from i where deadline_at is not null
   )
-  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
-  select id, no, at, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, a.role from i;
+  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, due_at)
+  select id, no, at, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, a.role, due_at from i;
 end $$;
 
 create or replace function _key_hash(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 42) $$;
@@ -84,9 +84,9 @@ begin
   end if;
   if p_ckey is not null then key_id := _key_hash(p_ckey); end if;
   insert into job (id, created_at, deadline_at, ckey, key_cap, key_name, compensates, type, max_attempts, max_deaths, lifecycle, prio,
-                   job_id, correlation_id, trace, parent_id, payload)
+                   job_id, correlation_id, trace, parent_id, payload, deadline_us, compensates_id)
   values (new_id, p_now, p_now + p_deadline * interval '1 s', key_id, p_cap, p_ckey, original, p_type, p_max_attempts, p_max_deaths, p_lifecycle,
-          p_prio, p_job_id, p_correlation, p_trace, p_parent, p_payload)
+          p_prio, p_job_id, p_correlation, p_trace, p_parent, p_payload, p_deadline * 1000000, p_compensates)
   on conflict on constraint job_job_id_key do nothing;
   if not found then
     job_id := p_job_id;
@@ -95,8 +95,8 @@ begin
     return;
   end if;
   if p_deadline is not null then insert into deadline (id, at) values (new_id, p_now + p_deadline * interval '1 s'); end if;
-  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
-  values (new_id, p_batch, p_now, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, p_role);
+  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, due_at)
+  values (new_id, p_batch, p_now, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, p_role, due);
   t := (new_id, key_id, null, p_type, 1, 0, null, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio,
         case when original is null then 0 else 1 end)::token;
   perform _put_waiting(t, l.initial_claimable, due, p_now);

@@ -29,7 +29,7 @@ UPDATE trellis_job SET max_attempts = max_attempts + 1 WHERE id = ?;
 
 -- As submitted: all attempts, and as long until the deadline as it had then.
 -- name: start_anew
-UPDATE trellis_job SET max_attempts = s.max_attempts, deadline_at = :now + (deadline_at - s.created_at)
+UPDATE trellis_job SET max_attempts = s.max_attempts, deadline_at = :now + coalesce(s.deadline, deadline_at - s.created_at)
 FROM trellis_submission s WHERE s.id = trellis_job.id AND trellis_job.id = :job;
 
 -- name: put_result

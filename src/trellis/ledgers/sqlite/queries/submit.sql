@@ -26,5 +26,6 @@ INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, c
 SELECT value, ?, ?, ?, ?, ?, ?, ? FROM json_each(?);
 
 -- name: insert_submission
-INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, correlation, trace, parent, payload)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, correlation, trace, parent, payload, deadline,
+  key_limit, compensates)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);

@@ -1,0 +1,151 @@
+"""`trellis rebuild`: makes what was lost again, documents from the ledger or the ledger from the audit records."""
+
+import os
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress as Bars
+from rich.progress import SpinnerColumn, TextColumn
+
+from trellis.cli.commands import command
+from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
+from trellis.cli.output import Column
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import Actor
+from trellis.instance import places
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.operations.explain import counted
+from trellis.runs import ids
+from trellis.runs.errors import RebuildError
+from trellis.runs.rebuild import Progress, Refusal, Returned, rebuild_ledger, rebuild_objects
+from trellis.storage.address import s3_credentials
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
+from trellis.wiring import identify, make_development_key, principal_for
+
+SIDES = ("ledger", "objects")
+REFUSALS_SHOWN = 20
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    command(program, "rebuild", section="Ledger")(rebuild)
+
+
+async def rebuild(
+    cli: Cli,
+    side: Annotated[
+        str, typer.Option("--from", metavar="SIDE", help="What is still there and whole: `ledger` or `objects`.")
+    ],
+) -> int:
+    """Make again what was lost, from the side that is left.
+
+    --from ledger publishes what the object store lacks: documents and audit records, byte for byte. --from objects puts every job back that the
+    audit records know, into a ledger that was lost; a missing SQLite file is made. Stop `trellis up` first. A rebuild that was interrupted goes on when
+    it is begun again. Exit code 1 when a job could not be put back. On PostgreSQL --from objects needs a member of trellis_owner, as `migrate` does.
+    """
+    if side not in SIDES:
+        raise OptionInvalid(option="--from", value=side, expected=f"one of {', '.join(SIDES)}")
+    async with _objects(cli) as objects:
+        return await (_from_ledger(cli, objects) if side == "ledger" else _from_objects(cli, objects))
+
+
+async def _from_ledger(cli: Cli, objects: ObjectStore) -> int:
+    refuse_missing(cli.url)
+    actor, alone = _actor(cli), frozenset(cli.settings.audit_objects)
+    ledger = await open_ledger(cli.url)
+    try:
+        with _watching(cli) as progress:
+            done = await rebuild_objects(ledger, objects, actor, alone=alone, on_progress=progress)
+    finally:
+        await ledger.close()
+    if cli.out.as_json:
+        cli.out.record(asdict(done))
+    else:
+        cli.out.line(
+            f"{counted(done.jobs, 'job')}, {counted(done.events, 'event')}: {counted(done.written, 'object')} written"
+        )
+    return 0
+
+
+async def _from_objects(cli: Cli, objects: ObjectStore) -> int:
+    if not (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
+        raise RebuildError(detail=f"There is no audit record in {objects.url}; set TRELLIS_OBJECTS to where they are.")
+    _make_missing(cli)
+    actor, alone = _actor(cli), frozenset(cli.settings.audit_objects)
+    ledger = await open_ledger(cli.url)
+    try:
+        with _watching(cli) as progress:
+            done = await rebuild_ledger(ledger, objects, actor, alone=alone, on_progress=progress)
+    finally:
+        await ledger.close()
+    _say(cli, done)
+    return 1 if done.refused else 0
+
+
+def _make_missing(cli: Cli) -> None:
+    """The key of an SQLite ledger that is to be made: whoever makes the file is its operator."""
+    file = sqlite_path(cli.url)
+    if file is not None and not file.exists():
+        make_folder(cli.url)
+        make_development_key(cli.url)
+
+
+def _actor(cli: Cli) -> Actor:
+    identity = identify(cli.url, cli.settings)
+    principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
+    return principal.acting(Role.CONTROL_PLANE, action="rebuild")
+
+
+@asynccontextmanager
+async def _objects(cli: Cli) -> AsyncGenerator[ObjectStore]:
+    settings = cli.settings
+    if settings.memory is None:
+        settings = settings.model_copy(update={"memory": Path()})  # a rebuild does not touch it
+    objects = await open_objects(places(settings, cli.url).objects, credentials=s3_credentials(os.environ))
+    try:
+        await objects.probe()
+        yield objects
+    finally:
+        await objects.close()
+
+
+@contextmanager
+def _watching(cli: Cli) -> Generator[Progress]:
+    """A line that counts on a terminal; elsewhere nothing."""
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,} {task.description}"))
+    with Bars(*columns, console=cli.out.errors, disable=not cli.out.errors.is_terminal, transient=True) as bars:
+        bar = bars.add_task("begun", total=None)
+        yield lambda what, count: bars.update(bar, completed=count, description=what)
+
+
+def _say(cli: Cli, done: Returned) -> None:
+    if cli.out.as_json:
+        cli.out.record(asdict(done))
+        return
+    cli.out.line(f"{counted(done.records, 'record')} read")
+    cli.out.line(f"{counted(done.jobs, 'job')} with {counted(done.events, 'event')} put back", style="green")
+    others = {
+        "there already": done.there,
+        "left out: retention had removed them": done.removed,
+        "documents taken back: they were ahead of the record": done.taken_back,
+    }
+    for what, count in others.items():
+        if count:
+            cli.out.line(f"{count} {what}")
+    if done.refused:
+        cli.out.line(f"{counted(done.refused, 'job')} not put back", style="bold red")
+        cli.out.listing(done.refusals[:REFUSALS_SHOWN], REFUSAL_COLUMNS, empty="")
+        cli.out.note("--json lists more of them; bring their records back and run it again")
+    cli.out.note("`trellis verify` checks what is there now; held jobs are taken up by the next sweep")
+
+
+REFUSAL_COLUMNS = (
+    Column[Refusal](title="JOB", cell=lambda refusal: refusal.job_id),
+    Column[Refusal](title="WHY", cell=lambda refusal: refusal.reason, wraps=True),
+)

@@ -1,0 +1,32 @@
+-- Jobs that come back. Their events go the way of every event: the guards judge each of them.
+
+-- name: add_job
+INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, ckey, compensates) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_event
+INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait, cause, data,
+  request)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_dead_letter
+INSERT INTO trellis_dead_letter (job, version, reason, stage, last_error, attempts, last_owner, last_lease_expires_at, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- A key that another job has stays that job's.
+-- name: add_key
+INSERT INTO trellis_idempotency (scope, key, job, fingerprint, at) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: add_journal
+INSERT INTO trellis_journal (job, entry, epoch, at, body) VALUES (?, ?, ?, ?, ?);
+
+-- name: comes_back
+UPDATE trellis_job SET epoch = :epoch, deaths = :deaths, until = min(until, :now) WHERE id = :job;
+
+-- name: rest_is_over
+UPDATE trellis_job SET place = :place, pos = seq, due_at = NULL WHERE id = :job;
+
+-- name: limit_of_key
+SELECT slots FROM trellis_concurrency_key WHERE id = ?;
+
+-- name: set_limit_of_key
+UPDATE trellis_concurrency_key SET slots = ? WHERE id = ?;

@@ -1,0 +1,177 @@
+"""Putting lost jobs back. Each event is inserted again, so that the guards of the database judge it as they did when it was made.
+
+Nothing is switched off for it. Only the limits of concurrency keys stand aside while histories are written, inside the transaction:
+what was held one after the other is written down all at once. Jobs that hold a slot beyond the limit may go on, as after a lowered
+limit; the others are parked, and the sweep hands out what is free.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import LiteralString
+
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import RESTORE_MAX, JobId
+from trellis.engine.records import Place, Recorded, Restored, Submission
+from trellis.engine.restoring import Comeback, check, comeback
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import rows
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import ENDED_OTHERWISE, ENDED_WELL, HELD, PARKED, READY, RESTING, ROLE_CODES
+from trellis.ledgers.sqlite.submit import Sql as SubmitSql
+from trellis.ledgers.sqlite.submit import existing, last_job
+from trellis.lifecycles import Lifecycle, Phase, event_code
+
+LEASE_US = 1
+"""A lease that comes back is over: how long it once was does not matter."""
+NO_LIMIT = 2**31 - 1
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/restore.sql"):
+    add_job: LiteralString
+    add_event: LiteralString
+    add_dead_letter: LiteralString
+    add_key: LiteralString
+    add_journal: LiteralString
+    comes_back: LiteralString
+    rest_is_over: LiteralString
+    limit_of_key: LiteralString
+    set_limit_of_key: LiteralString
+
+
+def restore(tx: Transaction, jobs: Sequence[Restored]) -> list[bool]:
+    """True for each job that was put back, False for one that is there; nothing is written when one cannot be."""
+    if len(jobs) > RESTORE_MAX:
+        raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {RESTORE_MAX} in one call")
+    lifecycles = [check(job) for job in jobs]
+    there = existing(tx, [job.job_id for job in jobs])
+    # Numbers that the lost ledger cannot have given out: it counted jobs from 1, or from an earlier moment like this one.
+    number = max(last_job(tx), tx.now)
+    keys = _Keys(tx)
+    answers: list[bool] = []
+    for job, lifecycle in zip(jobs, lifecycles, strict=True):
+        answers.append(job.job_id not in there)
+        if answers[-1]:
+            number += 1
+            there[job.job_id] = number
+            _put_back(tx, keys, job, lifecycle, number, there)
+    keys.set_back()
+    return answers
+
+
+class _Keys:
+    """The concurrency keys of a batch: without a limit until they are set back."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self._limits: dict[int, int] = {}
+
+    def number(self, name: str, limit: int) -> int:
+        key = self._tx.names.key_id(name, limit)
+        if key not in self._limits:
+            self._limits[key] = self._tx.db.execute(_Sql.limit_of_key, (key,)).fetchall()[0][0]
+            self._tx.db.execute(_Sql.set_limit_of_key, (NO_LIMIT, key))
+        return key
+
+    def set_back(self) -> None:
+        self._tx.db.executemany(_Sql.set_limit_of_key, [(limit, key) for key, limit in self._limits.items()])
+
+
+def _put_back(
+    tx: Transaction, keys: _Keys, job: Restored, lifecycle: Lifecycle, number: int, there: dict[JobId, int]
+) -> None:
+    first, asked = job.records[0].event, job.records[0].submission
+    assert asked is not None, "a checked job says what was asked"
+    now = comeback(job, rows.moment(tx.now))
+    ckey = None if asked.concurrency_key is None else keys.number(asked.concurrency_key, asked.concurrency_limit)
+    type_id = tx.names.type_id(lifecycle.code, asked.type)
+    original = None if asked.compensates is None else _number_of(tx, asked.compensates, there)
+    deadline = None if now.deadline_at is None else rows.microseconds(now.deadline_at)
+    tx.db.execute(
+        _Sql.add_job,
+        (number, lifecycle.code, type_id, int(asked.priority), now.max_attempts, deadline, ckey, original),
+    )
+    tx.db.execute(SubmitSql.insert_submission, _submission(job, asked, number))
+    for one in job.records:
+        _write_event(tx, lifecycle, one, number, keyed=ckey is not None)
+    at = rows.microseconds(first.ts)
+    tx.db.executemany(_Sql.add_key, [(key.scope, key.key, number, key.fingerprint, at) for key in asked.keys])
+    last = job.records[-1].event
+    kept = [(number, entry, last.epoch, rows.microseconds(last.ts), body) for entry, body in job.journal.items()]
+    tx.db.executemany(_Sql.add_journal, kept)
+    _settle(tx, job.records[-1], now, number, keyed=ckey is not None)
+
+
+def _settle(tx: Transaction, last: Recorded, now: Comeback, number: int, *, keyed: bool) -> None:
+    tx.db.execute(_Sql.comes_back, {"job": number, "epoch": now.epoch, "deaths": now.deaths, "now": tx.now})
+    if now.place is Place.READY:
+        if last.due_at is not None:
+            tx.db.execute(_Sql.rest_is_over, {"job": number, "place": PARKED if keyed else READY})
+        tx.woke = True
+
+
+def _number_of(tx: Transaction, job_id: JobId, there: dict[JobId, int]) -> int | None:
+    return there.get(job_id) or existing(tx, [job_id]).get(job_id)
+
+
+def _submission(job: Restored, asked: Submission, number: int) -> tuple[object, ...]:
+    first = job.records[0].event
+    correlation = None if first.correlation_id == first.job_id else first.correlation_id
+    return (
+        number,
+        first.job_id,
+        rows.microseconds(first.ts),
+        asked.max_attempts,
+        asked.max_deaths,
+        correlation,
+        asked.trace,
+        asked.parent_id,
+        asked.payload,
+        asked.deadline_us,
+        None if asked.concurrency_key is None else asked.concurrency_limit,
+        asked.compensates,
+    )
+
+
+def _write_event(tx: Transaction, lifecycle: Lifecycle, one: Recorded, number: int, *, keyed: bool) -> None:
+    event, letter = one.event, one.dead_letter
+    at = rows.microseconds(event.ts)
+    if letter is not None:
+        ended = None if letter.last_lease_expires_at is None else rows.microseconds(letter.last_lease_expires_at)
+        told = (letter.reason_code.value, letter.stage.value, letter.last_error, letter.attempts, letter.last_owner)
+        tx.db.execute(_Sql.add_dead_letter, (number, event.version, *told, ended, at))
+    place, wait = _landing(lifecycle, event.target, one.due_at, at, keyed=keyed)
+    tx.db.execute(
+        _Sql.add_event,
+        (
+            number,
+            event.version,
+            event_code(event.type),
+            lifecycle.code_of(event.source),
+            lifecycle.code_of(event.target),
+            ROLE_CODES[event.role],
+            tx.names.actor_id(event.actor),
+            event.epoch,
+            event.generation,
+            event.attempt,
+            at,
+            place,
+            wait,
+            event.cause,
+            event.data,
+            one.request,
+        ),
+    )
+
+
+def _landing(
+    lifecycle: Lifecycle, target: str, due_at: datetime | None, at: int, *, keyed: bool
+) -> tuple[int, int | None]:
+    """Where an event led, as far as the history needs it."""
+    state = lifecycle.by_name[target]
+    if state.phase is Phase.HELD:
+        return HELD, LEASE_US
+    if state.phase is Phase.ENDED:
+        return (ENDED_WELL if state.success else ENDED_OTHERWISE), None
+    if due_at is not None or not state.claimable:
+        return RESTING, None if due_at is None else rows.microseconds(due_at) - at
+    return (PARKED if keyed else READY), None

@@ -1,0 +1,278 @@
+"""Audit records: what the ledger knows of one event, as a document and back (OBS-1, D14, D35).
+
+A record is a function of the ledger alone, so that a lost one is made again byte for byte. All records of a job hold enough to make the
+job again: the first one says what was asked. Only the white space inside an event's data is not kept.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.records import DeadLetter, Event, IdempotencyKey, Recorded, Submission
+from trellis.lifecycles import Role
+from trellis.runs.documents import encode
+from trellis.runs.errors import RecordInvalid
+
+ORCHESTRATOR_NAME = "orchestration-layer"
+"""What document 000 calls the orchestrator."""
+DEPTH_MAX = 100
+"""JSON that is nested deeper than this is carried as bytes."""
+
+
+def document(record: Recorded) -> dict[str, Any]:
+    """The fields of document 000 first, then the whole event and what is known beside it."""
+    event = record.event
+    made: dict[str, Any] = {
+        "ts": timestamp(event.ts),
+        "event": event.type,
+        "actor": ORCHESTRATOR_NAME if event.role is Role.ORCHESTRATOR else event.role.value,
+        "job_id": event.job_id,
+        "from": event.source,
+        "to": event.target,
+        "node": event.actor.partition("@")[2] or None,
+        "event_id": event.id,
+        "lifecycle": event.lifecycle,
+        "type": record.type,
+        "role": event.role.value,
+        "actor_name": event.actor,
+        "correlation_id": event.correlation_id,
+        "cause": event.cause,
+        "generation": event.generation,
+        "attempt": event.attempt,
+        "epoch": event.epoch,
+        "version": event.version,
+        "data": None,
+    }
+    if event.data is not None:
+        made |= _data(event.data)
+    if record.due_at is not None:
+        made["due_at"] = timestamp(record.due_at)
+    if record.request is not None:
+        made["request"] = record.request
+    if record.dead_letter is not None:
+        made["dead_letter"] = _letter(record.dead_letter)
+    if record.submission is not None:
+        made["job"] = _job(record.submission)
+    return made
+
+
+def to_bytes(record: Recorded) -> bytes:
+    """As an object of its own."""
+    return encode(document(record))
+
+
+def to_line(record: Recorded) -> bytes:
+    """As a line of a segment, without its end."""
+    return _dumps(document(record))
+
+
+def timestamp(at: datetime) -> str:
+    """A moment to the microsecond: the ledger's own precision."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def is_of_event(made: Mapping[str, Any]) -> bool:
+    """Whether a record is one of a job's event; other acts are recorded too."""
+    return "lifecycle" in made and "version" in made
+
+
+def read(made: Mapping[str, Any]) -> Recorded:
+    """The record back; raises RecordInvalid."""
+    try:
+        event = _event(made)
+        return Recorded(
+            event=event,
+            type=made["type"],
+            submission=_submission(made["type"], made["job"]) if "job" in made else None,
+            due_at=_moment(made.get("due_at")),
+            request=made.get("request"),
+            dead_letter=_read_letter(event, made["type"], made["dead_letter"]) if "dead_letter" in made else None,
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
+
+
+# --- there ---------------------------------------------------------------------------------------------------------------
+
+
+def _data(body: bytes) -> dict[str, Any]:
+    known, value = _value(body)
+    return {"data": value} if known else {"data": None, "data_base64": _base64(body)}
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    until = letter.last_lease_expires_at
+    return {
+        "reason_code": letter.reason_code.value,
+        "stage": letter.stage.value,
+        "last_error": letter.last_error,
+        "attempts": letter.attempts,
+        "last_owner": letter.last_owner,
+        "last_lease_expires_at": None if until is None else timestamp(until),
+    }
+
+
+def _job(asked: Submission) -> dict[str, Any]:
+    return {
+        "priority": asked.priority.name.lower(),
+        "max_attempts": asked.max_attempts,
+        "max_deaths": asked.max_deaths,
+        "deadline_us": asked.deadline_us,
+        "concurrency_key": asked.concurrency_key,
+        "concurrency_limit": asked.concurrency_limit,
+        "trace": asked.trace,
+        "parent_id": asked.parent_id,
+        "compensates": asked.compensates,
+        "keys": [{"scope": k.scope, "key": k.key, "fingerprint": _base64(k.fingerprint)} for k in asked.keys],
+        "payload": _payload(asked.payload),
+    }
+
+
+def _payload(body: bytes) -> dict[str, Any]:
+    """JSON for people where it is JSON, and how to get the very same bytes from it."""
+    known, value = _value(body)
+    if not known:
+        return {"base64": _base64(body)}
+    form = next((name for name, write in _FORMS.items() if write(value) == body), None)
+    return {"json": value, "base64": _base64(body)} if form is None else {"json": value, "form": form}
+
+
+def _value(body: bytes) -> tuple[bool, Any]:
+    """Whether these bytes are JSON that can be written again, and what they say."""
+    try:
+        value = json.loads(body, parse_constant=_refuse)
+        _dumps(value)
+    except (ValueError, RecursionError):
+        return False, None
+    return (True, value) if _is_flat(body, value) else (False, None)
+
+
+def _is_flat(body: bytes, value: Any) -> bool:
+    """Whether no writer of JSON runs out of depth with it."""
+    level = [value] if body.count(b"[") + body.count(b"{") > DEPTH_MAX else []
+    for _ in range(DEPTH_MAX):
+        if not level:
+            return True
+        level = [inner for outer in level for inner in _inside(outer)]
+    return not level
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(cast("dict[str, Any]", value).values())
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_SPACED = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def _dumps(value: Any) -> bytes:
+    return _COMPACT.encode(value).encode()
+
+
+_FORMS: Mapping[str, Callable[[Any], bytes]] = {
+    "compact": _dumps,
+    "spaced": lambda value: _SPACED.encode(value).encode(),
+    "document": encode,
+}
+"""How JSON may have been written: a record says which, so that the very same bytes come back."""
+
+
+def _base64(body: bytes) -> str:
+    return base64.b64encode(body).decode()
+
+
+# --- and back ------------------------------------------------------------------------------------------------------------
+
+
+def _event(made: Mapping[str, Any]) -> Event:
+    ts = _moment(made["ts"])
+    assert ts is not None
+    return Event(
+        id=made["event_id"],
+        job_id=JobId(made["job_id"]),
+        lifecycle=made["lifecycle"],
+        type=made["event"],
+        ts=ts,
+        role=Role(made["role"]),
+        actor=made["actor_name"],
+        correlation_id=made["correlation_id"],
+        cause=made["cause"],
+        source=made["from"],
+        target=made["to"],
+        generation=int(made["generation"]),
+        attempt=int(made["attempt"]),
+        epoch=Epoch(int(made["epoch"])),
+        version=int(made["version"]),
+        data=_read_data(made),
+    )
+
+
+def _read_data(made: Mapping[str, Any]) -> bytes | None:
+    if "data_base64" in made:
+        return base64.b64decode(made["data_base64"], validate=True)
+    return None if made["data"] is None else _dumps(made["data"])
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(f"{text} names no time zone")
+    return at.astimezone(UTC)
+
+
+def _submission(type_: str, job: Mapping[str, Any]) -> Submission:
+    return Submission(
+        type=type_,
+        priority=Priority[job["priority"].upper()],
+        max_attempts=int(job["max_attempts"]),
+        max_deaths=int(job["max_deaths"]),
+        payload=_read_payload(job["payload"]),
+        deadline_us=job["deadline_us"],
+        concurrency_key=job["concurrency_key"],
+        concurrency_limit=int(job["concurrency_limit"]),
+        trace=job["trace"],
+        parent_id=job["parent_id"],
+        compensates=job["compensates"],
+        keys=tuple(_key(key) for key in job["keys"]),
+    )
+
+
+def _key(key: Mapping[str, Any]) -> IdempotencyKey:
+    return IdempotencyKey(
+        scope=key["scope"], key=key["key"], fingerprint=base64.b64decode(key["fingerprint"], validate=True)
+    )
+
+
+def _read_payload(payload: Mapping[str, Any]) -> bytes:
+    if "base64" in payload:
+        return base64.b64decode(payload["base64"], validate=True)
+    return _FORMS[payload["form"]](payload["json"])
+
+
+def _read_letter(event: Event, type_: str, letter: Mapping[str, Any]) -> DeadLetter:
+    return DeadLetter(
+        job_id=event.job_id,
+        type=type_,
+        state=event.target,
+        reason_code=ReasonCode(letter["reason_code"]),
+        stage=Stage(letter["stage"]),
+        last_error=letter["last_error"],
+        attempts=int(letter["attempts"]),
+        last_owner=letter["last_owner"],
+        last_lease_expires_at=_moment(letter["last_lease_expires_at"]),
+        correlation_id=event.correlation_id,
+        at=event.ts,
+        version=event.version,
+    )

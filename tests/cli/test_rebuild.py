@@ -1,0 +1,123 @@
+"""`trellis rebuild`: one side of an instance is lost and comes back, as a person types it."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Terminal
+from trellis.instance import open_instance
+from trellis.runs.projector import Projector
+from trellis.settings import Settings, read_settings
+
+VIOLIN = "archivist-violin"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What is published; the store's own locks are not."""
+    found = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name: file.read_bytes() for name, file in found.items() if not name.startswith(".trellis/")}
+
+
+def lose_ledger(folder: Path) -> None:
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def used(local: Terminal) -> Terminal:
+    """An instance with jobs of which everything is published."""
+    local.submit("greet", '"world"', "--id", "first", "--key", "once")
+    local.submit("greet", '"later"', "--delay", "1h")
+
+    async def publish() -> None:
+        async with open_instance(Settings.model_validate({}), local.url) as instance:
+            (projector,) = (one for one in instance.services() if isinstance(one, Projector))
+            while (await projector.run_once()).events:
+                pass
+            await projector.let_go()
+
+    asyncio.run(publish())
+    return local
+
+
+@pytest.fixture
+def planted(local: Terminal) -> Terminal:
+    """An instance with the agents of the garden."""
+
+    async def plant() -> None:
+        async with open_instance(Settings.model_validate({}), local.url) as instance:
+            await instance.plant()
+
+    asyncio.run(plant())
+    return local
+
+
+@pytest.mark.requirement("D14", "OBS-1", "PIPE-8")
+def test_a_lost_ledger_comes_back_and_then_a_lost_bucket(planted: Terminal, tmp_path: Path):
+    used = planted
+    used.submit("greet", '"world"', "--id", "first", "--key", "once")
+    assert used("run", VIOLIN, "--watch").code == 0
+    jobs = {record["job_id"]: record["state"] for record in used("jobs", "--json").records}
+    before = files(tmp_path / "objects")
+    lose_ledger(tmp_path)
+    (tmp_path / "ledger.db.key").unlink()
+    done = used("rebuild", "--from", "objects", "--json").record
+    assert (done["jobs"], done["refused"]) == (len(jobs), 0)
+    assert {record["job_id"]: record["state"] for record in used("jobs", "--json").records} == jobs
+    assert used("verify").code == 0
+    assert files(tmp_path / "objects") == before
+    assert used("submit", "greet", '"world"', "--id", "first", "--key", "once").out.strip() == "first"
+    again = used("rebuild", "--from", "objects")
+    assert (again.code, f"{len(jobs)} there already" in again.out) == (0, True)
+    shutil.rmtree(tmp_path / "objects" / "audit")
+    (run,) = (tmp_path / "objects" / "agents" / VIOLIN / "runs").iterdir()
+    shutil.rmtree(run)
+    answer = used("rebuild", "--from", "ledger")
+    assert answer.code == 0
+    assert f"{len(jobs)} jobs" in answer.out
+    assert files(tmp_path / "objects") == before
+    assert used("rebuild", "--from", "ledger", "--json").record["written"] == 0
+
+
+def test_a_job_that_does_not_come_back_is_named(used: Terminal, tmp_path: Path):
+    (segment,) = (tmp_path / "objects" / "audit").rglob("*.jsonl")
+    line = next(line for line in segment.read_bytes().splitlines() if b"first-1" in line)
+    segment.with_name("again.jsonl").write_bytes(line.replace(b'"version":1', b'"version":3'))
+    lose_ledger(tmp_path)
+    answer = used("rebuild", "--from", "objects")
+    assert answer.code == 1
+    assert "1 job not put back" in answer.out
+    assert "first  version 3" in answer.out
+    assert used("verify").code == 0
+
+
+def test_what_cannot_be_meant_is_refused_with_a_way_out(
+    used: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert (used("rebuild", "--from", "memory").code, used("rebuild").code) == (2, 2)
+    used.submit("greet", '"new"')
+    other = used("rebuild", "--from", "objects")
+    assert (other.code, "not in the record" in other.err) == (1, True)
+    lose_ledger(tmp_path)
+    missing = used("rebuild", "--from", "ledger")
+    assert (missing.code, "no such file" in missing.err) == (1, True)
+    monkeypatch.setenv("TRELLIS_OBJECTS", f"file://{tmp_path / 'elsewhere'}")
+    empty = used("rebuild", "--from", "objects")
+    assert (empty.code, "TRELLIS_OBJECTS" in empty.err) == (1, True)
+    assert not (tmp_path / "ledger.db").exists(), "nothing is made where nothing can be put back"
+
+
+@pytest.mark.requirement("AUTH-4")
+def test_only_an_operator_may(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    token = local("token", "issue", "--role", "submitter").out.strip()
+    monkeypatch.setenv("TRELLIS_TOKEN", token)
+    answer = local("rebuild", "--from", "ledger")
+    assert (answer.code, "control-plane" in answer.err) == (1, True)
+
+
+def test_types_with_records_of_their_own_are_listed_in_a_setting(tmp_path: Path):
+    assert read_settings({"TRELLIS_AUDIT_OBJECTS": "pay, pay.back"}, tmp_path).audit_objects == ("pay", "pay.back")
+    (tmp_path / "trellis.toml").write_text('audit_objects = ["pay"]\n')
+    assert read_settings({}, tmp_path).audit_objects == ("pay",)

@@ -1,0 +1,15 @@
+"""docs/how-to/rebuild.md does what it says."""
+
+from pathlib import Path
+
+from tests.docs.documents import LINK, ROOT, run
+
+PAGE = ROOT / "docs" / "how-to" / "rebuild.md"
+
+
+def test_the_guide_to_rebuilding_does_what_it_says(tmp_path: Path):
+    output = run(PAGE, tmp_path, {})
+    assert "no violation" in output
+    assert "put back" in output
+    assert "report-3" in output
+    assert [target for target in LINK.findall(PAGE.read_text()) if not (PAGE.parent / target).exists()] == []
