@@ -1,8 +1,10 @@
 """Cron expressions are judged when they are written."""
 
+from datetime import UTC, datetime, timedelta, timezone
+
 import pytest
 
-from trellis.agents.cron import cron_problem
+from trellis.agents.cron import cron_problem, latest_instant, next_instant
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ def test_an_expression_that_can_be_due_is_taken(expression: str):
         ("-1 * * * *", "minute"),
         ("0 0 31 2 *", "such a day"),
         ("0 0 31 4,6,9,11 *", "such a day"),
+        ("0 0 30 2 */2", "no day fits"),
         ("* " * 200, "characters"),
     ],
 )
@@ -48,3 +51,22 @@ def test_an_expression_that_can_never_be_due_is_told(expression: str, problem: s
     found = cron_problem(expression)
     assert found is not None
     assert problem in found
+
+
+SIX = datetime(2026, 3, 2, 6, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "now, latest, after",
+    [
+        (SIX, SIX, SIX + timedelta(days=1)),
+        (SIX + timedelta(microseconds=1), SIX, SIX + timedelta(days=1)),
+        (SIX + timedelta(microseconds=999_999), SIX, SIX + timedelta(days=1)),
+        (SIX - timedelta(microseconds=1), SIX - timedelta(days=3), SIX),
+        (SIX.astimezone(timezone(timedelta(hours=5))), SIX, SIX + timedelta(days=1)),
+    ],
+    ids=["on it", "just after", "within its second", "just before, over a weekend", "told in another zone"],
+)
+@pytest.mark.requirement("RUN-9")
+def test_an_instant_belongs_to_the_moments_from_it_to_the_next(now: datetime, latest: datetime, after: datetime):
+    assert (latest_instant("0 6 * * 1-5", now), next_instant("0 6 * * 1-5", now)) == (latest, after)

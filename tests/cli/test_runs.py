@@ -1,14 +1,21 @@
-"""`trellis agents`, `run`, `runs`, `proposals`: a real agent from trigger to reviewed proposal, from the command line."""
+"""`trellis agents`, `run`, `runs`, `proposals`, `schedules`: a real agent from trigger to reviewed proposal, from the command line."""
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Terminal
 from trellis.engine.errors import SettingsInvalid
+from trellis.engine.jobs import Claim, ClaimId, Turn, TypeClaim
 from trellis.instance import open_instance, params_of, places
+from trellis.lifecycles import Role
+from trellis.runs.health import AgentHealth
+from trellis.runs.layer import TriggerKind
+from trellis.runs.orchestrator import TYPE
+from trellis.runs.timetable import Handled, Timetable
 from trellis.settings import Settings
 
 VIOLIN = "archivist-violin"
@@ -69,6 +76,177 @@ def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: 
     assert (again.code, f"{other} is rejected" in again.out) == (1, True)
 
 
+def folder_of(terminal: Terminal) -> Path:
+    return Path(terminal.url.removeprefix("sqlite:///")).parent / "objects"
+
+
+def short(run_id: str) -> str:
+    """The form without the time of day."""
+    start, day, _, end = run_id.split("_")
+    return f"{start}_{day}_{end}"
+
+
+@pytest.mark.requirement("D12")
+def test_one_run_is_shown_with_its_steps_its_proposals_and_its_folder(planted: Terminal):
+    run_id = planted("run", VIOLIN, "--param", "topic=bows", "--watch", "--json").record["run_id"]
+    shown = planted("runs", "show", run_id, "--json").record
+    assert shown == planted("runs", "show", short(run_id), "--json").record
+    folder = folder_of(planted) / "agents" / VIOLIN / "runs" / run_id
+    published = json.loads((folder / "status.json").read_text())
+    assert {name: shown[name] for name in published} == published
+    assert (shown["folder"], shown["params"], shown["position"]) == (str(folder), {"topic": "bows"}, None)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert [{name: step[name] for name in manifest["steps"][0]} for step in shown["steps"]] == manifest["steps"]
+    for_people = planted("runs", "show", run_id).out
+    for text in (
+        run_id,
+        VIOLIN,
+        "completed",
+        "4 of 4",
+        "02-execute-agent.json",
+        *shown["proposals_created"],
+        str(folder),
+    ):
+        assert text in for_people
+
+
+def test_a_run_that_waits_is_shown_with_its_place_and_listed_by_agent_and_state(planted: Terminal):
+    first, second, other = (planted("run", slug).out.strip() for slug in (VIOLIN, VIOLIN, "architect-guardian"))
+    assert planted("runs", "show", second, "--json").record["position"] == 1
+    assert "1 runs of this agent before it" in planted("runs", "show", second).out
+    assert "it is next" in planted("runs", "show", first).out
+    listed = [record["job_id"] for record in planted("runs", "--agent", VIOLIN, "--json").records]
+    assert listed == [second, first]
+    assert [record["job_id"] for record in planted("runs", "list", "--limit", "1", "--json").records] == [other]
+    assert planted("runs", "--state", "completed", "--json").records == []
+    assert "perhaps you mean queued" in planted("runs", "--state", "qeued").err
+
+
+@pytest.mark.requirement("D19", "D12")
+def test_a_run_is_cancelled_by_its_short_form_with_the_reason(planted: Terminal):
+    run_id = planted("run", VIOLIN).out.strip()
+    answer = planted("runs", "cancel", short(run_id), "--reason", "wrong topic", "--json").record
+    assert answer == {"run_id": run_id, "status": "failed", "requested": False}
+    assert planted("runs", "show", run_id, "--json").record["error"] == "CANCELLED: wrong topic"
+    assert "CANCELLED: wrong topic" in planted("runs", "show", run_id).out
+    again = planted("runs", "cancel", run_id, "--hard")
+    assert (again.code, "has ended already: it is failed" in again.err) == (1, True)
+
+
+@pytest.mark.requirement("D19")
+def test_a_running_run_is_asked_to_stop_or_ended_now(planted: Terminal):
+    run_id = planted("run", VIOLIN).out.strip()
+
+    async def claim() -> None:
+        async with open_instance(Settings.model_validate({}), planted.url) as instance:
+            terms = TypeClaim(type=TYPE, lease_s=60.0, heartbeat_s=20.0)
+            claim = Claim(claim_id=ClaimId("c"), types=(terms,), lifecycle="run")
+            await instance.ledger.turn(Turn(actor=instance.actor(Role.ORCHESTRATOR), claim=claim))
+
+    asyncio.run(claim())
+    answer = planted("runs", "cancel", run_id)
+    assert f"{run_id} was asked to stop; it is ended in 30 s" in answer.out, answer.err
+    shown = planted("runs", "show", run_id, "--json").record
+    assert (shown["status"], shown["cancel_requested"]) == ("running", True)
+    assert "asked to stop" in planted("runs", "show", run_id).out
+    assert planted("runs", "cancel", run_id, "--hard").out == f"{run_id} is failed\n"
+
+
+def test_an_id_that_no_run_has_is_said_so(planted: Terminal):
+    for id_, wrong in (
+        ("run_2026-02-14_080000_abc123", "There is no run run_2026-02-14_080000_abc123; `trellis runs` lists them."),
+        ("run_2026-02-14_abc123", "There is no run run_2026-02-14_abc123"),
+        ("abc123", "'abc123' is no run id: it looks like run_"),
+        ("run_2026-02-30_abc123", "'run_2026-02-30_abc123' is no run id"),
+    ):
+        for verb in ("show", "cancel"):
+            answer = planted("runs", verb, id_)
+            assert (answer.code, wrong in answer.err) == (1, True), answer.err
+
+
+def test_an_agent_is_paused_and_activated_again_with_a_record_of_each(planted: Terminal):
+    file = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
+    before = file.read_text()
+    paused = planted("agents", "pause", VIOLIN, "--reason", "holidays", "--json").record
+    assert paused == {"slug": VIOLIN, "status": "paused", "previous": "active", "changed": True}
+    refused = planted("run", VIOLIN)
+    assert (refused.code, f"`trellis agents activate {VIOLIN}`" in refused.err) == (1, True)
+    assert planted("agents", "pause", VIOLIN).out == f"{VIOLIN} is paused already\n"
+    assert planted("agents", "activate", VIOLIN).out == f"{VIOLIN} is active (it was paused)\n"
+    changed = [line for line in file.read_text().splitlines() if line not in before.splitlines()]
+    assert [line.partition(":")[0] for line in changed] == ["updated_at"]
+    records = [json.loads(found.read_text()) for found in folder_of(planted).glob("audit/*/*-agent.json")]
+    assert {(record["from"], record["to"], record["cause"]) for record in records} == {
+        ("active", "paused", "holidays"),
+        ("paused", "active", None),
+    }
+    assert planted("run", VIOLIN).code == 0
+
+
+def test_an_agent_that_is_malformed_missing_or_final_is_left_alone(planted: Terminal):
+    file = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
+    assert "There is no agent nobody" in planted("agents", "activate", "nobody").err
+    file.write_text(file.read_text().replace("status: active", "status: archived"))
+    assert "from archived it may go to nothing" in planted("agents", "activate", VIOLIN).err
+    broken = file.read_text().replace("status: archived", "status: activ")
+    file.write_text(broken)
+    answer = planted("agents", "activate", VIOLIN)
+    assert (answer.code, "did you mean 'active'" in answer.err) == (1, True)
+    assert file.read_text() == broken
+    assert list(folder_of(planted).glob("audit/*/*-agent.json")) == []
+
+
+@pytest.mark.requirement("D24")
+def test_an_agent_that_failed_three_times_is_listed_with_its_last_error(planted: Terminal):
+    agent = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
+    agent.write_text(agent.read_text().replace("model: offline", "model: nobody-knows-it"))
+    runs = [planted("run", VIOLIN, "--watch", "--json").record for _ in range(3)]
+    assert [run["status"] for run in runs] == ["failed"] * 3
+
+    async def judge() -> None:
+        async with open_instance(Settings.model_validate({}), planted.url) as instance:
+            (health,) = [service for service in instance.services() if isinstance(service, AgentHealth)]
+            while (await health.run_once()).events:
+                pass
+            await health.let_go()
+
+    asyncio.run(judge())
+    refused = planted("run", VIOLIN)
+    assert f"it is error; only an active agent runs; its last run {runs[-1]['run_id']} ended with" in refused.err
+    found = {record["slug"]: record for record in planted("agents", "--json").records}[VIOLIN]
+    assert (found["status"], found["last_error"]) == ("error", runs[0]["error"])
+    assert f"{runs[-1]['run_id']}: INTERNAL_ERROR" in planted("agents").out
+    assert planted("agents", "activate", VIOLIN, "--json").record["previous"] == "error"
+
+
+@pytest.mark.requirement("RUN-9")
+def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Terminal):
+    empty = planted("schedules")
+    assert (empty.out, "triggers.cron" in empty.err) == ("", True)
+
+    async def register() -> str:
+        async with open_instance(Settings.model_validate({}), planted.url) as instance:
+            at = datetime(2026, 1, 1, 5, 59, tzinfo=UTC)
+            table = Timetable(objects=instance.objects)
+            await table.register(VIOLIN, "0 6 * * *", at=at)
+            await table.register("architect-guardian", "0 7 29 2 *", at=at)
+            run_id = await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.CRON)
+            guardian, violin = await table.all()
+            await table.handled(violin, Handled(instant=at, run_id=run_id))
+            await table.handled(guardian, Handled(instant=at, skipped="it is paused"))
+            return run_id
+
+    run_id = asyncio.run(register())
+    guardian, violin = planted("schedules", "--json").records
+    assert (violin["agent"], violin["cron"], violin["last_run"]) == (VIOLIN, "0 6 * * *", run_id)
+    assert violin["next_at"].endswith("T06:00:00+00:00")
+    assert (guardian["last_run"], guardian["skipped"]) == (None, "it is paused")
+    for_people = planted("schedules").out
+    assert run_id in for_people
+    assert "skipped: it is paused" in for_people
+    assert len(planted("schedules", "--limit", "1", "--json").records) == 1
+
+
 def test_a_run_without_a_watcher_waits_for_a_service(planted: Terminal):
     first, second = (planted("run", VIOLIN, "--param", "topic=bows", "--json").record for _ in range(2))
     assert [(run["status"], run["position"]) for run in (first, second)] == [("queued", 0), ("queued", 1)]
@@ -87,7 +265,12 @@ def test_an_agent_or_proposal_that_is_not_there_is_said_so(planted: Terminal):
 
 def test_whoever_cannot_read_the_key_neither_begins_runs_nor_decides(planted: Terminal):
     Path(planted.url.removeprefix("sqlite:///") + ".key").unlink()
-    for command in (("run", VIOLIN), ("proposals", "approve", "prop_x")):
+    for command in (
+        ("run", VIOLIN),
+        ("proposals", "approve", "prop_x"),
+        ("runs", "cancel", "run_2026-02-14_abc123"),
+        ("agents", "pause", VIOLIN),
+    ):
         answer = planted(*command)
         assert (answer.code, "may not" in answer.err or "cannot" in answer.err) == (1, True), answer.err
 

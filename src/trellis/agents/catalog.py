@@ -52,6 +52,14 @@ Agent = AgentDefinition | AgentMalformed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AgentFile:
+    """An agent as its file says it, and when the store last took that file."""
+
+    agent: Agent
+    modified_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AgentList:
     """The agents by slug. `complete` is false when there were more folders than are looked at."""
 
@@ -84,8 +92,15 @@ class Catalog:
 
     async def load(self, slug: str) -> Agent | AgentMissing:
         """One agent; raises SlugInvalid."""
+        found = await self.file(slug)
+        return found if isinstance(found, AgentMissing) else found.agent
+
+    async def file(self, slug: str) -> AgentFile | AgentMissing:
+        """One agent, with what is known of its file; raises SlugInvalid."""
         found = await self._objects.get(agent_key(slug))
-        return AgentMissing(slug=slug) if found is None else read_definition(found.body, slug=slug)
+        if found is None:
+            return AgentMissing(slug=slug)
+        return AgentFile(agent=read_definition(found.body, slug=slug), modified_at=found.modified_at)
 
     async def list(self) -> AgentList:
         """Every agent, from its file."""
@@ -97,9 +112,12 @@ class Catalog:
         return await read_sources(self._objects, slug, definition.context, counter=self._counter)
 
     async def change_status(
-        self, slug: str, status: AgentStatus, *, at: datetime
+        self, slug: str, status: AgentStatus, *, at: datetime, seen: str | None = None
     ) -> StatusChanged | AgentMissing | AgentMalformed:
-        """Another status in the agent's file; raises SlugInvalid, StatusChangeRefused and DefinitionContended."""
+        """Another status in the agent's file; raises SlugInvalid, StatusChangeRefused and DefinitionContended.
+
+        `seen` is the sha256 of the file this was decided on: one that its owner has changed since stays as it is.
+        """
         key = agent_key(slug)
         for _ in range(WRITE_TRIES_MAX):
             found = await self._objects.get(key)
@@ -108,6 +126,8 @@ class Catalog:
             before = read_definition(found.body, slug=slug)
             if isinstance(before, AgentMalformed):
                 return before
+            if seen is not None and before.sha256 != seen:
+                return StatusChanged(agent=before, previous=before.status)
             body = with_status(found.body, status, at=at)
             if body == found.body:
                 return StatusChanged(agent=before, previous=before.status)

@@ -1,7 +1,13 @@
-"""Five-field cron expressions: whether one can ever be due, told when it is written and not when it should have fired."""
+"""Five-field cron expressions in UTC: whether one can ever be due, told when it is written and not when it should have fired.
+
+What is taken here is a part of what `cronsim` understands, and it is asked too: an expression without a problem has a next instant.
+"""
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cronsim import CronSim, CronSimError
 
 CRON_CHARS_MAX = 200
 EXPECTED = "five fields (minute hour day month weekday), such as 0 6 * * 1-5"
@@ -25,6 +31,7 @@ _PARTS = (
     _Part("weekday", 0, 7, _DAYS),
 )
 _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_ANY_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 _RANGE = re.compile(r"(\*|[0-9a-z]{1,3})(?:-([0-9a-z]{1,3}))?(?:/(\d{1,2}))?")
 
 
@@ -44,7 +51,22 @@ def cron_problem(expression: str) -> str | None:
     _, _, days, months, _ = values
     if fields[4] == "*" and min(days) > max(_DAYS_OF_MONTH[month - 1] for month in months):
         return "none of its months has such a day"
+    try:
+        next_instant(expression, _ANY_MOMENT)
+    except (CronSimError, StopIteration):
+        return "no day fits all of its fields"
     return None
+
+
+def next_instant(expression: str, after: datetime) -> datetime:
+    """The first instant after a moment; only for an expression without a problem."""
+    return next(CronSim(expression, after.astimezone(UTC)))
+
+
+def latest_instant(expression: str, until: datetime) -> datetime:
+    """The last instant that is not after a moment; only for an expression without a problem."""
+    # Backwards, the simulation leaves out a moment that is itself an instant: it begins just behind it.
+    return next(CronSim(expression, until.astimezone(UTC) + timedelta(microseconds=1), reverse=True))
 
 
 def _values(part: _Part, field: str) -> set[int] | None:

@@ -2,6 +2,7 @@
 
 AgentError
 ├── SlugInvalid
+├── AgentNotFound           nothing under that slug
 ├── DefinitionMalformed     a file that had to be good is not
 ├── StatusChangeRefused     no such change of status
 └── DefinitionContended     other writers kept changing the file
@@ -18,6 +19,12 @@ class AgentError(TrellisError):
 
 class SlugInvalid(AgentError):
     """{slug!r} is no agent slug: lower-case letters, digits and hyphens, at most 63, not beginning with a hyphen."""
+
+
+class AgentNotFound(AgentError):
+    """There is no agent {slug}; `trellis agents` lists those there are."""
+
+    code = "NOT_FOUND"
 
 
 class DefinitionMalformed(AgentError):

@@ -1,98 +1,53 @@
-"""`trellis agents`, `run`, `runs` and `proposals`: what agents there are, what they do, and what a person decides."""
+"""`trellis run` and `runs`: begin a run, see what runs do, and end one."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.cli import values
+from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
-from trellis.cli.invocation import Cli, refuse_missing
+from trellis.cli.instances import opened, owner
+from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
-from trellis.cli.output import Column, age
-from trellis.engine.jobs import Actor, JobId, Moved, RequestId
+from trellis.cli.output import Column, age, state_text
+from trellis.engine.errors import Refused
+from trellis.engine.jobs import CancelMode, JobId, RequestId
+from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
-from trellis.instance import Instance, open_instance, params_of
-from trellis.lifecycles import Role
-from trellis.lifecycles.proposal import PROPOSAL
+from trellis.instance import Instance, params_of
 from trellis.lifecycles.run import RUN
-from trellis.runs import ids, proposals
-from trellis.runs.errors import ProposalNotFound
-from trellis.runs.layer import TriggerKind
-from trellis.wiring import identify, new_id, principal_for
+from trellis.operations.explain import duration
+from trellis.runs import documents, ids
+from trellis.runs.documents import Facts, Request
+from trellis.runs.errors import RunNotFound
+from trellis.runs.layer import GRACE_S, TriggerKind
+from trellis.runs.lookup import find_run
+from trellis.wiring import new_id
 
 ENDED = frozenset({"completed", "failed"})
 WATCH_S = 0.1
+PAGE_MAX = 500
+STEP_FIELDS = ("step", "name", "file", "sha256", "started_at", "finished_at")
+LOCAL = "file://"
 
-AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's slug.")]
-ProposalArgument = Annotated[str, typer.Argument(metavar="ID", help="The proposal's id.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The run's id, or run_YYYY-MM-DD_xxxxxx without the time of day.")
+]
 
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "agents", section="Agents")(agents)
     command(program, "run", section="Agents")(run)
-    command(program, "runs", section="Agents")(runs)
-    made = group(program, "proposals", section="Agents", help_="What agents propose; approve or reject it.", lists=True)
-    command(made, "list")(list_proposals)
-    command(made, "show")(show_proposal)
-    command(made, "approve")(approve)
-    command(made, "reject")(reject)
-
-
-@asynccontextmanager
-async def _instance(cli: Cli) -> AsyncGenerator[Instance]:
-    refuse_missing(cli.url)
-    identify(cli.url, cli.settings)
-    async with open_instance(cli.settings, cli.url, name=cli.person) as instance:
-        yield instance
-
-
-def _owner(cli: Cli, action: str) -> Actor:
-    """The person at this keyboard: whoever can read the ledger's key, or has a token that says so."""
-    identity = identify(cli.url, cli.settings)
-    principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
-    principal.acting(Role.OWNER, Role.CONTROL_PLANE, action=action)
-    return Actor(role=Role.OWNER, name=principal.name)
-
-
-async def agents(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
-    """List the agents; a malformed one says what to correct."""
-    wanted = values.limit(limit, LIMIT_MAX)
-    async with _instance(cli) as instance:
-        found = (await instance.catalog.list()).agents
-    columns = [
-        Column[AgentDefinition | AgentMalformed](title="AGENT", cell=lambda agent: agent.slug or "?"),
-        Column[AgentDefinition | AgentMalformed](title="STATUS", cell=_agent_status),
-        Column[AgentDefinition | AgentMalformed](
-            title="ABOUT",
-            cell=lambda agent: agent.description if isinstance(agent, AgentDefinition) else str(agent),
-            gives_way=True,
-        ),
-    ]
-    if cli.out.as_json:
-        for agent in found[:wanted]:
-            cli.out.record(_agent_record(agent))
-    else:
-        cli.out.listing(found[:wanted], columns, empty="No agents. `trellis up --demo` brings two.")
-
-
-def _agent_status(agent: AgentDefinition | AgentMalformed) -> Text:
-    known = isinstance(agent, AgentDefinition)
-    return Text(agent.status.value, "green" if agent.may_run else "dim") if known else Text("malformed", "red")
-
-
-def _agent_record(agent: AgentDefinition | AgentMalformed) -> dict[str, Any]:
-    if isinstance(agent, AgentMalformed):
-        return {"slug": agent.slug, "status": "malformed", "problems": [str(one) for one in agent.problems]}
-    about = {"slug": agent.slug, "status": agent.status.value, "name": agent.name, "version": agent.version}
-    return {**about, "description": agent.description, "tools": [tool.value for tool in agent.tools]}
+    runs = group(program, "runs", section="Agents", help_="Runs of agents: list, show, cancel.", lists=True)
+    command(runs, "list")(list_runs)
+    command(runs, "show")(show_run)
+    command(runs, "cancel")(cancel)
 
 
 async def run(
@@ -109,8 +64,8 @@ async def run(
     """
     configure_logging(cli.settings)
     params = params_of(param or [])
-    _owner(cli, "begin a run")
-    async with _instance(cli) as instance:
+    owner(cli, "begin a run")
+    async with opened(cli) as instance:
         run_id = await instance.layer.trigger(agent, params, kind=TriggerKind.MANUAL)
         if not watch:
             standing = await instance.layer.standing(run_id)
@@ -162,94 +117,128 @@ async def _until_ended(
     return status
 
 
-async def runs(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
+async def list_runs(
+    cli: Cli,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="SLUG", help="Only runs of this agent.")] = None,
+    state: Annotated[str | None, typer.Option("--state", help="Only those in this state, such as running.")] = None,
+    limit: LimitOption = LIMIT_DEFAULT,
+) -> None:
     """List runs, newest first."""
     wanted = values.limit(limit, LIMIT_MAX)
+    chosen, lifecycle = values.state(state, RUN.name)
+    where = JobFilter(lifecycle=lifecycle, state=chosen, concurrency_key=f"run:{agent}" if agent else None)
     async with cli.open() as ledger:
         now = await ledger.now()
-        found = (await ledger.jobs(JobFilter(lifecycle=RUN.name), limit=wanted)).jobs
+        found = await _pages(ledger, where, wanted)
     columns = [
         Column[Job](title="RUN", cell=lambda job: job.job_id),
         Column[Job](title="AGENT", cell=lambda job: (job.concurrency_key or "").removeprefix("run:")),
-        Column[Job](title="STATUS", cell=lambda job: job.state),
+        Column[Job](title="STATUS", cell=lambda job: state_text(job.lifecycle, job.state)),
         Column[Job](title="AGE", cell=lambda job: age(job.created_at, now), right=True),
     ]
     cli.out.listing(found, columns, empty="No runs.")
 
 
-async def list_proposals(
-    cli: Cli,
-    state: Annotated[str | None, typer.Option("--state", help="Only those in this state, such as pending.")] = None,
-    limit: LimitOption = LIMIT_DEFAULT,
-) -> None:
-    """List proposals, newest first."""
-    wanted = values.limit(limit, LIMIT_MAX)
-    chosen, lifecycle = values.state(state, PROPOSAL.name)
-    where = JobFilter(lifecycle=lifecycle, state=chosen)
-    async with cli.open() as ledger:
-        now = await ledger.now()
-        page = await ledger.jobs(where, limit=wanted)
-        full = [await ledger.job(job.job_id) for job in page.jobs]
-    found = [job for job in full if job is not None]
-    columns = [
-        Column[Job](title="PROPOSAL", cell=lambda job: job.job_id),
-        Column[Job](title="STATUS", cell=lambda job: job.state),
-        Column[Job](title="AGE", cell=lambda job: age(job.created_at, now), right=True),
-        Column[Job](title="WHAT", cell=_what, gives_way=True),
+async def _pages(ledger: Ledger, where: JobFilter, wanted: int) -> list[Job]:
+    found: list[Job] = []
+    cursor: str | None = None
+    while len(found) < wanted:
+        page = await ledger.jobs(where, limit=min(PAGE_MAX, wanted - len(found)), cursor=cursor)
+        found += page.jobs
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return found
+
+
+async def show_run(cli: Cli, id_: RunArgument) -> None:
+    """One run: how it stands, its steps with their times, what it proposed, its error, and where its folder is."""
+    async with opened(cli) as instance:
+        run_id = await find_run(instance.ledger, id_)
+        record = await _record(instance, run_id)
+    if cli.out.as_json:
+        cli.out.record(record)
+        return
+    cli.out.facts(_facts(record))
+    if record["steps"]:
+        cli.out.line()
+        columns = [
+            Column[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
+            Column[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
+            Column[dict[str, Any]](title="TOOK", cell=_took, right=True),
+            Column[dict[str, Any]](title="FILE", cell=lambda step: step["file"], gives_way=True),
+        ]
+        cli.out.listing(record["steps"], columns, empty="")
+
+
+async def _record(instance: Instance, run_id: JobId) -> dict[str, Any]:
+    """The run as the ledger has it now: its status.json may be a moment behind."""
+    job = await instance.ledger.job(run_id)
+    if job is None or job.payload is None:
+        raise RunNotFound(run_id=run_id)
+    request, events = Request.read(job.payload), await instance.ledger.events(run_id)
+    done = [json.loads(event.data) for event in events if event.type == documents.STEP_DONE and event.data]
+    folder = f"{instance.objects.url.rstrip('/')}/{ids.run_folder(request.agent_slug, run_id)}"
+    return {
+        **json.loads(documents.status(Facts(run_id, request, tuple(events)))),
+        "params": request.params,
+        "position": (await instance.layer.standing(run_id)).position,
+        "cancel_requested": job.cancel_requested,
+        "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in done],
+        "folder": folder.removeprefix(LOCAL),
+    }
+
+
+def _facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
+    asked = ", asked to stop" if record["cancel_requested"] else ""
+    facts: list[tuple[str, str | Text]] = [
+        ("run", record["run_id"]),
+        ("agent", record["agent_slug"]),
+        ("status", Text.assemble(state_text(RUN.name, record["status"]), asked)),
+        ("steps", f"{record['steps_completed']} of {record['steps_total']}"),
+        ("trigger", record["trigger"]),
+        ("requested", record["started_at"]),
     ]
-    cli.out.listing(found, columns, empty="No proposals.")
+    if record["params"]:
+        facts.append(("params", json.dumps(record["params"], ensure_ascii=False)))
+    if record["position"] is not None:
+        before = record["position"]
+        facts.append(("waits for", f"{before} runs of this agent before it" if before else "a free slot: it is next"))
+    if record["status"] == "running":
+        facts.append(("now at", record["current_step"]))
+    if record["finished_at"]:
+        facts.append(("ended", record["finished_at"]))
+    if record["error"]:
+        facts.append(("error", Text(record["error"], "red")))
+    facts += [("proposal", proposal) for proposal in record["proposals_created"]]
+    return [*facts, ("folder", record["folder"])]
 
 
-def _what(job: Job) -> str:
-    body = json.loads(job.payload or b"{}")
-    return (
-        f"{body.get('agent_slug')}: {body.get('action')} {body.get('target')}: {body.get('content', {}).get('summary')}"
-    )
+def _took(step: dict[str, Any]) -> str:
+    began, ended = (datetime.fromisoformat(step[name]) for name in ("started_at", "finished_at"))
+    return f"{(ended - began).total_seconds():.1f}s"
 
 
-async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
-    """One proposal with its text, its citations and what became of it."""
-    async with cli.open() as ledger:
-        job = await ledger.job(JobId(id_))
-        if job is None or job.payload is None or job.lifecycle != PROPOSAL.name:
-            raise ProposalNotFound(proposal=id_)
-        document = json.loads(proposals.document(job.payload, await ledger.events(JobId(id_))))
-    if cli.out.as_json:
-        cli.out.record(document)
-    else:
-        cli.out.line(json.dumps(document, ensure_ascii=False, indent=2))
-
-
-async def approve(
+async def cancel(
     cli: Cli,
-    id_: ProposalArgument,
-    note: Annotated[str | None, typer.Option("--note", help="Why, for the record.")] = None,
-) -> int:
-    """Approve a proposal; it is then applied."""
-    return await _decide(cli, id_, approve=True, note=note)
-
-
-async def reject(
-    cli: Cli,
-    id_: ProposalArgument,
-    note: Annotated[str | None, typer.Option("--note", help="Why; at least ten characters.")] = None,
-) -> int:
-    """Reject a proposal, with the reason."""
-    return await _decide(cli, id_, approve=False, note=note)
-
-
-async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> int:
-    owner = _owner(cli, "decide about a proposal")
-    async with _instance(cli) as instance:
-        answer = await proposals.decide(
-            instance.ledger, owner, JobId(id_), approve=approve, note=note, request_id=RequestId(new_id())
-        )
-        if isinstance(answer, Moved) and approve:
-            await instance.apply_engine().run_once()
-        job = await instance.ledger.job(JobId(id_))
-    state = "" if job is None else job.state
+    id_: RunArgument,
+    hard: Annotated[bool, typer.Option("--hard", help="End it now; what its driver still does is refused.")] = False,  # noqa: FBT002 - a flag
+    reason: Annotated[str | None, typer.Option("--reason", help="Why, for the run's error and event.")] = None,
+) -> None:
+    """End a run that has not ended. A running one is asked to stop, and ended after a grace."""
+    owner(cli, "cancel a run")
+    mode = CancelMode.HARD if hard else CancelMode.SOFT
+    async with opened(cli) as instance:
+        run_id = await find_run(instance.ledger, id_)
+        before = (await instance.layer.standing(run_id)).status
+        if before in ENDED:
+            raise Refused(detail=f"Run {run_id} has ended already: it is {before}.")
+        state = await instance.layer.cancel(run_id, mode=mode, request_id=RequestId(new_id()), cause=reason)
+    if state == "completed":
+        raise Refused(detail=f"Run {run_id} was faster: it is completed.")
     if cli.out.as_json:
-        cli.out.record({"proposal": id_, "status": state, "decided": isinstance(answer, Moved)})
+        cli.out.record({"run_id": run_id, "status": state, "requested": state not in ENDED})
+    elif state in ENDED:
+        cli.out.line(f"{run_id} is {state}")
     else:
-        cli.out.line(f"{id_} is {state}")
-    return 0 if isinstance(answer, Moved) else 1
+        cli.out.line(f"{run_id} was asked to stop; it is ended in {duration(GRACE_S)} if it does not")

@@ -1,30 +1,35 @@
 """The orchestration layer as its callers see it, and the built-in one (PIPE-1, PIPE-2, PIPE-3, D13, D17, D25).
 
-A layer is replaceable: it takes a trigger, says how a run stands, and cancels. Whatever layer it is, the ledger decides and status.json
-tells; what the layer itself remembers is nobody's truth.
+A layer is replaceable: it takes a trigger, says how a run stands, cancels, and keeps schedules. Whatever layer it is, the ledger decides
+and status.json tells; what the layer itself remembers is nobody's truth. `tests/layers` holds every layer to the same.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
 from trellis.agents.catalog import AgentMissing, Catalog
-from trellis.agents.definition import AgentMalformed
-from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Moved, NewJob, NotMoved, RequestId
+from trellis.agents.cron import EXPECTED as CRON_EXPECTED
+from trellis.agents.cron import cron_problem
+from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
+from trellis.engine.errors import IdempotencyMismatch
+from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Mismatch, Moved, NewJob, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter
+from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.run import RUN
 from trellis.runs import documents, ids
 from trellis.runs.documents import Facts, Publication, Request
-from trellis.runs.errors import AgentNotRunnable, RunNotFound, TooManyWaiting
+from trellis.runs.errors import AgentNotRunnable, CronInvalid, RunNotFound, TooManyWaiting
+from trellis.runs.health import last_failure
 from trellis.runs.orchestrator import TYPE, accept
 from trellis.runs.publishing import Publisher
+from trellis.runs.timetable import Schedule, Timetable
 
 WAITING_MAX = 100
-WAITING_STATES = ("requested", "queued")
+WAITING_STATES = ("queued", "requested")
 GRACE_S = 30.0
+KEY_SCOPE = "runs"
 
 
 class TriggerKind(StrEnum):
@@ -60,7 +65,10 @@ class OrchestrationLayer(Protocol):
     async def trigger(
         self, agent_slug: str, params: Mapping[str, Any], *, kind: TriggerKind, key: str | None = None
     ) -> JobId:
-        """Begin a run and return its id; the same `key` again returns the same run."""
+        """Begin a run and return its id; the same `key` again returns the same run.
+
+        Raises AgentNotRunnable, TooManyWaiting, and IdempotencyMismatch for a key that meant something else before.
+        """
         ...
 
     async def standing(self, run_id: JobId) -> Standing:
@@ -71,6 +79,17 @@ class OrchestrationLayer(Protocol):
         """Ask for its end; the state it has then, which for a soft cancel may still be `running`."""
         ...
 
+    async def register_schedule(self, agent_slug: str, cron: str | None) -> None:
+        """Begin a run at every instant of the expression from now on, in UTC; None takes the schedule back.
+
+        The same expression again changes nothing. Raises CronInvalid.
+        """
+        ...
+
+    async def schedules(self) -> list[Schedule]:
+        """What is registered, by agent."""
+        ...
+
     async def health(self) -> LayerHealth:
         """Whether it answers."""
         ...
@@ -78,13 +97,14 @@ class OrchestrationLayer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltinLayer:
-    """Runs are jobs of the ledger; orchestrator processes claim them."""
+    """Runs are jobs of the ledger; orchestrator processes claim them, and fire what the timetable says."""
 
     ledger: Ledger
     gateway: Actor
     orchestrator: Actor
     catalog: Catalog
     publisher: Publisher
+    timetable: Timetable
     random_text: Callable[[], str]
     waiting_max: int = WAITING_MAX
 
@@ -92,8 +112,14 @@ class BuiltinLayer:
         self, agent_slug: str, params: Mapping[str, Any], *, kind: TriggerKind, key: str | None = None
     ) -> JobId:
         """Check the agent, write the run down, publish `requested`, and have it queued. Nothing is stored for a refusal."""
-        await self._check(agent_slug)
         request = Request(agent_slug, kind.value, dict(params))
+        asked = documents.sha256(request.to_bytes()).encode()
+        earlier = None if key is None else await self.ledger.answered(KEY_SCOPE, key, asked)
+        if isinstance(earlier, Mismatch):
+            raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
+        if earlier is not None:  # also when the agent could not run any more
+            return earlier.job_id
+        await self._check(agent_slug, kind)
         run_id = ids.make_run_id(await self.ledger.now(), self.random_text())
         job = NewJob(
             job_id=run_id,
@@ -102,10 +128,12 @@ class BuiltinLayer:
             payload=request.to_bytes(),
             concurrency_key=f"run:{agent_slug}",
             idempotency_key=key,
-            idempotency_scope="runs",
-            fingerprint=documents.sha256(request.to_bytes()).encode(),
+            idempotency_scope=KEY_SCOPE,
+            fingerprint=asked,
         )
         (answer,) = await self.ledger.submit(self.gateway, [job])
+        if isinstance(answer, Mismatch):
+            raise IdempotencyMismatch(key=key, job_id=answer.job_id)
         run_id = answer.job_id
         # The first status is the caller's to publish; if it dies here, the projector does it.
         first = (await self.ledger.events(run_id))[:1]
@@ -114,7 +142,7 @@ class BuiltinLayer:
         await accept(self.ledger, self.orchestrator, run_id)
         return run_id
 
-    async def _check(self, slug: str) -> None:
+    async def _check(self, slug: str, kind: TriggerKind) -> None:
         agent = await self.catalog.load(slug)
         match agent:
             case AgentMissing():
@@ -122,21 +150,33 @@ class BuiltinLayer:
             case AgentMalformed():
                 raise AgentNotRunnable(slug=slug, reason=str(agent))
             case _ if not agent.may_run:
-                raise AgentNotRunnable(slug=slug, reason=f"it is {agent.status.value}; only an active agent runs")
+                raise AgentNotRunnable(slug=slug, reason=await self._why_not(agent))
+            case _ if kind is TriggerKind.MANUAL and not agent.triggers.manual:
+                raise AgentNotRunnable(slug=slug, reason="its file says `triggers.manual: false`")
             case _:
                 pass
         waiting = len(await self._waiting(slug))
         if waiting >= self.waiting_max:
             raise TooManyWaiting(slug=slug, waiting=waiting, limit=self.waiting_max)
 
+    async def _why_not(self, agent: AgentDefinition) -> str:
+        """Why an agent that is not active does not run, and the way out if there is one."""
+        why = f"it is {agent.status.value}; only an active agent runs"
+        if agent.status is AgentStatus.ERROR:
+            failure = await last_failure(self.ledger, agent.slug)
+            why += f"; its last run {failure.run_id} ended with {failure.error.rstrip('.')}" if failure else ""
+        if agent.status is not AgentStatus.ARCHIVED:
+            why += f"; `trellis agents activate {agent.slug}` lets it run"
+        return why
+
     async def _waiting(self, slug: str) -> list[JobId]:
         """Runs of an agent that have not begun, in the order in which they will."""
-        found: list[tuple[datetime, JobId]] = []
+        found: list[Job] = []
         for state in WAITING_STATES:
             where = JobFilter(lifecycle=RUN.name, state=state, concurrency_key=f"run:{slug}")
-            page = await self.ledger.jobs(where, limit=self.waiting_max + 1)
-            found += [(job.created_at, job.job_id) for job in page.jobs]
-        return [run_id for _, run_id in sorted(found)]
+            found += reversed((await self.ledger.jobs(where, limit=self.waiting_max + 1)).jobs)
+        # The sort is stable: of runs that came in the same moment the ledger knows which was first, and the name does not.
+        return [job.job_id for job in sorted(found, key=lambda job: job.created_at)]
 
     async def standing(self, run_id: JobId) -> Standing:
         """From the ledger, which decides."""
@@ -158,6 +198,18 @@ class BuiltinLayer:
                 return state
             case CancelRequested():
                 return "running"
+
+    async def register_schedule(self, agent_slug: str, cron: str | None) -> None:
+        """Keep it in the timetable; the registration counts from the ledger's present moment."""
+        problem = None if cron is None else cron_problem(cron)
+        if problem is not None:
+            raise CronInvalid(slug=agent_slug, cron=cron, problem=problem, expected=CRON_EXPECTED)
+        wanted = None if cron is None else " ".join(cron.split())
+        await self.timetable.register(agent_slug, wanted, at=await self.ledger.now())
+
+    async def schedules(self) -> list[Schedule]:
+        """From the timetable."""
+        return [found.schedule for found in await self.timetable.all()]
 
     async def health(self) -> LayerHealth:
         """The ledger answers, so a run would be taken."""

@@ -1,0 +1,245 @@
+"""Agents that keep failing stop by themselves (D24): three failed runs in a row, and an active agent's status becomes `error`.
+
+What holds:
+- a cancelled run neither counts nor ends the row (D19), and only runs that ended after the last change of the agent's file count, so an
+  agent that was set active again has three new tries;
+- the status is written over exactly the file it was decided on, and every other byte of it stays;
+- every change of status has one audit record (OBS-1). What the follower does follows from the event of the run alone, so doing it again
+  after a crash writes the same or nothing.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
+from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
+from trellis.agents.errors import AgentNotFound, DefinitionContended, DefinitionMalformed
+from trellis.engine.jobs import Actor, Following, JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event, Job, JobFilter
+from trellis.lifecycles.run import RUN
+from trellis.runs import documents, ids
+from trellis.runs.documents import Facts, Publication, Request
+from trellis.runs.publishing import Publisher
+
+FOLLOWS_AS = "agent-health"
+FAILURES_MAX = 3
+CHANGED = "agent.status.changed"
+CANCELLED = "CANCELLED:"
+PAGE = 100
+PAGES_MAX = 10
+"""How far back a row of failures is looked for."""
+DECIDE_TRIES_MAX = 5
+REASON_CHARS_MAX = 2_000
+
+_log = log_of("trellis.health")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A run that failed and was not cancelled."""
+
+    run_id: JobId
+    error: str
+
+
+async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) -> AsyncIterator[Failure]:
+    """The failed runs of an agent after its last completed one, newest first; with `since` only those that ended later."""
+    where = JobFilter(lifecycle=RUN.name, concurrency_key=f"run:{slug}")
+    cursor: str | None = None
+    for _ in range(PAGES_MAX):
+        page = await ledger.jobs(where, limit=PAGE, cursor=cursor)
+        for job in page.jobs:
+            if job.state == "completed":
+                return
+            if job.state == "failed" and (since is None or job.updated_at > since):
+                failure = await _failure(ledger, slug, job)
+                if failure is not None:
+                    yield failure
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+async def last_failure(ledger: Ledger, slug: str) -> Failure | None:
+    """What an agent last failed of, if it has not completed a run since."""
+    async for failure in failures(ledger, slug):
+        return failure
+    return None
+
+
+async def _failure(ledger: Ledger, slug: str, job: Job) -> Failure | None:
+    error = error_of(slug, job.job_id, await ledger.events(job.job_id))
+    return None if error.startswith(CANCELLED) else Failure(run_id=job.job_id, error=error)
+
+
+def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:
+    """The error that status.json shows after the last of these events."""
+    return json.loads(documents.status(Facts(run_id, Request(slug, "", {}), tuple(events))))["error"] or ""
+
+
+# --- a person changes the status ---------------------------------------------------------------------------------------
+
+
+async def set_status(
+    catalog: Catalog,
+    publisher: Publisher,
+    actor: Actor,
+    slug: str,
+    status: AgentStatus,
+    *,
+    at: datetime,
+    change_id: str,
+    reason: str | None,
+) -> StatusChanged:
+    """What a person decided about an agent, with its record. `change_id` names the change.
+
+    Raises AgentNotFound, DefinitionMalformed, StatusChangeRefused, DefinitionContended.
+    """
+    changed = await catalog.change_status(slug, status, at=at)
+    match changed:
+        case AgentMissing():
+            raise AgentNotFound(slug=slug)
+        case AgentMalformed():
+            raise DefinitionMalformed(problems=changed)
+        case StatusChanged() if changed.previous is changed.agent.status:
+            return changed
+        case StatusChanged():
+            about = {"from": changed.previous.value, "to": changed.agent.status.value, "cause": reason}
+            record = _record(at, change_id, actor, {"job_id": None, "agent_slug": slug, **about})
+            await publisher.publish([record])
+            await catalog.index()
+            return changed
+
+
+def _record(at: datetime, change_id: str, actor: Actor, about: dict[str, Any]) -> Publication:
+    """The audit record of a change of status, with the fields that every audit record has."""
+    event_id = f"{change_id}-agent"
+    named = {"ts": documents.timestamp(at), "event": CHANGED, "actor": actor.role.value, "event_id": event_id}
+    who = {"actor_name": actor.name, "node": actor.name.partition("@")[2] or None}
+    cause = (about.get("cause") or "")[:REASON_CHARS_MAX] or None
+    return Publication(ids.audit_key(at, event_id), documents.encode({**named, **who, **about, "cause": cause}))
+
+
+# --- three failed runs in a row ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthOptions:
+    """How it follows."""
+
+    batch: int = 100
+    lease_s: float = 15.0
+    poll_s: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """What one pass did. `following` false: another process does the work."""
+
+    following: bool = False
+    events: int = 0
+    stopped: tuple[str, ...] = ()
+    """Agents whose status became `error`."""
+
+
+@dataclass(kw_only=True)
+class AgentHealth:
+    """The follower. A pass reads a page of what happened to runs, judges every failure, and remembers how far it came."""
+
+    ledger: Ledger
+    actor: Actor
+    catalog: Catalog
+    publisher: Publisher
+    options: HealthOptions = field(default_factory=HealthOptions)
+    name: str = "agent-health"
+    _following: Following | None = None
+
+    async def run_once(self) -> Judged:
+        """One page. What could not be done now is tried again from the same place."""
+        lease_s = self.options.lease_s
+        following = self._following or await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=lease_s)
+        if following is None:
+            return Judged()
+        page = await self.ledger.feed(following.position, limit=self.options.batch, lifecycle=RUN.name)
+        stopped = [slug for event in page.events if (slug := await self._judge(event)) is not None]
+        self._following = None
+        position = page.position if page.position != following.position else None
+        if not await self.ledger.followed(following, position, lease_s=lease_s):
+            return Judged(events=len(page.events), stopped=tuple(stopped))
+        self._following = Following(name=following.name, epoch=following.epoch, position=page.position)
+        return Judged(following=True, events=len(page.events), stopped=tuple(stopped))
+
+    def pause_s(self, report: Judged) -> float:
+        """At once while there is more."""
+        if not report.following:
+            return self.options.lease_s / 3
+        return 0.0 if report.events else self.options.poll_s
+
+    async def let_go(self) -> None:
+        """Let another process go on at once."""
+        following, self._following = self._following, None
+        if following is not None:
+            await self.ledger.unfollow(following)
+
+    async def _judge(self, event: Event) -> str | None:
+        """The agent whose status becomes `error` with this event, if one does."""
+        job = await self.ledger.job(event.job_id) if event.type == documents.FAILED else None
+        if job is None or job.payload is None:
+            return None
+        slug = Request.read(job.payload).agent_slug
+        for _ in range(DECIDE_TRIES_MAX):
+            found = await self.catalog.file(slug)
+            if isinstance(found, AgentMissing) or isinstance(found.agent, AgentMalformed):
+                return None
+            agent = found.agent
+            if _was_stopped_by(event, agent):
+                return await self._recorded(event, slug)
+            since = _last_change(agent, found.modified_at, now=await self.ledger.now())
+            if agent.status is not AgentStatus.ACTIVE or not await self._in_a_row(slug, event.job_id, since):
+                return None
+            changed = await self.catalog.change_status(slug, AgentStatus.ERROR, at=event.ts, seen=agent.sha256)
+            if isinstance(changed, StatusChanged) and changed.agent.status is AgentStatus.ERROR:
+                return await self._recorded(event, slug)
+        raise DefinitionContended(slug=slug, tries=DECIDE_TRIES_MAX)
+
+    async def _in_a_row(self, slug: str, last: JobId, since: datetime | None) -> bool:
+        """Whether this failed run is the third or a later one of the row that the agent is in now."""
+        row = 0
+        async for failure in failures(self.ledger, slug, since=since):
+            row += bool(row) or failure.run_id == last
+            if row >= FAILURES_MAX:
+                return True
+        return False
+
+    async def _recorded(self, event: Event, slug: str) -> str:
+        """Make the record, and let the cache of the agents say it too."""
+        error = error_of(slug, event.job_id, await self.ledger.events(event.job_id))
+        about = {
+            "job_id": event.job_id,
+            "agent_slug": slug,
+            "from": AgentStatus.ACTIVE.value,
+            "to": AgentStatus.ERROR.value,
+            "cause": f"{FAILURES_MAX} failed runs in a row, the last with {error}",
+        }
+        # Whichever process does it: a name of its own would make a second record differ from the first.
+        record = _record(event.ts, event.id, Actor(role=self.actor.role, name=FOLLOWS_AS), about)
+        if await self.publisher.publish([record]):
+            _log.warning("agent_stopped", agent=slug, run_id=event.job_id, error=error)
+        await self.catalog.index()
+        return slug
+
+
+def _was_stopped_by(event: Event, agent: AgentDefinition) -> bool:
+    """Whether this very event has set the status already: then only its record may be missing."""
+    same_moment = documents.timestamp(agent.updated_at) == documents.timestamp(event.ts)
+    return agent.status is AgentStatus.ERROR and same_moment
+
+
+def _last_change(agent: AgentDefinition, modified_at: datetime, *, now: datetime) -> datetime | None:
+    """When the agent's file was last changed: as it says, or as the store says. A moment that is still to come says nothing."""
+    return max((moment for moment in (agent.updated_at, modified_at) if moment <= now), default=None)

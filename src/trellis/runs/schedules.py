@@ -1,0 +1,144 @@
+"""Runs that begin by themselves (RUN-9): what agents declare is registered, and what is due is fired, once, by however many processes.
+
+What makes it once is not who fires but what: the run of an instant has the idempotency key `cron:{slug}:{instant}`, and the ledger
+gives one run to one key. Time is the ledger's. An instant before the registration is never fired; of those that were missed only
+the latest is made up for, and none that is older than the grace.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from trellis.agents.catalog import Catalog
+from trellis.agents.definition import AgentDefinition
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.runs.errors import AgentNotRunnable, TooManyWaiting
+from trellis.runs.layer import OrchestrationLayer, TriggerKind
+from trellis.runs.timetable import Handled, Registered, Timetable, instant_text
+
+GRACE_S_DEFAULT = 3_600.0
+POLL_S_DEFAULT = 5.0
+PAUSE_S_MIN = 0.02
+REGISTER_S_DEFAULT = 30.0
+
+_log = log_of("trellis.schedules")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleOptions:
+    """How it fires."""
+
+    grace_s: float = GRACE_S_DEFAULT
+    """How late an instant may be made up for."""
+    poll_s: float = POLL_S_DEFAULT
+    """How soon a schedule that another process registered is seen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fired:
+    """What one pass did. `next_s` is how long until the next instant, None without one."""
+
+    runs: tuple[str, ...] = ()
+    skipped: int = 0
+    next_s: float | None = None
+
+
+@dataclass(kw_only=True)
+class Schedules:
+    """Fires what is due: one run for each instant of each registered schedule."""
+
+    ledger: Ledger
+    layer: OrchestrationLayer
+    timetable: Timetable
+    options: ScheduleOptions = field(default_factory=ScheduleOptions)
+    name: str = "schedules"
+
+    async def run_once(self) -> Fired:
+        """One look at everything that is registered."""
+        now, found = await self.ledger.now(), await self.timetable.all()
+        runs: list[str] = []
+        skipped = 0
+        for registered in found:
+            instant = registered.schedule.due(now)
+            if instant is None:
+                continue
+            last = await self._fire(registered, instant, now)
+            runs += [last.run_id] if last.run_id else []
+            skipped += last.run_id is None
+            if await self.timetable.handled(registered, last):
+                _tell(registered, last)
+        coming = [instant for one in found if (instant := one.schedule.next(now)) is not None]
+        next_s = (min(coming) - now).total_seconds() if coming else None
+        return Fired(runs=tuple(runs), skipped=skipped, next_s=next_s)
+
+    def pause_s(self, report: Fired) -> float:
+        """Until the next instant, but no longer than it takes to see a new schedule."""
+        if report.next_s is None:
+            return self.options.poll_s
+        return max(PAUSE_S_MIN, min(report.next_s, self.options.poll_s))
+
+    async def _fire(self, registered: Registered, instant: datetime, now: datetime) -> Handled:
+        slug, text = registered.schedule.agent_slug, instant_text(instant)
+        if now - instant > timedelta(seconds=self.options.grace_s):
+            return Handled(instant=instant, skipped=f"it was missed by more than {self.options.grace_s:g} s")
+        try:
+            run_id = await self.layer.trigger(
+                slug, {"instant": text}, kind=TriggerKind.CRON, key=f"{TriggerKind.CRON}:{slug}:{text}"
+            )
+        except (AgentNotRunnable, TooManyWaiting) as error:
+            return Handled(instant=instant, skipped=str(error))
+        return Handled(instant=instant, run_id=run_id)
+
+
+def _tell(registered: Registered, last: Handled) -> None:
+    """One line for an instant: by the process that took care of it."""
+    log = _log.bind(agent=registered.schedule.agent_slug, instant=instant_text(last.instant))
+    if last.run_id is None:
+        log.warning("schedule_skipped", reason=last.skipped)
+    else:
+        log.info("schedule_fired", run_id=last.run_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reconciled:
+    """What one pass changed."""
+
+    registered: tuple[str, ...] = ()
+    unregistered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRegistrar:
+    """Registers what the active agents' files declare (`triggers.cron`), and takes back what is gone, with any layer."""
+
+    layer: OrchestrationLayer
+    catalog: Catalog
+    interval_s: float = REGISTER_S_DEFAULT
+    name: str = "schedule-registrar"
+
+    async def run_once(self) -> Reconciled:
+        """One look at every agent."""
+        listed = await self.catalog.list()
+        declared = {
+            agent.slug: agent.triggers.cron
+            for agent in listed.agents
+            if isinstance(agent, AgentDefinition) and agent.may_run and agent.triggers.cron is not None
+        }
+        known = {schedule.agent_slug: schedule.cron for schedule in await self.layer.schedules()}
+        looked_at = {agent.slug for agent in listed.agents}
+        gone = [slug for slug in known if slug not in declared and (listed.complete or slug in looked_at)]
+        return await self._apply({slug: cron for slug, cron in declared.items() if known.get(slug) != cron}, gone)
+
+    def pause_s(self, report: Reconciled) -> float:  # noqa: ARG002 - the shape of every service
+        """Always the same."""
+        return self.interval_s
+
+    async def _apply(self, declared: Mapping[str, str], gone: list[str]) -> Reconciled:
+        for slug, cron in declared.items():
+            await self.layer.register_schedule(slug, cron)
+            _log.info("schedule_registered", agent=slug, cron=cron)
+        for slug in gone:
+            await self.layer.register_schedule(slug, None)
+            _log.info("schedule_unregistered", agent=slug)
+        return Reconciled(registered=tuple(declared), unregistered=tuple(gone))

@@ -1,0 +1,166 @@
+"""The registered schedules, each an object `schedules/{slug}.json`: since when an agent runs by which expression, and what became of the last instant.
+
+What holds:
+- a schedule is changed only over exactly the version that was read, so of two processes one changes it;
+- an instant is due once: it comes after the registration and after the last instant that was taken care of, and of several missed ones
+  only the latest counts;
+- a schedule that was taken back stays as a version without an expression. It is never due.
+"""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from trellis.agents.cron import latest_instant, next_instant
+from trellis.agents.definition import checked_slug
+from trellis.engine.logs import log_of
+from trellis.runs.documents import encode, timestamp
+from trellis.runs.errors import ScheduleContended
+from trellis.storage.objects import CREATE, ObjectStore, Stored, if_match
+
+FOLDER = "schedules/"
+SCHEDULES_MAX = 10_000
+WRITE_TRIES_MAX = 5
+
+_log = log_of("trellis.schedules")
+
+
+class Handled(BaseModel):
+    """What became of an instant: a run, or the reason why there is none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instant: AwareDatetime
+    run_id: str | None = None
+    skipped: str | None = None
+
+
+class Schedule(BaseModel):
+    """When an agent runs by itself. `cron` None: not any more."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    agent_slug: str
+    cron: str | None
+    registered_at: AwareDatetime
+    last: Handled | None = None
+    version: int = 1
+
+    def due(self, now: datetime) -> datetime | None:
+        """The latest instant that nobody has taken care of."""
+        if self.cron is None:
+            return None
+        instant = latest_instant(self.cron, now)
+        after = self.registered_at if self.last is None else max(self.registered_at, self.last.instant)
+        return instant if instant > after else None
+
+    def next(self, now: datetime) -> datetime | None:
+        """The first instant after this moment."""
+        return None if self.cron is None else next_instant(self.cron, now)
+
+    def registered(self, cron: str | None, at: datetime) -> Self:
+        """By another expression from now on, or by none."""
+        return self.model_copy(update={"cron": cron, "registered_at": at, "version": self.version + 1})
+
+    def handled(self, last: Handled) -> Self:
+        """The instant is taken care of."""
+        return self.model_copy(update={"last": last, "version": self.version + 1})
+
+    def to_bytes(self) -> bytes:
+        """The object's bytes."""
+        last = None
+        if self.last is not None:
+            last = {
+                "instant": timestamp(self.last.instant),
+                "run_id": self.last.run_id,
+                "skipped": self.last.skipped,
+            }
+        return encode(
+            {
+                "agent_slug": self.agent_slug,
+                "cron": self.cron,
+                "registered_at": timestamp(self.registered_at),
+                "last": last,
+                "version": self.version,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A schedule, and the version of the object it was read from."""
+
+    schedule: Schedule
+    etag: str
+
+
+@dataclass(kw_only=True)
+class Timetable:
+    """The schedules of one object store. Remembers what it read, so that a look at all costs one listing while nothing changes."""
+
+    objects: ObjectStore
+    _seen: dict[str, Registered] = field(default_factory=dict[str, Registered])
+
+    async def all(self) -> list[Registered]:
+        """Every schedule that is in force, by slug."""
+        seen: dict[str, Registered] = {}
+        after: str | None = None
+        while len(seen) < SCHEDULES_MAX:
+            page = await self.objects.list(FOLDER, after=after)
+            for info in page.items:
+                known = self._seen.get(info.key)
+                found = known if known is not None and known.etag == info.etag else await self._read(info.key)
+                if found is not None:
+                    seen[info.key] = found
+            if not page.more:
+                break
+            after = page.items[-1].key
+        self._seen = seen
+        return [found for found in seen.values() if found.schedule.cron is not None]
+
+    async def register(self, slug: str, cron: str | None, *, at: datetime) -> bool:
+        """Run by this expression from now on, None by none; whether that is a change. Raises SlugInvalid, ScheduleContended."""
+        key = schedule_key(slug)
+        for _ in range(WRITE_TRIES_MAX):
+            there = await self.objects.get(key)
+            known = None if there is None else _read(key, there.body)
+            if (None if known is None else known.cron) == cron:
+                return False
+            made = known.registered(cron, at) if known else Schedule(agent_slug=slug, cron=cron, registered_at=at)
+            when = CREATE if there is None else if_match(there.etag)
+            if isinstance(await self.objects.put(key, made.to_bytes(), when=when), Stored):
+                return True
+        raise ScheduleContended(slug=slug, tries=WRITE_TRIES_MAX)
+
+    async def handled(self, found: Registered, last: Handled) -> bool:
+        """Keep what became of an instant, unless the schedule has changed meanwhile."""
+        schedule = found.schedule.handled(last)
+        key = schedule_key(schedule.agent_slug)
+        return isinstance(await self.objects.put(key, schedule.to_bytes(), when=if_match(found.etag)), Stored)
+
+    async def _read(self, key: str) -> Registered | None:
+        there = await self.objects.get(key)
+        schedule = None if there is None else _read(key, there.body)
+        return None if there is None or schedule is None else Registered(schedule, there.etag)
+
+
+def schedule_key(slug: str) -> str:
+    """Where the schedule of an agent is; raises SlugInvalid."""
+    return f"{FOLDER}{checked_slug(slug)}.json"
+
+
+def instant_text(instant: datetime) -> str:
+    """An instant as keys and parameters name it: a cron expression knows no fraction of a second."""
+    return f"{instant.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _read(key: str, body: bytes) -> Schedule | None:
+    """The schedule, or None for bytes that are none: what is declared is then registered anew."""
+    try:
+        schedule = Schedule.model_validate_json(body)
+    except ValidationError as error:
+        _log.warning("schedule_unreadable", key=key, error=str(error.errors(include_url=False)[0]["msg"]))
+        return None
+    return schedule if schedule_key(schedule.agent_slug) == key else None

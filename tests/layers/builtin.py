@@ -1,0 +1,151 @@
+"""The rig of the built-in layer: real services on a real SQLite ledger, in one process, on a clock that only the test moves."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.layers.rig import GRACE_S, RUNS_AT_ONCE, WAITING_MAX, Rig
+from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Steps
+from trellis.agents.catalog import Catalog
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import SweepOptions
+from trellis.engine.verify import verify
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.layer import BuiltinLayer
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
+from trellis.runs.projector import Projector
+from trellis.runs.published import Published
+from trellis.runs.publishing import Publisher
+from trellis.runs.schedules import ScheduleOptions, Schedules
+from trellis.runs.timetable import Timetable
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
+from trellis.testing import FakeClock
+
+ROUNDS = 3
+"""In one round a run is taken up, in the next its last event is published; the third finds nothing to do."""
+SWEEPER = Actor(role=Role.SWEEPER, name="sweeper@test")
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one orchestrator process runs."""
+
+    orchestrator: Orchestrator
+    schedules: Schedules
+
+
+class BuiltinRig(Rig):
+    def __init__(self, ledger: Ledger, objects: ObjectStore, clock: FakeClock) -> None:
+        self.ledger, self.objects, self.clock = ledger, objects, clock
+        self.steps = Steps()
+        self._numbers = itertools.count(1)
+        self._processes: list[Process] = []
+        self._published = asyncio.Event()
+        self.layer = self._layer()
+        self._projector = Projector(
+            ledger=ledger,
+            actor=Actor(role=Role.PROJECTOR, name="projector@test"),
+            publisher=Publisher(objects),
+            clock=clock,
+        )
+
+    def _layer(self) -> BuiltinLayer:
+        return BuiltinLayer(
+            ledger=self.ledger,
+            gateway=GATEWAY,
+            orchestrator=ORCHESTRATOR,
+            catalog=Catalog(self.objects),
+            publisher=Publisher(self.objects),
+            timetable=Timetable(objects=self.objects),
+            # Falling, so that no order rests on the order of names.
+            random_text=lambda: f"{0xFFFFFF - next(self._numbers):06x}",
+            waiting_max=WAITING_MAX,
+        )
+
+    async def start(self) -> None:
+        name = f"orchestrator-{next(self._numbers)}@test"
+        actor = Actor(role=Role.ORCHESTRATOR, name=name)
+        driver = Driver(
+            ledger=self.ledger,
+            actor=actor,
+            clock=self.clock,
+            steps=self.steps.mapping(),
+            published=self._reached,
+            options=DriverOptions(),
+        )
+        orchestrator = Orchestrator(
+            ledger=self.ledger,
+            actor=actor,
+            clock=self.clock,
+            driver=driver,
+            new_id=lambda: f"{name}-{next(self._numbers)}",
+            options=OrchestratorOptions(),
+        )
+        layer = self._layer()
+        schedules = Schedules(
+            ledger=self.ledger, layer=layer, timetable=layer.timetable, options=ScheduleOptions(grace_s=GRACE_S)
+        )
+        self._processes.append(Process(orchestrator, schedules))
+        await self.settle()
+
+    async def kill(self) -> None:
+        processes, self._processes = self._processes, []
+        for process in processes:
+            process.orchestrator.claiming = False
+            drives = [driving.task for driving in process.orchestrator._driving.values()]
+            for drive in drives:
+                drive.cancel()
+            await asyncio.gather(*drives, return_exceptions=True)
+
+    async def pass_time(self, seconds: float) -> None:
+        # Second by second while something is held: a jump would look like an outage to the sweeper, and be forgiven.
+        held = any(queue.held for queue in await self.ledger.queues())
+        for step_s in itertools.repeat(1.0, int(seconds)) if held else (seconds,):
+            self.clock.advance(step_s)
+            await self._round()
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(ROUNDS):
+            await self._round()
+
+    async def _round(self) -> None:
+        for process in self._processes:
+            await process.orchestrator.renew()
+            await process.orchestrator.run_once()
+        await asyncio.gather(*(process.schedules.run_once() for process in self._processes))
+        await self.ledger.sweep(SWEEPER, SweepOptions(elect=False))
+        await self._projector.run_once()
+        told, self._published = self._published, asyncio.Event()
+        told.set()
+
+    async def _reached(self, slug: str, run_id: str, version: int) -> None:
+        """Waits for the projector itself: time stands still while it works, however slow the machine is."""
+        published = Published(self.objects, self.clock)
+        while (await published.status(slug, run_id) or {"version": 0})["version"] < version:
+            await self._published.wait()
+
+
+@asynccontextmanager
+async def builtin(folder: Path) -> AsyncGenerator[Rig]:
+    """The built-in layer; the ledger must be clean in the end."""
+    clock = FakeClock()
+    ledger = await open_ledger(f"sqlite:///{folder / 'ledger.db'}", clock=clock)
+    objects = await open_objects(f"file://{folder / 'objects'}")
+    await ledger.limit_held(ORCHESTRATOR, TYPE, RUNS_AT_ONCE)
+    rig = BuiltinRig(ledger, objects, clock)
+    try:
+        yield rig
+        report = await verify(ledger)
+        assert report.ok, "\n".join(map(str, report.violations[:20]))
+    finally:
+        await rig.kill()
+        await objects.close()
+        await ledger.close()

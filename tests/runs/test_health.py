@@ -1,0 +1,359 @@
+"""Three failed runs in a row stop an agent: what counts, what is written, and what a crash leaves."""
+
+import json
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.files import agent_file
+from tests.runs.conftest import ORCHESTRATOR, Stand
+from trellis.agents.catalog import AgentMissing, Catalog
+from trellis.agents.definition import AgentDefinition, AgentStatus
+from trellis.agents.errors import AgentNotFound, DefinitionMalformed, StatusChangeRefused
+from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
+from trellis.lifecycles import Role
+from trellis.runs.errors import AgentNotRunnable, StepHopeless
+from trellis.runs.health import AgentHealth, HealthOptions, last_failure, set_status
+from trellis.runs.layer import BuiltinLayer, TriggerKind
+from trellis.runs.publishing import Publisher
+from trellis.runs.steps import StepContext, StepResult
+from trellis.runs.timetable import Timetable
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
+
+SLUG = "gardener"
+OWNER = Actor(role=Role.OWNER, name="anna@home")
+FAILED, COMPLETED, CANCELLED = "failed", "completed", "cancelled"
+
+
+class Ward:
+    """An agent whose runs end as the test says, and the service that watches it."""
+
+    def __init__(self, stand: Stand, objects: ObjectStore, folder: Path) -> None:
+        self.stand, self.objects = stand, objects
+        self.catalog = Catalog(objects)
+        self.file = folder / "agents" / SLUG / "_agent.md"
+        self.health = self.service()
+        self._usual = stand.steps.acts["execute-agent"]
+
+    def service(self, name: str = "health@test") -> AgentHealth:
+        return AgentHealth(
+            ledger=self.stand.ledger,
+            actor=Actor(role=Role.CONTROL_PLANE, name=name),
+            catalog=Catalog(self.objects),
+            publisher=Publisher(self.objects),
+            options=HealthOptions(batch=3),
+        )
+
+    def layer(self) -> BuiltinLayer:
+        return BuiltinLayer(
+            ledger=self.stand.ledger,
+            gateway=Actor(role=Role.GATEWAY, name="gateway@test"),
+            orchestrator=ORCHESTRATOR,
+            catalog=self.catalog,
+            publisher=Publisher(self.objects),
+            timetable=Timetable(objects=self.objects),
+            random_text=lambda: "abcdef",
+        )
+
+    async def write(self, body: bytes) -> None:
+        """The owner saves the agent's file at this moment."""
+        await self.objects.put(f"agents/{SLUG}/_agent.md", body)
+        self.saved()
+
+    def saved(self) -> None:
+        """The file's time is that of the test's clock."""
+        os.utime(self.file, (self.stand.clock(), self.stand.clock()))
+
+    async def ran(self, *ends: str) -> list[JobId]:
+        """Runs that end like this, one after another, ten seconds each."""
+        runs: list[JobId] = []
+        for number, end in enumerate(ends):
+            self.stand.clock.advance(10.0)
+            runs.append(await self._ran(end, number))
+        return runs
+
+    async def _ran(self, end: str, number: int) -> JobId:
+        async def breaks(context: StepContext, /) -> StepResult:
+            raise StepHopeless(detail=f"failure {number}")
+
+        run_id = await self.stand.run_of(SLUG)
+        if end == CANCELLED:
+            request = RequestId(f"stop-{run_id}")
+            await self.stand.ledger.cancel(ORCHESTRATOR, run_id, CancelMode.HARD, request, grace_s=0.0, cause="no")
+            return run_id
+        self.stand.steps.acts["execute-agent"] = breaks if end == FAILED else self._usual
+        assert (await self.stand.drive()).state == end
+        return run_id
+
+    async def judged(self, health: AgentHealth | None = None) -> tuple[str, ...]:
+        """Let the service come to the end of the feed; the agents that it stopped."""
+        stopped: tuple[str, ...] = ()
+        while True:
+            report = await (health or self.health).run_once()
+            stopped += report.stopped
+            if not report.events:
+                return stopped
+
+    async def status(self) -> str:
+        agent = await self.catalog.load(SLUG)
+        assert isinstance(agent, AgentDefinition)
+        return agent.status.value
+
+    async def records(self) -> list[dict[str, Any]]:
+        keys = [item.key for item in (await self.objects.list("audit/")).items]
+        found = [await self.objects.get(key) for key in keys]
+        return [{**json.loads(one.body), "key": one.key} for one in found if one is not None]
+
+
+@pytest.fixture
+async def ward(stand: Stand, tmp_path: Path) -> AsyncGenerator[Ward]:
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    made = Ward(stand, objects, tmp_path / "objects")
+    await made.write(agent_file(updated_at="2025-12-01T00:00:00Z", status="'active' # as of today"))
+    yield made
+    await objects.close()
+
+
+@pytest.mark.requirement("D24", "OBS-1")
+async def test_three_failed_runs_in_a_row_stop_the_agent_and_change_nothing_else_in_its_file(ward: Ward):
+    before = ward.file.read_bytes()
+    runs = await ward.ran(FAILED, FAILED)
+    assert await ward.judged() == ()
+    assert ward.file.read_bytes() == before
+    runs += await ward.ran(FAILED)
+    assert await ward.judged() == (SLUG,)
+    ended = (await ward.stand.events(runs[-1]))[-1]
+    expected = before.replace(b"'active' #", b"'error' #").replace(b"2025-12-01T00:00:00Z", b"2026-01-01T00:00:30.000Z")
+    assert ward.file.read_bytes() == expected
+    (record,) = await ward.records()
+    assert record == {
+        "ts": "2026-01-01T00:00:30.000Z",
+        "event": "agent.status.changed",
+        "actor": "control-plane",
+        "event_id": f"{ended.id}-agent",
+        "actor_name": "agent-health",
+        "node": None,
+        "job_id": runs[-1],
+        "agent_slug": SLUG,
+        "from": "active",
+        "to": "error",
+        "cause": "3 failed runs in a row, the last with INTERNAL_ERROR: failure 0",
+        "key": f"audit/20260101/{ended.id}-agent.json",
+    }
+    index = await ward.objects.get("agents/index.json")
+    assert index is not None
+    assert json.loads(index.body)["agents"][0]["status"] == "error"
+
+
+@pytest.mark.requirement("D24", "D19")
+@pytest.mark.parametrize(
+    "ends, status",
+    [
+        ((FAILED, FAILED, COMPLETED, FAILED, FAILED), "active"),
+        ((FAILED, FAILED, CANCELLED, FAILED), "error"),
+        ((CANCELLED, CANCELLED, CANCELLED, FAILED, FAILED), "active"),
+        ((FAILED, CANCELLED, FAILED, CANCELLED, CANCELLED), "active"),
+        ((COMPLETED, FAILED, FAILED, FAILED), "error"),
+    ],
+)
+async def test_a_completed_run_ends_the_row_and_a_cancelled_one_neither_counts_nor_ends_it(
+    ward: Ward, ends: tuple[str, ...], status: str
+):
+    await ward.ran(*ends)
+    await ward.judged()
+    assert await ward.status() == status
+
+
+@pytest.mark.requirement("D24", "OBS-1")
+async def test_a_row_that_is_judged_late_is_ended_by_its_third_failure(ward: Ward):
+    runs = await ward.ran(FAILED, FAILED, FAILED, CANCELLED, FAILED)
+    assert await ward.judged() == (SLUG,)
+    (record,) = await ward.records()
+    assert (record["job_id"], record["ts"]) == (runs[2], "2026-01-01T00:00:30.000Z")
+
+
+@pytest.mark.requirement("D24")
+async def test_a_file_that_its_owner_corrects_by_hand_begins_the_row_anew(ward: Ward):
+    await ward.ran(FAILED, FAILED)
+    ward.stand.clock.advance(1.0)
+    await ward.write(ward.file.read_bytes() + b"Water first.\n")
+    await ward.ran(FAILED, FAILED)
+    assert await ward.judged() == ()
+    await ward.ran(FAILED)
+    assert await ward.judged() == (SLUG,)
+
+
+@pytest.mark.requirement("D24")
+async def test_a_row_that_is_long_over_when_it_is_seen_stops_nobody(ward: Ward):
+    await ward.ran(FAILED, FAILED, FAILED, COMPLETED)
+    assert await ward.judged() == ()
+    assert await ward.status() == "active"
+
+
+@pytest.mark.requirement("D24")
+async def test_a_stopped_agent_is_refused_with_the_reason_and_the_way_out(ward: Ward):
+    *_, last = await ward.ran(FAILED, FAILED, FAILED)
+    await ward.judged()
+    reason = f"it is error; .*{last} ended with INTERNAL_ERROR: failure 2; `trellis agents activate {SLUG}`"
+    with pytest.raises(AgentNotRunnable, match=reason):
+        await ward.layer().trigger(SLUG, {}, kind=TriggerKind.MANUAL)
+    failure = await last_failure(ward.stand.ledger, SLUG)
+    assert failure is not None
+    assert (failure.run_id, failure.error) == (last, "INTERNAL_ERROR: failure 2")
+    assert await last_failure(ward.stand.ledger, "nobody") is None
+
+
+@pytest.mark.requirement("D24")
+@pytest.mark.parametrize("by_hand", [False, True], ids=["by command", "by hand, without a new updated_at"])
+async def test_an_agent_that_was_set_active_again_has_three_new_tries(ward: Ward, by_hand: bool):
+    await ward.ran(FAILED, FAILED, FAILED)
+    await ward.judged()
+    ward.stand.clock.advance(10.0)
+    if by_hand:
+        await ward.write(ward.file.read_bytes().replace(b"'error'", b"'active'"))
+    else:
+        at = await ward.stand.ledger.now()
+        await set_status(
+            ward.catalog,
+            Publisher(ward.objects),
+            OWNER,
+            SLUG,
+            AgentStatus.ACTIVE,
+            at=at,
+            change_id="x",
+            reason="fixed",
+        )
+        ward.saved()
+    await ward.ran(FAILED, FAILED)
+    assert await ward.judged() == ()
+    assert await ward.status() == "active"
+    await ward.ran(FAILED)
+    assert await ward.judged() == (SLUG,)
+
+
+@pytest.mark.requirement("D24")
+@pytest.mark.parametrize("status", [status for status in AgentStatus if status is not AgentStatus.ACTIVE])
+async def test_an_agent_that_is_not_active_keeps_its_status(ward: Ward, status: AgentStatus):
+    await ward.ran(FAILED, FAILED, FAILED)
+    await ward.write(agent_file(status=status.value))
+    before = ward.file.read_bytes()
+    assert await ward.judged() == ()
+    assert ward.file.read_bytes() == before
+    assert await ward.records() == []
+
+
+@pytest.mark.requirement("D24")
+async def test_an_agent_that_is_gone_or_malformed_is_passed_over(ward: Ward):
+    await ward.ran(FAILED, FAILED, FAILED)
+    ward.file.write_bytes(b"nothing")
+    assert await ward.judged() == ()
+    await ward.ran(FAILED)
+    ward.file.unlink()
+    assert await ward.judged() == ()
+    assert isinstance(await ward.catalog.load(SLUG), AgentMissing)
+
+
+@pytest.mark.requirement("D24", "OBS-1", "PIPE-11")
+async def test_whoever_dies_after_the_change_leaves_only_the_record_to_be_made(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+):
+    async def dies(publications: object) -> int:
+        raise ConnectionError("killed here")
+
+    await ward.ran(FAILED, FAILED, FAILED)
+    doomed = ward.service("doomed@test")
+    monkeypatch.setattr(doomed.publisher, "publish", dies)
+    with pytest.raises(ConnectionError):
+        await ward.judged(doomed)
+    assert (await ward.status(), await ward.records()) == ("error", [])
+    changed = ward.file.read_bytes()
+    ward.stand.clock.advance(60.0)
+    assert await ward.judged() == (SLUG,)
+    assert ward.file.read_bytes() == changed
+    assert len(await ward.records()) == 1
+
+
+@pytest.mark.requirement("D24", "OBS-1", "PIPE-11")
+async def test_a_page_that_is_judged_again_changes_nothing(ward: Ward, monkeypatch: pytest.MonkeyPatch):
+    async def dies(*arguments: object, **named: object) -> bool:
+        raise ConnectionError("killed here")
+
+    await ward.ran(FAILED, FAILED, FAILED)
+    doomed = ward.service("doomed@test")
+    doomed.options = HealthOptions(batch=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(ward.stand.ledger, "followed", dies)
+        with pytest.raises(ConnectionError):
+            await doomed.run_once()
+    records, changed = await ward.records(), ward.file.read_bytes()
+    assert len(records) == 1
+    ward.stand.clock.advance(60.0)
+    await ward.judged()
+    assert (await ward.records(), ward.file.read_bytes()) == (records, changed)
+
+
+@pytest.mark.requirement("D24")
+async def test_a_file_that_its_owner_saves_meanwhile_is_judged_anew_and_not_overwritten(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+):
+    await ward.ran(FAILED, FAILED, FAILED)
+    ward.stand.clock.advance(1.0)
+    edited = ward.file.read_bytes() + b"Water first.\n"
+    usual = ward.health.catalog.change_status
+
+    async def late(*arguments: Any, **named: Any) -> Any:
+        await ward.write(edited)
+        return await usual(*arguments, **named)
+
+    monkeypatch.setattr(ward.health.catalog, "change_status", late)
+    assert await ward.judged() == ()
+    assert ward.file.read_bytes() == edited
+    assert await ward.records() == []
+
+
+async def test_one_process_judges_at_a_time_and_another_goes_on_where_it_stopped(ward: Ward):
+    await ward.ran(FAILED, FAILED)
+    await ward.judged()
+    other = ward.service("other@test")
+    report = await other.run_once()
+    assert (report.following, other.pause_s(report)) == (False, other.options.lease_s / 3)
+    await ward.health.let_go()
+    await ward.ran(FAILED)
+    assert await ward.judged(other) == (SLUG,)
+
+
+@pytest.mark.requirement("OBS-1", "D24")
+async def test_what_a_person_decides_about_an_agent_is_recorded_once(ward: Ward):
+    async def decide(slug: str, status: AgentStatus, change: str) -> str:
+        at, publisher = await ward.stand.ledger.now(), Publisher(ward.objects)
+        changed = await set_status(
+            ward.catalog, publisher, OWNER, slug, status, at=at, change_id=change, reason="spring"
+        )
+        return changed.previous.value
+
+    assert await decide(SLUG, AgentStatus.PAUSED, "one") == "active"
+    assert await decide(SLUG, AgentStatus.PAUSED, "two") == "paused"
+    (record,) = await ward.records()
+    assert record["key"] == "audit/20260101/one-agent.json"
+    about = {name: record[name] for name in ("actor", "actor_name", "node", "from", "to", "cause", "job_id")}
+    assert about == {
+        "actor": "owner",
+        "actor_name": "anna@home",
+        "node": "home",
+        "from": "active",
+        "to": "paused",
+        "cause": "spring",
+        "job_id": None,
+    }
+    with pytest.raises(StatusChangeRefused, match="from paused it may go to active, archived"):
+        await decide(SLUG, AgentStatus.ERROR, "three")
+    with pytest.raises(AgentNotFound):
+        await decide("nobody", AgentStatus.ACTIVE, "four")
+    ward.file.write_bytes(b"nothing")
+    with pytest.raises(DefinitionMalformed):
+        await decide(SLUG, AgentStatus.ACTIVE, "five")
+    assert len(await ward.records()) == 1

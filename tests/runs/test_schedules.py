@@ -1,0 +1,176 @@
+"""The services behind schedules: what agents declare is registered, what is due is fired, whoever dies in between."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from tests.agents.files import agent_file
+from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from trellis.agents import catalog
+from trellis.agents.catalog import Catalog
+from trellis.engine.records import JobFilter
+from trellis.runs.errors import ScheduleContended
+from trellis.runs.layer import BuiltinLayer, TriggerKind
+from trellis.runs.publishing import Publisher
+from trellis.runs.schedules import PAUSE_S_MIN, Fired, ScheduleRegistrar, Schedules
+from trellis.runs.timetable import Handled, Timetable, schedule_key
+from trellis.storage.objects import ObjectStore, Refused
+from trellis.storage.open import open_objects
+
+HOURLY = "{cron: 0 * * * *}"
+
+
+class Clockwork:
+    """Schedules on one ledger and store, with as many processes as a test wants."""
+
+    def __init__(self, stand: Stand, objects: ObjectStore) -> None:
+        self.stand, self.objects = stand, objects
+        self._numbers = itertools.count(1)
+
+    def layer(self) -> BuiltinLayer:
+        return BuiltinLayer(
+            ledger=self.stand.ledger,
+            gateway=GATEWAY,
+            orchestrator=ORCHESTRATOR,
+            catalog=Catalog(self.objects),
+            publisher=Publisher(self.objects),
+            timetable=Timetable(objects=self.objects),
+            random_text=lambda: f"{next(self._numbers):06x}",
+        )
+
+    def schedules(self) -> Schedules:
+        layer = self.layer()
+        return Schedules(ledger=self.stand.ledger, layer=layer, timetable=layer.timetable)
+
+    def registrar(self) -> ScheduleRegistrar:
+        return ScheduleRegistrar(layer=self.layer(), catalog=Catalog(self.objects))
+
+    async def agent(self, slug: str, **fields: str) -> None:
+        await self.objects.put(f"agents/{slug}/_agent.md", agent_file(slug=slug, **fields))
+
+    async def registered(self) -> dict[str, str | None]:
+        return {schedule.agent_slug: schedule.cron for schedule in await self.layer().schedules()}
+
+    async def runs(self) -> list[str]:
+        return [job.job_id for job in (await self.stand.ledger.jobs(JobFilter(lifecycle="run"), limit=100)).jobs]
+
+
+@pytest.fixture
+async def clockwork(stand: Stand, tmp_path: Path) -> AsyncGenerator[Clockwork]:
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    yield Clockwork(stand, objects)
+    await objects.close()
+
+
+@pytest.mark.requirement("RUN-9", "D24")
+async def test_what_active_agents_declare_is_registered_and_what_is_gone_is_taken_back(clockwork: Clockwork):
+    await clockwork.agent("hourly", triggers=HOURLY)
+    await clockwork.agent("daily", triggers="{cron: 30 6 * * *}")
+    await clockwork.agent("by-hand")
+    await clockwork.agent("asleep", triggers=HOURLY, status="paused")
+    await clockwork.agent("broken", triggers="{cron: 61 * * * *}")
+    report = await clockwork.registrar().run_once()
+    assert (set(report.registered), report.unregistered) == ({"hourly", "daily"}, ())
+    assert await clockwork.registered() == {"hourly": "0 * * * *", "daily": "30 6 * * *"}
+    assert await clockwork.registrar().run_once() == type(report)()
+    await clockwork.agent("hourly", triggers="{cron: 15 * * * *}")
+    await clockwork.agent("daily", triggers="{cron: 30 6 * * *}", status="paused")
+    await clockwork.agent("asleep", triggers=HOURLY)
+    report = await clockwork.registrar().run_once()
+    assert (set(report.registered), report.unregistered) == ({"hourly", "asleep"}, ("daily",))
+    await clockwork.objects.delete("agents/hourly/_agent.md")
+    await clockwork.agent("asleep", triggers="{cron: often}")
+    report = await clockwork.registrar().run_once()
+    assert set(report.unregistered) == {"hourly", "asleep"}
+    assert await clockwork.registered() == {}
+
+
+async def test_agents_that_were_not_looked_at_keep_their_schedules(
+    clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch
+):
+    for slug in ("one", "two", "three"):
+        await clockwork.agent(slug, triggers=HOURLY)
+    await clockwork.registrar().run_once()
+    await clockwork.agent("one")
+    monkeypatch.setattr(catalog, "FOLDERS_MAX", 2)
+    assert (await clockwork.registrar().run_once()).unregistered == ("one",)
+    assert set(await clockwork.registered()) == {"two", "three"}
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_processes_that_fire_in_the_same_moment_begin_one_run(clockwork: Clockwork):
+    for slug in ("one", "two"):
+        await clockwork.agent(slug)
+        await clockwork.layer().register_schedule(slug, "0 * * * *")
+    processes = [clockwork.schedules() for _ in range(8)]
+    for hour in range(1, 4):
+        clockwork.stand.clock.advance(3_600.0)
+        reports = await asyncio.gather(*(process.run_once() for process in processes))
+        begun = {run for report in reports for run in report.runs}
+        assert len(begun) == 2
+        assert len(await clockwork.runs()) == 2 * hour
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_a_process_that_died_after_the_trigger_leaves_nothing_to_be_fired_twice(clockwork: Clockwork):
+    await clockwork.agent("one")
+    layer = clockwork.layer()
+    await layer.register_schedule("one", "0 * * * *")
+    clockwork.stand.clock.advance(3_600.0)
+    instant = "2026-01-01T01:00:00Z"
+    run_id = await layer.trigger("one", {"instant": instant}, kind=TriggerKind.CRON, key=f"cron:one:{instant}")
+    assert (await clockwork.schedules().run_once()).runs == (run_id,)
+    assert (await clockwork.schedules().run_once()).runs == ()
+    assert await clockwork.runs() == [run_id]
+
+
+async def test_what_became_of_an_instant_is_not_written_over_a_schedule_that_changed(clockwork: Clockwork):
+    layer, now = clockwork.layer(), await clockwork.stand.ledger.now()
+    await layer.register_schedule("one", "0 * * * *")
+    (seen,) = await layer.timetable.all()
+    await layer.register_schedule("one", "30 * * * *")
+    assert not await layer.timetable.handled(seen, Handled(instant=now, run_id="run_1"))
+    assert [(one.cron, one.last, one.version) for one in await layer.schedules()] == [("30 * * * *", None, 2)]
+
+
+async def test_a_schedule_that_cannot_be_read_is_none_and_is_registered_anew(clockwork: Clockwork):
+    layer = clockwork.layer()
+    for body in (b"{", b"{}", b'{"agent_slug": "two", "cron": null, "registered_at": "2026-01-01T00:00:00Z"}'):
+        await clockwork.objects.put(schedule_key("one"), body)
+        assert await layer.schedules() == []
+    await layer.register_schedule("one", "0 * * * *")
+    assert [schedule.cron for schedule in await layer.schedules()] == ["0 * * * *"]
+    body = await clockwork.objects.get(schedule_key("one"))
+    assert body is not None
+    assert json.loads(body.body) == {
+        "agent_slug": "one",
+        "cron": "0 * * * *",
+        "registered_at": "2026-01-01T00:00:00.000Z",
+        "last": None,
+        "version": 1,
+    }
+
+
+async def test_a_schedule_that_others_keep_changing_is_said_so(clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch):
+    async def too_late(key: str, body: bytes, *, when: object) -> Refused:
+        return Refused(etag="another")
+
+    monkeypatch.setattr(clockwork.objects, "put", too_late)
+    with pytest.raises(ScheduleContended, match="schedule of agent one was changed by others 5 times"):
+        await clockwork.layer().register_schedule("one", "0 * * * *")
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_a_pass_says_how_long_it_is_until_the_next_instant(clockwork: Clockwork):
+    service = clockwork.schedules()
+    assert service.pause_s(await service.run_once()) == service.options.poll_s
+    await clockwork.layer().register_schedule("one", "0 * * * *")
+    clockwork.stand.clock.advance(3_598.0)
+    report = await service.run_once()
+    assert (report.next_s, service.pause_s(report)) == (2.0, 2.0)
+    assert service.pause_s(Fired(next_s=1_000.0)) == service.options.poll_s
+    assert service.pause_s(Fired(next_s=0.0)) == PAUSE_S_MIN
