@@ -33,14 +33,15 @@ class Line:
     epoch: int
     pid: int
     at: float
+    what: str = ""
 
 
 class Nursery:
-    """The process that forks workers."""
+    """The process that forks workers, or what else the module tends."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.faults.nursery") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.nursery"],
+            [sys.executable, "-m", module],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -49,7 +50,7 @@ class Nursery:
         )
         assert self._answer() == "ready"
 
-    def fork(self, log: Path, orders: Orders) -> int:
+    def fork(self, log: Path, orders: Any) -> int:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"log": str(log), "orders": asdict(orders)}) + "\n")
         self._process.stdin.flush()
@@ -97,6 +98,7 @@ class Fleet(AbstractContextManager["Fleet"]):
     url: str
     folder: Path
     orders: dict[str, Any] = field(default_factory=dict)
+    make_orders: Callable[..., Any] = Orders
     alive: list[Running] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
     _read: int = 0
@@ -114,7 +116,7 @@ class Fleet(AbstractContextManager["Fleet"]):
     def _start(self, orders: dict[str, Any]) -> Running:
         name = f"worker-{len(self.logs)}"
         log = self.folder / f"{name}.log"
-        said = Orders(**{"url": self.url, "trace": str(self.trace), "name": name, **orders})
+        said = self.make_orders(**{"url": self.url, "trace": str(self.trace), "name": name, **orders})
         running = Running(self.nursery.fork(log, said), name, log)
         self.alive.append(running)
         self.logs.append(log)

@@ -1,5 +1,6 @@
 """What approved proposals do, once each, and what they cannot do."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -8,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
-from trellis.engine.jobs import Actor, JobId, RequestId
+from trellis.engine.jobs import Actor, JobId, Lease, RequestId
 from trellis.lifecycles import Role
 from trellis.runs import proposals
-from trellis.runs.applying import ApplyEngine, ApplyOptions, Pass
+from trellis.runs.applying import LOST_MAX, ApplyEngine, ApplyOptions, Pass, settled
 from trellis.runs.documents import sha256
 from trellis.runs.errors import TargetRefused
 from trellis.runs.proposals import Draft, Proposal
@@ -174,14 +175,84 @@ async def test_an_engine_that_died_after_writing_does_not_write_twice(
         await workshop.stand.lose_leases()
         if (await workshop.document(proposal.id))["status"] != "applying":
             break
-    # A lost engine leaves `failed`; a person asks to apply it again.
+    # A lost engine leaves `failed`, without an error; the next one goes on with it, without asking anybody.
     assert (await workshop.document(proposal.id))["status"] == "failed"
-    retry = workshop.engine("second")
-    assert await retry.apply_again(proposal.id, RequestId("again")) == "applied"
+    assert await workshop.engine("second").run_once() == Pass(applied=1)
+    assert (await workshop.document(proposal.id))["status"] == "applied"
     if action == "propose-edit":
         assert await workshop.body(NOTE) == b"# Bows\n\nnew\n"
     else:
         assert len(workshop.memory.history(SLUG).entries) == 1
+
+
+async def lose_an_engine(workshop: Workshop, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    dying = workshop.engine(name)
+    monkeypatch.setattr(dying, "_do", die)
+    with pytest.raises(KeyboardInterrupt):
+        await dying.run_once()
+
+
+@pytest.mark.requirement("D22")
+async def test_a_proposal_that_loses_every_engine_waits_for_a_person(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+):
+    proposal = await workshop.approved("memory-update", "facts.md", remember("- Once."))
+    for number in range(LOST_MAX):
+        await lose_an_engine(workshop, f"dying-{number}", monkeypatch)
+        await workshop.stand.lose_leases()
+    engine = workshop.engine()
+    assert await engine.run_once() == Pass()
+    assert await engine.run_once() == Pass()
+    assert (await workshop.document(proposal.id))["status"] == "failed"
+    assert await engine.apply_again(proposal.id, RequestId("again")) == "applied"
+
+
+@pytest.mark.requirement("D22")
+async def test_a_proposal_that_was_refused_is_not_tried_again_by_itself(workshop: Workshop):
+    await workshop.objects.put(NOTE, b"# Bows, rewritten\n")
+    proposal = await workshop.approved("propose-edit", "sources/bows.md", edit("new"), sha256(BEFORE))
+    assert await workshop.engine().run_once() == Pass(failed=1)
+    await workshop.objects.put(NOTE, BEFORE)
+    engine = workshop.engine("second")
+    assert await engine.run_once() == Pass()
+    assert await engine.apply_again(proposal.id, RequestId("again")) == "applied"
+
+
+@pytest.mark.requirement("PIPE-11", "D22")
+@pytest.mark.parametrize("other", ["alive", "dead"])
+async def test_whoever_waits_for_a_proposal_waits_for_the_engine_that_has_it(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, other: str
+):
+    stand = workshop.stand
+    proposal = await workshop.approved("memory-update", "facts.md", remember("- Once."))
+    has_it, go_on = asyncio.Event(), asyncio.Event()
+    first = workshop.engine("first")
+    do = first._do
+
+    async def slowly(lease: Lease, body: Any) -> dict[str, Any]:
+        has_it.set()
+        await go_on.wait()
+        return await do(lease, body)
+
+    monkeypatch.setattr(first, "_do", slowly)
+    applying = asyncio.ensure_future(first.run_once())
+    await has_it.wait()
+    if other == "dead":
+        applying.cancel()
+        await asyncio.gather(applying, return_exceptions=True)
+    waiting = asyncio.ensure_future(settled(workshop.engine("second"), stand.clock, proposal.id, 300.0))
+    await stand.until(lambda: stand.clock.sleeping > 0)
+    assert not waiting.done(), "another engine has it, and nobody knows yet what becomes of it"
+    go_on.set()
+    if other == "dead":
+        await stand.lose_leases()
+    await stand.until(waiting.done, step_s=0.05)
+    assert waiting.result() == "applied"
+    await asyncio.gather(applying, return_exceptions=True)
+    assert len(workshop.memory.history(SLUG).entries) == 1
 
 
 @pytest.mark.parametrize(

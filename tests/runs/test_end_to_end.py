@@ -60,6 +60,7 @@ class Garden:
             asking=Asking(Extractive(), clock=stand.clock),
             models=ModelOptions(),
             apply_engine=self.engine,
+            clock=stand.clock,
             limits=Limits(),
         )
         self.projector = Projector(

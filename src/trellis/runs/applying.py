@@ -1,18 +1,20 @@
 """The apply engine: does what an approved proposal says, exactly once, or says why not (D22, AUTH-6).
 
 It alone writes memory and agents' files, and only for proposals that were approved. An engine that dies in between leaves a
-proposal that another applies again: a memory knows the proposals it holds, and of a file the digest it was going to have is
-noted in the ledger before it is written.
+proposal that another takes up when its lease is over, without asking anybody again: a memory knows the proposals it holds, and
+of a file the digest it was going to have is noted in the ledger before it is written. A proposal that was refused, or that
+loses one engine after the other, waits for a person.
 """
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import (
     Actor,
@@ -31,7 +33,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event
+from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Trigger
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
@@ -41,9 +43,15 @@ from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, 
 from trellis.storage.objects import CREATE, ObjectStore, Stored, StoreUnavailable, if_match
 
 APPLYING = "applying"
+FAILED = "failed"
 INTENT = "apply"
 """The journal entry with the digest that a file is going to have."""
 ERROR_CHARS_MAX = 1_000
+LOST_MAX = 5
+"""So many engines may be lost with one proposal before a person must look at it."""
+LOOK_MAX = 100
+KNOWN_MAX = 10_000
+WAIT_S = 0.05
 
 _log = log_of("trellis.apply")
 
@@ -53,8 +61,8 @@ class ApplyOptions:
     """How much one pass takes, and how long it may take."""
 
     batch: int = 10
-    lease_s: float = 60.0
-    heartbeat_s: float = 20.0
+    lease_s: float = 30.0
+    heartbeat_s: float = 10.0
     poll_s: float = 0.5
 
 
@@ -77,16 +85,41 @@ class ApplyEngine:
     new_id: Callable[[], str]
     options: ApplyOptions
     name: str = "apply-engine"
+    _known: dict[JobId, int] = field(default_factory=dict[JobId, int])
+    """Failed proposals that wait for a person, with the version at which they do."""
+    _cursor: str | None = None
 
     async def run_once(self) -> Pass:
-        """Apply what is approved, oldest first."""
+        """Take up what another engine was lost with, then apply what is approved, oldest first, each under its own lease."""
+        done = await self._take_up()
         terms = TypeClaim(type=proposals.TYPE, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
-        claim = Claim(
-            claim_id=ClaimId(self.new_id()), types=(terms,), start=self.options.batch, lifecycle=PROPOSAL.name
-        )
-        claimed = (await self.ledger.turn(Turn(actor=self.actor, claim=claim))).claimed
-        done = [await self._apply(one.lease, one.payload) for one in claimed]
+        for _ in range(self.options.batch):
+            claim = Claim(claim_id=ClaimId(self.new_id()), types=(terms,), lifecycle=PROPOSAL.name)
+            claimed = (await self.ledger.turn(Turn(actor=self.actor, claim=claim))).claimed
+            if not claimed:
+                break
+            done += [await self._apply(one.lease, one.payload) for one in claimed]
         return Pass(applied=done.count(True), failed=done.count(False))
+
+    async def _take_up(self) -> list[bool | None]:
+        """Look at a page of the proposals that failed, the whole of them in turn, and go on with those whose engine was lost."""
+        where = JobFilter(lifecycle=PROPOSAL.name, state=FAILED)
+        page = await self.ledger.jobs(where, limit=LOOK_MAX, cursor=self._cursor)
+        self._cursor = page.cursor
+        done: list[bool | None] = []
+        for job in page.jobs:
+            if self._known.get(job.job_id) == job.version:
+                continue
+            if is_open(await self.ledger.events(job.job_id)):
+                done.append(await self._again(job.job_id, RequestId(self.new_id()), version=job.version))
+            else:
+                self._remember(job)
+        return done
+
+    def _remember(self, job: Job) -> None:
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[job.job_id] = job.version
 
     def pause_s(self, report: Pass) -> float:
         """At once while there may be more."""
@@ -94,19 +127,25 @@ class ApplyEngine:
 
     async def apply_again(self, proposal: JobId, request_id: RequestId) -> str:
         """A person asks once more for a proposal that failed; its state afterwards."""
+        await self._again(proposal, request_id)
+        job = await self.ledger.job(proposal)
+        return "" if job is None else job.state
+
+    async def _again(self, proposal: JobId, request_id: RequestId, *, version: int | None = None) -> bool | None:
+        """Whether it was applied; None when somebody else was faster."""
         move = Move(
             job_id=proposal,
             target=APPLYING,
             request_id=request_id,
+            version=version,
             lease_s=self.options.lease_s,
             heartbeat_s=self.options.heartbeat_s,
         )
         answer = await self.ledger.move(self.actor, move)
         job = await self.ledger.job(proposal)
-        if isinstance(answer, Moved) and answer.lease is not None and job is not None and job.payload is not None:
-            await self._apply(answer.lease, job.payload)
-            job = await self.ledger.job(proposal)
-        return "" if job is None else job.state
+        if not isinstance(answer, Moved) or answer.lease is None or job is None or job.payload is None:
+            return None
+        return await self._apply(answer.lease, job.payload)
 
     async def _apply(self, lease: Lease, payload: bytes) -> bool | None:
         """Whether it was applied; None when it is another engine's now."""
@@ -143,7 +182,7 @@ class ApplyEngine:
             body["agent_slug"],
             [_update(one) for one in content["updates"]],
             expected_version=content["expected_version"],
-            run_id=body["source"]["run_id"],
+            run_id=body["source"]["run_id"] or proposal,  # what no run proposed is known by its own name
             proposal_id=proposal,
             reason=content.get("summary") or "no reason given",
             auto_approved=decision.target == "auto_approved",
@@ -205,12 +244,25 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-async def applied_within(engine: ApplyEngine, proposal: JobId, tries: int) -> str:
-    """Have the engine at it until the proposal is decided on; its state then."""
-    for _ in range(tries):
-        job = await engine.ledger.job(proposal)
-        if job is None or job.state not in {"auto_approved", APPLYING}:
-            break
-        await engine.run_once()
-    job = await engine.ledger.job(proposal)
-    return "" if job is None else job.state
+def is_open(events: Sequence[Event]) -> bool:
+    """Whether an engine is at it, or will be, without anybody being asked."""
+    last, lost = events[-1], sum(map(_was_lost, events))
+    return last.target in {"approved", "auto_approved", APPLYING} or (_was_lost(last) and lost < LOST_MAX)
+
+
+def _was_lost(event: Event) -> bool:
+    """An engine that fails says why; one that is lost says nothing, and the sweep ends its lease."""
+    return event.target == FAILED and event.data is None
+
+
+async def settled(engine: ApplyEngine, clock: Clock, proposal: JobId, patience_s: float) -> str:
+    """Have the engine at it until the proposal is applied or refused; its state then.
+
+    Another engine may have it, or may have died with it: then it takes until that one's lease is over.
+    """
+    ends_at = clock.monotonic() + patience_s
+    while is_open(events := await engine.ledger.events(proposal)) and clock.monotonic() < ends_at:
+        report = await engine.run_once()
+        if not report.applied and not report.failed:
+            await clock.sleep(WAIT_S)
+    return events[-1].target

@@ -20,13 +20,14 @@ from trellis.agents.output import Draft as AgentDraft
 from trellis.agents.runtime import run_agent
 from trellis.agents.runtime_errors import AgentRunError
 from trellis.agents.sources import Source
+from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.nlm.asking import Asking
 from trellis.nlm.errors import NlmError
 from trellis.runs import proposals, targets
-from trellis.runs.applying import ApplyEngine, applied_within
+from trellis.runs.applying import ApplyEngine, settled
 from trellis.runs.documents import encode, sha256
 from trellis.runs.errors import AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
 from trellis.runs.steps import Step, StepContext, StepResult
@@ -37,7 +38,8 @@ from trellis.storage.objects import ObjectStore
 
 PRIORITY = "normal"
 """What a run's proposals get. A person can say otherwise; a model cannot."""
-APPLY_TRIES = 3
+APPLY_PATIENCE_S = 60.0
+"""How long a step waits for its memory update: longer than an engine that died in the middle of it keeps it."""
 KEPT = "proposals"
 """The journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
 
@@ -54,6 +56,7 @@ class Work:
     asking: Asking
     models: ModelOptions
     apply_engine: ApplyEngine
+    clock: Clock
     limits: Limits
 
     def steps(self) -> dict[str, Step]:
@@ -179,7 +182,7 @@ class Work:
     async def _settle(self, body: Mapping[str, Any]) -> str:
         if not await proposals.approve_itself(self.ledger, self.gateway, body["id"], body):
             return "pending"
-        state = await applied_within(self.apply_engine, body["id"], APPLY_TRIES)
+        state = await settled(self.apply_engine, self.clock, body["id"], APPLY_PATIENCE_S)
         return "auto_applied" if state == "applied" else state
 
     async def _drafts(
