@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from bench.guards import GUARDS
-from bench.measures import Drained, drain, drain_file, latencies_ms, percentile, submit_rate, submit_rate_file
+from bench.measures import Drained, asked, drain, drain_file, latencies_ms, percentile, submit_rate, submit_rate_file
 from bench.published import Folder
 from bench.stores import Stores
 from bench.task import Task
@@ -33,6 +33,10 @@ class Sizes:
     runs: int = 600
     published_runs: int = 100
     dbos_runs: int = 80
+    polls: int = 2_000
+    http_submits: int = 1_000
+    listeners: int = 1_000
+    told: int = 40
 
 
 SMALL = Sizes(
@@ -49,6 +53,10 @@ SMALL = Sizes(
     runs=6,
     published_runs=6,
     dbos_runs=6,
+    polls=64,
+    http_submits=32,
+    listeners=20,
+    told=5,
 )
 """For the test of this program."""
 
@@ -61,6 +69,8 @@ HUEY_THREADS = (1, 4)
 RUNS_AT_ONCE = 50
 RUN_PROCESSES = 2
 """On PostgreSQL, where DBOS is faster with two; an SQLite file is used by one."""
+HTTP_CONNECTIONS = 16
+TOLD_PER_S = 20.0
 RUN_SUBJECTS = {"runs": "runs", "published": "runs", "peer_dbos": "peer_dbos"}
 """What is measured, and the module that does it."""
 
@@ -168,6 +178,19 @@ def _run_figures(name: str, drained: Drained) -> Figures:
     return {f"runs.{name}": drained.per_s, f"cpu_runs.{name}": (drained.worker_cpu_us + drained.server_cpu_us) / 1e3}
 
 
+def gateway(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """The gateway over HTTP, one process: polls, submits, and live events to many listeners."""
+    tasks = {
+        "status": Task(url="", jobs=sizes.polls, concurrency=HTTP_CONNECTIONS),
+        "not_modified": Task(url="", jobs=sizes.polls, concurrency=HTTP_CONNECTIONS),
+        "submits": Task(url="", jobs=sizes.http_submits, concurrency=HTTP_CONNECTIONS),
+        "fan_out": Task(url="", jobs=sizes.told, concurrency=sizes.listeners, per_s=TOLD_PER_S),
+    }
+    for store in ("pg", "sqlite"):
+        for action, figures in asked(stores, store, "gateway", tasks):
+            yield {f"http_{action}_{name}.{store}.gateway": value for name, value in figures.items()}
+
+
 GROUPS: dict[str, Callable[[Stores, Sizes], Iterator[Figures]]] = {
     "submit": submits,
     "drain": drains,
@@ -176,4 +199,5 @@ GROUPS: dict[str, Callable[[Stores, Sizes], Iterator[Figures]]] = {
     "guards": guards,
     "steps": steps,
     "runs": runs,
+    "gateway": gateway,
 }

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -222,3 +222,36 @@ def latencies_ms(stores: Stores, subject: str, task: Task) -> list[float]:
     finally:
         database.drop()
     return [(mark.began_ns - mark.sent_ns) / 1e6 for mark in marks.records[WARM_UP_JOBS:]]
+
+
+# --- a server ------------------------------------------------------------------------------------------------------
+
+
+def asked(
+    stores: Stores, store: str, subject: str, tasks: Mapping[str, Task]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """What each action reports about one server process of the subject, on a fresh store."""
+    database = stores.database(subject) if store == "pg" else None
+    url = file_url(subject, stores.file(subject)) if database is None else database.url(subject)
+    marks = stores.fresh_marks()
+    place = Task(url=url, marks=str(marks), objects=str(stores.objects()))
+    try:
+        with children(subject, "worker", [place.as_dict()], stores.folder) as (server,):
+            server.go()
+            _wait_for_place(marks, server)
+            for action, task in tasks.items():
+                there = replace(task, url=place.url, marks=place.marks, objects=place.objects)
+                yield action, ask(subject, action, there.as_dict(), stores.folder)
+    finally:
+        if database is not None:
+            database.drop()
+
+
+def _wait_for_place(marks: Path, server: Child) -> None:
+    """Come back when the server has said where it is."""
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    while not list(marks.glob("*.json")):
+        server.check()
+        if time.monotonic() > deadline:
+            raise ChildFailed(f"{server.name} does not serve after {DRAIN_TIMEOUT_S:g} s")
+        time.sleep(POLL_S)

@@ -47,6 +47,25 @@ def _run_lines(store: str, processes: str) -> list[Line]:
     ]
 
 
+def _gateway_lines(store: str) -> list[Line]:
+    def of(figure: str) -> str:
+        return f"http_{figure}.{store}.gateway"
+
+    return [
+        Line("HTTP: status polls, 16 connections", "/s", of("status_per_s")),
+        Line("HTTP: CPU of a status poll", "µs", of("status_cpu_us")),
+        Line("HTTP: polls answered 304", "/s", of("not_modified_per_s")),
+        Line("HTTP: CPU of a 304", "µs", of("not_modified_cpu_us")),
+        Line("HTTP: job submits, 16 connections", "/s", of("submits_per_s")),
+        Line("HTTP: CPU of a submit", "µs", of("submits_cpu_us")),
+        Line("events: submit → heard, 1,000 listeners, p50", "ms", of("fan_out_p50_ms")),
+        Line("events: submit → heard, 1,000 listeners, p99", "ms", of("fan_out_p99_ms")),
+        Line("events: CPU of one event to one listener", "µs", of("fan_out_cpu_us")),
+        Line("events: memory of an idle listener", "KiB", of("fan_out_memory_kib")),
+        Line("events: processor with 1,000 idle listeners", "%", of("fan_out_idle_cpu")),
+    ]
+
+
 RUNS_BESIDE_DBOS = 5.0
 RUNS_BESIDE_ABSURD = "aim 6.4x"
 """Twice Absurd, which was 2.3 to 3.2 times DBOS when both were measured in one run."""
@@ -84,6 +103,7 @@ POSTGRES_LINES = (
     Line("4 journalled steps, 1 process", "runs/s", "steps1.pg.trellis"),
     Line("4 journalled steps, 2 processes", "runs/s", "steps2.pg.trellis"),
     *_run_lines("pg", "2 processes"),
+    *_gateway_lines("pg"),
 )
 SQLITE_LINES = (
     Line("bulk submit, 500 a call", "jobs/s", "bulk.sqlite.trellis"),
@@ -94,6 +114,7 @@ SQLITE_LINES = (
     Line("drain, ledger alone", "jobs/s", "drain1.sqlite.ledger", "drain1.sqlite.floor_sqlite"),
     Line("CPU, 1 process", "µs/job", "cpu1.sqlite.trellis", "cpu1.sqlite.floor_sqlite"),
     *_run_lines("sqlite", "1 process"),
+    *_gateway_lines("sqlite"),
 )
 NAMES = {
     "peer_pgqueuer": "PgQueuer",

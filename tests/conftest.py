@@ -11,6 +11,8 @@ from tests.servers.postgres import PostgresBinaries, PostgresServer, available_s
 
 pytest_plugins = ["tests.requirement_report", "tests.serial"]
 
+os.environ.setdefault("TRELLIS_PORT", "0")  # several gateways run at the same time
+
 TEMPLATE = "trellis_template"
 TEMPLATE_MIGRATION = (
     "trellis.ledgers.postgres.migrate:migrate"  # async (url) -> None; makes the schema in an empty database

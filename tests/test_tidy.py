@@ -22,7 +22,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "engine/service.py": "the service loop: one bad pass is logged and tried again",
     "worker/runners.py": "whatever user code raises is the outcome of its job",
     "worker/threads.py": "whatever user code raises is the outcome of its job",
-    "ledgers/postgres/lanes.py": "a batch that breaks must tell every caller that waits for it",
+    "engine/batching.py": "a batch that breaks must tell every caller that waits for it",
     "ledgers/postgres/ledger.py": "closes what a failed opening opened, then raises",
     "ledgers/sqlite/lanes.py": "a batch that breaks must tell every caller that waits for it",
     "ledgers/sqlite/ledger.py": "closes what a failed opening opened, then raises",

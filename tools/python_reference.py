@@ -25,10 +25,13 @@ PAGE = ROOT / "docs" / "reference" / "python.md"
 INTRODUCTION = """# Python
 
 Written from the docstrings by `python -m tools.python_reference`; the suite compares. Everything is imported from `trellis`, but for what
-stands under [Tests](#tests), which is in `trellis.testing`, and the less common [errors](#errors). The words are defined in the
+stands under [Tests](#tests), which is in `trellis.testing`, under [Callers over HTTP](#callers-over-http), whose objects `connect(gateway=…)` makes, and the less
+common [errors](#errors). The words are defined in the
 [glossary](../glossary.md); the [tutorial](../tutorial.md) shows them at work.
 """
 OPTION, DEFAULT, MEANING = "Option", "Default", "Meaning"
+
+OVER_HTTP = ("runs", "agents", "proposals", "jobs", "dead_letters", "memory", "inbox")
 
 # Chapter -> what is in it: module:name. `fields` lists the fields of a class, whose own methods are of no concern to users.
 CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -51,6 +54,13 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("class", "trellis.client", "JobHandle"),
         ("fields", "trellis.engine.jobs", "Priority"),
     ),
+    "Callers over HTTP": (
+        ("function", "trellis.wiring", "connect_sync"),
+        ("class", "trellis.http.client", "GatewayClient"),
+        *(("class", f"trellis.http.{name}", "".join(map(str.title, name.split("_")))) for name in OVER_HTTP),
+        ("fields", "trellis.http.jobs", "JobWishes"),
+        ("fields", "trellis.http.calls", "CallOptions"),
+    ),
     "Workers": (
         ("function", "trellis.wiring", "run_worker"),
         ("fields", "trellis.worker.options", "WorkerOptions"),
@@ -62,7 +72,11 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("function", "trellis.testing", "run_until_idle"),
     ),
 }
-TITLES = {"JobOptions": "Options of `@app.job`", "SubmitSettings": "Settings of a submit"}
+TITLES = {
+    "JobOptions": "Options of `@app.job`",
+    "SubmitSettings": "Settings of a submit",
+    "JobWishes": "Settings of a submit over HTTP",
+}
 
 
 def reference() -> str:
@@ -79,7 +93,7 @@ def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:
     yield f"### {TITLES.get(name, name)}\n"
     if kind == "function":
         assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        yield f"```python\n{_signature(node, module, managed=_is_managed(node))}\n```\n"
+        yield f"```python\n{_signature(node, module, managed=_managed(node))}\n```\n"
         yield f"{_doc(node)}\n"
         return
     assert isinstance(node, ast.ClassDef)
@@ -95,7 +109,9 @@ def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:
     yield ""
 
 
-WITHOUT_CONSTRUCTOR = {"Context", "SyncContext", "Item", "Trellis", "JobHandle", "Sandbox"}
+WITHOUT_CONSTRUCTOR = {"Context", "SyncContext", "Item", "Trellis", "JobHandle", "Sandbox", "GatewayClient"} | {
+    "".join(map(str.title, name.split("_"))) for name in OVER_HTTP
+}
 """Users are handed these; they do not make them."""
 
 
@@ -193,8 +209,14 @@ def _field_docs(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _is_managed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any("asynccontextmanager" in ast.unparse(one) for one in node.decorator_list)
+def _managed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """How a call is entered, for one that opens something."""
+    returns = "" if node.returns is None else ast.unparse(node.returns)
+    if "AsyncContextManager" in returns or any(
+        "asynccontextmanager" in ast.unparse(one) for one in node.decorator_list
+    ):
+        return "async with "
+    return "with " if "ContextManager" in returns else ""
 
 
 def _signature(
@@ -202,17 +224,18 @@ def _signature(
     module: ModuleType,
     *,
     called: str | None = None,
-    managed: bool = False,
+    managed: str = "",
 ) -> str:
     """The call as people write it: without `self`, with named defaults as values."""
     arguments = ast.parse(ast.unparse(node.args).join(("def _(", "): ..."))).body[0]
     assert isinstance(arguments, ast.FunctionDef)
     arguments.args.args = [one for one in arguments.args.args if one.arg != "self"]
-    told = ast.unparse(_Defaults(module).visit(arguments.args)).replace("Unpack[", "").replace("Settings]", "Settings")
+    told = ast.unparse(_Defaults(module).visit(arguments.args))
+    told = re.sub(r"Unpack\[(\w+)\]", r"\1", re.sub(r": '([^']+)'", r": \1", told))
     told = re.sub(r"(: (?:[^=,\[]|\[[^\]]*\])+)=", r"\1 = ", told)
-    word = "async with " if managed else "await " if isinstance(node, ast.AsyncFunctionDef) else ""
-    if node.returns is not None and ast.unparse(node.returns).startswith("AsyncIterator"):
-        word = "async for page in "
+    word = managed or ("await " if isinstance(node, ast.AsyncFunctionDef) else "")
+    if not managed and node.returns is not None and ast.unparse(node.returns).startswith("Async"):
+        word = "async for page in " if "Page" in ast.unparse(node.returns) else "async for one in "
     returns = "" if called or managed or node.returns is None else f" -> {ast.unparse(node.returns)}"
     return f"{word}{called or node.name}({told}){returns}"
 

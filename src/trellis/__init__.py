@@ -16,7 +16,7 @@ from trellis.engine.errors import (
 )
 from trellis.engine.jobs import Priority
 from trellis.engine.retries import RetryPolicy
-from trellis.wiring import connect, run_worker
+from trellis.wiring import connect, connect_sync, run_worker
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.options import WorkerOptions
@@ -47,5 +47,6 @@ __all__ = [
     "ValidationError",
     "WorkerOptions",
     "connect",
+    "connect_sync",
     "run_worker",
 ]

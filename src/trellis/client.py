@@ -38,6 +38,7 @@ from trellis.engine.jobs import (
     Submitted,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.matrices import permit
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Phase, Role, State, Trigger
@@ -45,7 +46,8 @@ from trellis.worker.app import App
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
-SUBMITTING = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.CONTROL_PLANE, Role.WORKER)
+SUBMITTING = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
+"""The roles of `jobs.create` that lifecycles know, the least powerful first. An owner submits through a gateway."""
 CANCELLING = (Role.SUBMITTER, Role.CONTROL_PLANE)
 WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
@@ -141,7 +143,7 @@ class Trellis:
         if given and len(payloads) != 1:
             option = min(given)
             raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
-        actor = self._acting(*SUBMITTING, action="submit jobs")
+        actor = self._permitted("jobs.create", SUBMITTING)
         jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
         handles: list[JobHandle] = []
         for first in range(0, len(jobs), SUBMIT_MAX):
@@ -157,7 +159,7 @@ class Trellis:
         The job is there once the caller commits, and never was if it rolls back. On PostgreSQL call the SQL function
         `trellis.submit_job` on your connection instead, from any driver.
         """
-        actor = self._acting(*SUBMITTING, action="submit jobs")
+        actor = self._permitted("jobs.create", SUBMITTING)
         job = new_job(type_, payload, settings, app=self._app, new_id=self._new_id)
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
@@ -235,7 +237,7 @@ class Trellis:
         """End a job that has not ended; raises InvalidTransition with its final state once it has."""
         chosen = _mode(mode)
         job = await self.job(job_id)
-        actor = self._acting(*cancelling(job), action=f"cancel a {job.lifecycle}")
+        actor = self._permitted("jobs.cancel", cancelling(job))
         answer = await self.ledger.cancel(
             actor, JobId(job_id), chosen, self._request_id(), grace_s=grace_s, cause=cause
         )
@@ -248,7 +250,7 @@ class Trellis:
         self, jobs: Sequence[str] | JobFilter, *, limit: int = 100, cause: str | None = None
     ) -> list[Moved | NotMoved]:
         """Open the next generation of failed and dead-lettered jobs; an operator's act."""
-        actor = self._acting(Role.CONTROL_PLANE, action="requeue jobs")
+        actor = self._permitted("jobs.requeue")
         chosen = jobs if isinstance(jobs, JobFilter) else [JobId(job_id) for job_id in jobs]
         return await self.ledger.requeue(actor, chosen, self._request_id(), limit=limit, cause=cause)
 
@@ -277,14 +279,22 @@ class Trellis:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    def _permitted(self, rule: str, among: Sequence[Role] | None = None) -> Actor:
+        """The caller in the first of these roles that the table gives the right to; raises NotAllowed, TokenExpired."""
+        self._refuse_expired()
+        return permit(self.principal, rule, among=among)
+
     def _acting(self, *candidates: Role, action: str) -> Actor:
         """The caller in the first of these roles it has, while its token lives; raises NotAllowed, TokenExpired."""
+        self._refuse_expired()
+        return self.principal.acting(*candidates, action=action)
+
+    def _refuse_expired(self) -> None:
         until = self.principal.until
         if until is not None and self._clock.monotonic() >= until:
             raise TokenExpired(
                 problem="it expired while this connection was open", remedy="connect again with a new one"
             )
-        return self.principal.acting(*candidates, action=action)
 
     def _handle(self, answer: Submitted, type_: str, returns: Any) -> JobHandle:
         return JobHandle(self, answer.job_id, type_=type_, created=answer.created, returns=returns)

@@ -1,27 +1,32 @@
 """Tokens: who a caller says it is, signed by somebody who may say so.
 
-A token is a JWT. Its claims: `role` (one of ours, or several), `sub` (the actor's name), `aud` (trellis), `iss`, `iat`, `exp`.
+A token is a JWT. Its claims: `role` (one of ours, or several), `sub` (the actor's name), `aud` (trellis), `iss`, `iat`, `exp`, and
+`job_id` for whoever was given one job and no other.
 
 What holds:
 - a key is trusted together with the one algorithm it is for and the one issuer that signs with it, so that a token can
   choose neither; both are values of the caller (`TrustedKey`), whatever kind of key it is;
 - every token ends, and soon: `exp` and `iat` are required, and the time between them has a bound;
 - nothing of a token counts before its signature was verified but the hint which key to use;
+- a key set holds public keys alone, each with its own name and algorithm; a token's headers can bring no key and no address of one;
 - the time comes in as an argument.
 """
 
+import base64
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
 from joserfc import jws, jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
-from trellis.engine.errors import OptionInvalid, TokenExpired, TokenRefused
+from trellis.engine.errors import KeyUnusable, OptionInvalid, TokenExpired, TokenRefused
+from trellis.engine.jobs import JOB_ID_PATTERN
 from trellis.engine.text import is_storable
 from trellis.lifecycles import Role
 
@@ -36,6 +41,11 @@ SHOWN_CHARS_MAX = 60
 SYMMETRIC_BYTES_MIN = 32
 """A key for HS256 that is shorter than its digest is weaker than the algorithm's name."""
 HEADERS = frozenset({"alg", "typ", "kid"})
+CURVES: Mapping[str, tuple[str, str]] = MappingProxyType({"Ed25519": ("OKP", "Ed25519"), "ES256": ("EC", "P-256")})
+"""The algorithms of key sets, each with the one kind of key it takes."""
+KEYS_MAX = 50
+KEY_SET_BYTES_MAX = 64 * 1024
+KEY_ID_CHARS_MAX = 200
 
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 _ISSUE = "get a new one: trellis token issue --role ROLE"
@@ -64,6 +74,8 @@ class Identity:
     issuer: str
     expires_at: float
     """Seconds since 1970."""
+    job_id: str | None = None
+    """The one job this token is for: what is its own to a role that has rights to its own job only."""
 
 
 def symmetric_key(secret: bytes, *, issuer: str) -> TrustedKey:
@@ -74,7 +86,41 @@ def symmetric_key(secret: bytes, *, issuer: str) -> TrustedKey:
     return TrustedKey(key=OctKey.import_key(secret), algorithm="HS256", issuer=issuer)
 
 
-def issue(key: TrustedKey, *, name: str, roles: Iterable[Role], ttl_s: float, now: float) -> str:
+def key_set(body: bytes, *, issuer: str) -> tuple[TrustedKey, ...]:
+    """The public keys of a JWK set; raises KeyUnusable, which says what to correct."""
+    if len(body) > KEY_SET_BYTES_MAX:
+        raise KeyUnusable(reason=f"the key set has {len(body)} bytes and the limit is {KEY_SET_BYTES_MAX}")
+    found = _jwk(body).get("keys")
+    entries: list[Any] = cast("list[Any]", found) if isinstance(found, list) else []
+    if not 1 <= len(entries) <= KEYS_MAX:
+        raise KeyUnusable(reason=f'a key set is {{"keys": […]}} with 1 to {KEYS_MAX} keys')
+    keys = tuple(_public_key(entry, issuer) for entry in entries)
+    names = [str(key.key_id) for key in keys]
+    if len(set(names)) != len(names):
+        raise KeyUnusable(reason="the key set has one kid for two keys; every kid is one key")
+    return keys
+
+
+def private_key(body: bytes, *, issuer: str) -> TrustedKey:
+    """The key that signs, from a private JWK; raises KeyUnusable."""
+    return _imported(_jwk(body), issuer, private=True)
+
+
+def make_private_jwk(key_id: str, algorithm: str) -> dict[str, str]:
+    """A new key pair as a private JWK; the public one is the same without `d`. Raises OptionInvalid."""
+    if algorithm not in CURVES:
+        raise OptionInvalid(option="--alg", value=algorithm, expected=f"choose one of {', '.join(CURVES)}")
+    if not _is_key_id(key_id):
+        expected = f"it must be text of 1 to {KEY_ID_CHARS_MAX} printable ASCII characters"
+        raise OptionInvalid(option="kid", value=key_id[:SHOWN_CHARS_MAX], expected=expected)
+    made = OKPKey.generate_key("Ed25519") if algorithm == "Ed25519" else ECKey.generate_key("P-256")
+    own = {"kid": key_id, "alg": algorithm, "use": "sig"}
+    return own | {name: str(value) for name, value in made.as_dict(private=True).items() if name not in own}
+
+
+def issue(
+    key: TrustedKey, *, name: str, roles: Iterable[Role], ttl_s: float, now: float, job_id: str | None = None
+) -> str:
     """A token that `verify` with the same key accepts for `ttl_s`; raises OptionInvalid."""
     chosen = [role.value for role in Role if role in set(roles)]
     if not chosen:
@@ -84,6 +130,8 @@ def issue(key: TrustedKey, *, name: str, roles: Iterable[Role], ttl_s: float, no
     if not _is_name(name):
         expected = f"it must be text of 1 to {NAME_CHARS_MAX} characters"
         raise OptionInvalid(option="sub", value=name[:SHOWN_CHARS_MAX], expected=expected)
+    if job_id is not None and not _is_job_id(job_id):
+        raise OptionInvalid(option="job_id", value=job_id[:SHOWN_CHARS_MAX], expected=f"it must match {JOB_ID_PATTERN}")
     claims = {
         "iss": key.issuer,
         "sub": name,
@@ -91,6 +139,7 @@ def issue(key: TrustedKey, *, name: str, roles: Iterable[Role], ttl_s: float, no
         "role": chosen[0] if len(chosen) == 1 else chosen,
         "iat": int(now),
         "exp": int(now + ttl_s),
+        **({"job_id": job_id} if job_id is not None else {}),
     }
     header = {"alg": key.algorithm, **({"kid": key.key_id} if key.key_id is not None else {})}
     return jwt.encode(header, claims, key.key, algorithms=[key.algorithm])
@@ -102,10 +151,12 @@ def verify(token: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
         _refuse(f"it has {len(token)} characters and the limit is {TOKEN_CHARS_MAX}", _ISSUE)
     if not _SHAPE.fullmatch(token):
         _refuse("it is not three parts of base64 joined by dots", "pass what `trellis token issue` printed, whole")
+    if not all(_is_canonical(part) for part in token.split(".")):
+        _refuse("its base64 has bits that mean nothing", "pass what `trellis token issue` printed, unchanged")
     try:
         signed = jws.extract_compact(token.encode("ascii"))
         hint = _object(signed.payload)
-        header = cast("Mapping[str, Any]", signed.headers())
+        header = _object(base64.urlsafe_b64decode(_padded(token.partition(".")[0])))
     except (JoseError, ValueError, TypeError, KeyError, RecursionError):
         _refuse(
             "it is damaged: header or claims are not JSON objects", "pass what `trellis token issue` printed, whole"
@@ -133,6 +184,59 @@ def roles_of(names: Iterable[str]) -> frozenset[Role]:
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _public_key(entry: Any, issuer: str) -> TrustedKey:
+    if not isinstance(entry, dict):
+        raise KeyUnusable(reason="an entry of the key set is no object")
+    jwk = cast("dict[str, Any]", entry)
+    if "d" in jwk or jwk.get("kty") == "oct":
+        raise KeyUnusable(reason="the key set holds a secret; whoever verifies needs the public key alone")
+    return _imported(jwk, issuer, private=False)
+
+
+def _imported(jwk: dict[str, Any], issuer: str, *, private: bool) -> TrustedKey:
+    key_id, algorithm = jwk.get("kid"), jwk.get("alg")
+    if not isinstance(key_id, str) or not _is_key_id(key_id):
+        raise KeyUnusable(reason="a key has no kid: name each, so that the next one can be told from it")
+    named = f"key {key_id!r}"
+    if not isinstance(algorithm, str) or algorithm not in CURVES:
+        raise KeyUnusable(reason=f"{named} has alg {_shown(algorithm)}; it must say {' or '.join(CURVES)}")
+    if (jwk.get("kty"), jwk.get("crv")) != CURVES[algorithm]:
+        raise KeyUnusable(reason=f"{named} is no key for {algorithm}: kty and crv must be {CURVES[algorithm]}")
+    if jwk.get("use", "sig") != "sig":
+        raise KeyUnusable(reason=f"{named} is for {_shown(jwk['use'])} and not for signatures")
+    if private and "d" not in jwk:
+        raise KeyUnusable(reason=f"{named} is public; signing needs the private one")
+    parts = {name: jwk[name] for name in ("kty", "crv", "x", "y", "d") if name in jwk}
+    try:
+        key = OKPKey.import_key(parts) if algorithm == "Ed25519" else ECKey.import_key(parts)
+    except (JoseError, ValueError, TypeError, KeyError):
+        raise KeyUnusable(reason=f"{named} is damaged") from None
+    return TrustedKey(key=key, algorithm=algorithm, issuer=issuer, key_id=key_id)
+
+
+def _jwk(body: bytes) -> dict[str, Any]:
+    try:
+        return _object(body)
+    except (ValueError, TypeError, RecursionError):
+        raise KeyUnusable(reason="it is no JSON object, or has a name twice") from None
+
+
+def _is_key_id(text: str) -> bool:
+    return 1 <= len(text) <= KEY_ID_CHARS_MAX and text.isascii() and text.isprintable()
+
+
+def _padded(part: str) -> str:
+    return part + "=" * (-len(part) % 4)
+
+
+def _is_canonical(part: str) -> bool:
+    """Whether these characters are the only ones that mean these bytes: one token, one text."""
+    try:
+        return base64.urlsafe_b64encode(base64.urlsafe_b64decode(_padded(part))).rstrip(b"=") == part.encode()
+    except ValueError:
+        return False
 
 
 def _chosen(header: Mapping[str, Any], hint: Mapping[str, Any], keys: Sequence[TrustedKey]) -> TrustedKey:
@@ -165,8 +269,18 @@ def _identity(claims: Mapping[str, Any], key: TrustedKey, now: float) -> Identit
     if not isinstance(name, str) or not _is_name(name):
         _refuse(f"its name (sub) is {_shown(name)}", f"it must be text of 1 to {NAME_CHARS_MAX} characters")
     return Identity(
-        name=name, roles=_roles(claims.get("role")), issuer=key.issuer, expires_at=_expiry(claims, key, now)
+        name=name,
+        roles=_roles(claims.get("role")),
+        issuer=key.issuer,
+        expires_at=_expiry(claims, key, now),
+        job_id=_own_job(claims.get("job_id")),
     )
+
+
+def _own_job(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and _is_job_id(value)):
+        _refuse(f"its job_id is {_shown(value)}", f"it must match {JOB_ID_PATTERN}, or be left out")
+    return value
 
 
 def _expiry(claims: Mapping[str, Any], key: TrustedKey, now: float) -> float:
@@ -205,6 +319,10 @@ def _roles(value: Any) -> frozenset[Role]:
 
 def _is_name(name: str) -> bool:
     return 1 <= len(name) <= NAME_CHARS_MAX and bool(name.strip()) and name.isprintable() and is_storable(name)
+
+
+def _is_job_id(text: str) -> bool:
+    return re.fullmatch(JOB_ID_PATTERN, text) is not None
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,16 @@ from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
 from trellis.runs.applying import ApplyEngine, ApplyOptions
 from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.health import AgentHealth
+from trellis.runs.inbox import Inbox, InboxKeeper
 from trellis.runs.layer import BuiltinLayer
+from trellis.runs.offering import Offering
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunHeartbeat
-from trellis.runs.projector import Projector
+from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.published import Published
 from trellis.runs.publishing import Publisher
+from trellis.runs.schedules import ScheduleRegistrar, Schedules
+from trellis.runs.timetable import Timetable
 from trellis.runs.work import Work
 from trellis.settings import Settings
 from trellis.storage.address import s3_credentials
@@ -37,10 +42,20 @@ from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, 
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 from trellis.wiring import SystemClock, new_id, process_name
+from trellis.worker.kinds import read_job
 
 OBJECTS_FOLDER = "objects"
 MEMORY_FOLDER = "memory.git"
 SEED_RUN = "garden"
+
+
+HELPERS = {"run-heartbeat": "orchestrator", "schedule-registrar": "schedules"}
+"""Services that are of no use without another one, and that one."""
+
+
+def role_of(service: str) -> str:
+    """What a person calls the part of the platform that this service belongs to."""
+    return HELPERS.get(service, service)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +114,7 @@ class Instance:
             orchestrator=self.actor(Role.ORCHESTRATOR),
             catalog=self.catalog,
             publisher=Publisher(self.objects),
+            timetable=Timetable(objects=self.objects),
             random_text=lambda: new_id()[:8],
         )
 
@@ -113,9 +129,32 @@ class Instance:
             options=ApplyOptions(),
         )
 
+    def offering(self, gateway: Actor) -> Offering:
+        """How proposals are made from outside a run, in this actor's name."""
+        return Offering(
+            ledger=self.ledger,
+            gateway=gateway,
+            objects=self.objects,
+            catalog=self.catalog,
+            apply_engine=self.apply_engine(),
+            clock=SystemClock(),
+            random_text=new_id,
+        )
+
+    def inbox(self, gateway: Actor) -> Inbox:
+        """What takes entries, in this actor's name."""
+        return Inbox(
+            ledger=self.ledger,
+            gateway=gateway,
+            layer=replace(self.layer, gateway=gateway),
+            offering=self.offering(gateway),
+            new_job=lambda asked: read_job(asked, new_id),
+        )
+
     def services(self) -> list[Service[Any]]:
         """All that runs need, in one process."""
-        clock, engine = SystemClock(), self.apply_engine()
+        clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
+        publisher = Publisher(self.objects)  # the driver hears from it what the projector has published
         work = Work(
             ledger=self.ledger,
             orchestrator=self.actor(Role.ORCHESTRATOR),
@@ -125,6 +164,7 @@ class Instance:
             asking=Asking(self.provider, clock=clock),
             models=_models(self.settings),
             apply_engine=engine,
+            clock=clock,
             limits=Limits(),
         )
         driver = Driver(
@@ -132,7 +172,7 @@ class Instance:
             actor=self.actor(Role.ORCHESTRATOR),
             clock=clock,
             steps=work.steps(),
-            published=self.published.reached,
+            published=Published(self.objects, clock, publisher).reached,
             options=DriverOptions(),
         )
         orchestrator = Orchestrator(
@@ -144,26 +184,41 @@ class Instance:
             options=OrchestratorOptions(concurrency=self.settings.runs, poll_s=0.2),
         )
         projector = Projector(
-            ledger=self.ledger, actor=self.actor(Role.PROJECTOR), publisher=Publisher(self.objects), clock=clock
+            ledger=self.ledger,
+            actor=self.actor(Role.PROJECTOR),
+            publisher=publisher,
+            clock=clock,
+            options=ProjectorOptions(alone=frozenset(self.settings.audit_objects)),
         )
         return [
             orchestrator,
             RunHeartbeat(orchestrator=orchestrator),
             projector,
             engine,
+            ScheduleRegistrar(layer=layer, catalog=self.catalog),
+            Schedules(ledger=self.ledger, layer=layer, timetable=layer.timetable),
+            AgentHealth(
+                ledger=self.ledger,
+                actor=self.actor(Role.CONTROL_PLANE),
+                catalog=self.catalog,
+                publisher=Publisher(self.objects),
+            ),
+            InboxKeeper(inbox=self.inbox(self.actor(Role.GATEWAY))),
             Sweeper(ledger=self.ledger, actor=self.actor(Role.SWEEPER)),
             Retention(ledger=self.ledger),
         ]
 
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Run the services until `stop` is set; runs under way are left for another process to go on with."""
-        await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs)
-        rng, services = random.Random(), self.services()  # noqa: S311 - spreads retries, nothing secret
+    async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None) -> None:
+        """Run the services of these roles, or all, until `stop` is set; runs under way are left for another process to go on with."""
+        services = [service for service in self.services() if roles is None or role_of(service.name) in roles]
+        if any(isinstance(service, Orchestrator) for service in services):
+            await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs)
+        rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
         await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
         for service in services:
             if isinstance(service, Orchestrator):
                 await service.drain()
-            elif isinstance(service, Projector):
+            elif isinstance(service, Projector | AgentHealth):
                 await service.let_go()
 
     async def plant(self) -> None:

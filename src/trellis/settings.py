@@ -8,17 +8,31 @@ import difflib
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
 from trellis.engine.errors import SettingsInvalid
+from trellis.engine.jobs import TYPE_PATTERN
 from trellis.worker.options import CONCURRENCY_DEFAULT, CONCURRENCY_MAX, DRAIN_S_DEFAULT, WorkerOptions
 
 PREFIX = "TRELLIS_"
 TESTS_PREFIX = "TRELLIS_TEST_"
 FILE_NAME = "trellis.toml"
 LEDGER_DEFAULT = "sqlite:///trellis.db"
+HOST_DEFAULT = "127.0.0.1"
+PORT_DEFAULT = 8420
+
+
+_SECRETS = ("key", "token", "ledger", "url")
+"""How the names of settings end whose value may be or hold a secret."""
+
+AUDIT_OBJECTS_MAX = 50
+
+
+def _listed(value: Any) -> Any:
+    """A list as the environment writes it, or as the file does."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 class Settings(pydantic.BaseModel):
@@ -52,14 +66,57 @@ class Settings(pydantic.BaseModel):
     model_key: pydantic.SecretStr | None = None
     runs: int = pydantic.Field(10, ge=1, le=1_000)
     """Runs that may be under way at the same time, over all processes."""
+    audit_objects: Annotated[
+        tuple[Annotated[str, pydantic.Field(pattern=TYPE_PATTERN)], ...], pydantic.BeforeValidator(_listed)
+    ] = pydantic.Field((), max_length=AUDIT_OBJECTS_MAX)
+    """Job types whose every event gets an audit record of its own, instead of a line in a segment; separated by commas."""
+    gateway: str | None = None
+    """`http://host:port` of a gateway that commands about runs, agents, proposals and jobs go through, instead of to the ledger."""
+    gateway_ca_file: Path | None = None
+    """The authority that signed the gateway's certificate; by default those the system trusts."""
     token: pydantic.SecretStr | None = None
     """A token to act with, as text; only from the environment."""
     token_file: Path | None = None
     """A file that holds the token instead."""
     token_key_file: Path | None = None
-    """The key that signs and verifies tokens; by default the development key beside an SQLite ledger."""
+    """The secret that signs and verifies tokens (HS256); by default the development key beside an SQLite ledger."""
+    token_jwks_file: Path | None = None
+    """Instead of a secret: the public keys (a JWK set, Ed25519 or ES256) that verify tokens of `token_issuer`."""
+    token_issuer: str | None = pydantic.Field(None, min_length=1, max_length=500)
+    """Who signs the tokens that the key set verifies, exactly as their `iss` says."""
+    token_signing_key_file: Path | None = None
+    """The private JWK with which `trellis token issue` signs; only where tokens are issued, not where they are verified."""
+    callback_key_file: Path | None = None
+    """The secret behind the signatures of callbacks; by default made from the development key of an SQLite ledger."""
+    host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
+    """Where the gateway listens. Anything but this machine needs a configured key."""
+    port: int = pydantic.Field(PORT_DEFAULT, ge=0, le=65_535)
+    """0 takes a free one."""
+    tls_cert_file: Path | None = None
+    """The certificate chain of the gateway, PEM."""
+    tls_key_file: Path | None = None
+    """The private key of that certificate, PEM."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
+
+    @pydantic.field_validator("nlm_base_url", "model_base_url")
+    @classmethod
+    def _no_password(cls, value: str | None) -> str | None:
+        """A password in an address would be shown wherever the address is."""
+        if value is not None and "@" in value.partition("//")[2].partition("/")[0]:
+            raise ValueError("credentials do not belong in it; set the key instead")
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _fits_together(self) -> "Settings":
+        """One half of a pair does nothing, and two answers to one question are none."""
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file belong together; set both or neither")
+        if self.token_jwks_file is not None and self.token_key_file is not None:
+            raise ValueError("token_jwks_file and token_key_file exclude each other; set one")
+        if (self.token_jwks_file or self.token_signing_key_file) and self.token_issuer is None:
+            raise ValueError("set token_issuer too: the `iss` of the tokens")
+        return self
 
     def shown_token(self) -> str | None:
         """The token this process acts with, if it has one; raises SettingsInvalid."""
@@ -107,9 +164,19 @@ def read_settings(environment: Mapping[str, str], folder: Path) -> Settings:
         return Settings.model_validate({**values, **named})
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
-        raise SettingsInvalid(source=source, detail=f"{problem['msg']}, not {problem['input']!r}") from error
+        # `from None`: pydantic's own message repeats the values, and some are secrets.
+        raise SettingsInvalid(**_told(problem["loc"], problem["msg"], problem["input"], named, file)) from None
+
+
+def _told(at: tuple[int | str, ...], message: str, value: Any, named: Mapping[str, str], file: Path) -> dict[str, str]:
+    """Where the mistake is and what it is; what may be a secret is not repeated."""
+    key = ".".join(str(part) for part in at)
+    message = message.removeprefix("Value error, ")
+    if not key:
+        return {"source": "settings", "detail": message}
+    source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
+    is_secret = str(at[0]).endswith(_SECRETS)
+    return {"source": source, "detail": message if is_secret else f"{message}, not {value!r}"}
 
 
 def _is_there(file: Path) -> bool:

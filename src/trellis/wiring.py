@@ -9,15 +9,18 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import KeyUnusable, NotAllowed
+from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid
 from trellis.engine.ledger import Ledger
-from trellis.identity import Identity, TrustedKey, symmetric_key, verify
+from trellis.engine.logs import log_of
+from trellis.http.address import is_gateway_url
+from trellis.identity import Identity, TrustedKey, key_set, private_key, symmetric_key, verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.settings import Settings, read_settings
@@ -26,13 +29,24 @@ from trellis.worker.drain import open_until_signalled, run_until_signalled
 from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import Worker
 
+if TYPE_CHECKING:  # HTTP is loaded by those who use it: importing it takes as long as all the rest
+    from trellis.http.calls import CallOptions
+    from trellis.http.client import GatewayClient
+    from trellis.http.sync import SyncGatewayClient
+
 KEY_SUFFIX = ".key"
 KEY_BYTES = 32
 """As many as HS256 needs; written in hexadecimal."""
 KEY_MODE = 0o600
 ISSUER = "trellis"
 """Who signs with a key file of ours."""
+KEY_LINES_MAX = 4
+KEY_SET_LOOK_S = 1.0
+"""How often a key set's file is looked at, at most."""
 LOCAL_ROLES = frozenset({Role.WORKER, Role.SUBMITTER})
+
+_HEX = re.compile(f"(?:[0-9a-fA-F]{{2}}){{{KEY_BYTES},}}")
+_log = log_of("trellis.identity")
 
 
 class SystemClock:
@@ -85,22 +99,63 @@ def process_name(kind: str) -> str:
     return f"{kind}@{socket.gethostname()}:{os.getpid()}"
 
 
-@asynccontextmanager
-async def connect(
+@overload
+def connect(
     url: str | None = None,
     *,
     token: str | None = None,
     app: App | None = None,
     name: str | None = None,
     operator: bool = False,
-) -> AsyncGenerator[Trellis]:
-    """A ledger to submit to and to read; without an address the one of the settings.
+) -> AbstractAsyncContextManager[Trellis]: ...
+
+
+@overload
+def connect(
+    *, gateway: str, token: str | None = None, ca_file: Path | None = None, options: "CallOptions | None" = None
+) -> "AbstractAsyncContextManager[GatewayClient]": ...
+
+
+def connect(
+    url: str | None = None,
+    *,
+    token: str | None = None,
+    app: App | None = None,
+    name: str | None = None,
+    operator: bool = False,
+    gateway: str | None = None,
+    ca_file: Path | None = None,
+    options: "CallOptions | None" = None,
+) -> "AbstractAsyncContextManager[Trellis] | AbstractAsyncContextManager[GatewayClient]":
+    """A ledger to submit to and to read, without an address the one of the settings; or a `gateway` (http://…) and all it offers.
 
     With a `token` (or the settings' `TRELLIS_TOKEN`, `TRELLIS_TOKEN_FILE`) the caller has the roles and the name that the
     token gives, and no others, until it expires; raises TokenRefused. Without one the caller is worker and submitter on a
     local SQLite file, and `operator=True` adds the control plane if the file's development key can be read. On PostgreSQL the
-    database role decides: the ledger refuses what it may not do, and a token can only take away from that.
+    database role decides: the ledger refuses what it may not do, and a token can only take away from that. A gateway is told
+    the token with every request; `ca_file` names the authority that signed its certificate, `options` how long to try.
     """
+    if gateway is None and not is_gateway_url(url):
+        return _connect_ledger(url, token=token, app=app, name=name, operator=operator)
+    if (gateway and url) or app is not None or name is not None or operator:
+        expected = "with a gateway there is no ledger, app, name or operator: its token says who calls"
+        raise OptionInvalid(option="gateway", value=gateway or url, expected=expected)
+    return _connect_gateway(gateway or url or "", token=token, ca_file=ca_file, options=options)
+
+
+def connect_sync(
+    gateway: str, *, token: str | None = None, ca_file: Path | None = None, options: "CallOptions | None" = None
+) -> "AbstractContextManager[SyncGatewayClient]":
+    """The client of a gateway for scripts without `async`: the same methods, each of which waits for its answer."""
+    from trellis.http.sync import blocking
+
+    return blocking(_connect_gateway(gateway, token=token, ca_file=ca_file, options=options))
+
+
+@asynccontextmanager
+async def _connect_ledger(
+    url: str | None, *, token: str | None, app: App | None, name: str | None, operator: bool
+) -> AsyncGenerator[Trellis]:
     settings = read_settings(os.environ, Path.cwd())
     address = url or settings.ledger
     identity = identify(address, settings, token)
@@ -110,6 +165,23 @@ async def connect(
         yield Trellis(ledger, principal, clock=SystemClock(), new_id=new_id, app=app)
     finally:
         await ledger.close()
+
+
+def _connect_gateway(
+    url: str, *, token: str | None, ca_file: Path | None, options: "CallOptions | None"
+) -> "AbstractAsyncContextManager[GatewayClient]":
+    from trellis.http.client import open_client
+
+    settings = read_settings(os.environ, Path.cwd())
+    return open_client(
+        url,
+        token=settings.shown_token if token is None else lambda: token,
+        clock=SystemClock(),
+        rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
+        new_id=new_id,
+        ca_file=ca_file or settings.gateway_ca_file,
+        options=options,
+    )
 
 
 def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> Worker:
@@ -134,7 +206,7 @@ async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = N
 def identify(url: str, settings: Settings, token: str | None = None) -> Identity | None:
     """Whom the token names, given or of the settings; None without one. Raises TokenRefused."""
     shown = settings.shown_token() if token is None else token
-    return None if shown is None else verify(shown, [token_key(url, settings)], now=time.time())
+    return None if shown is None else verify(shown, _local_keys(url, settings), now=time.time())
 
 
 def principal_for(url: str, *, name: str, operator: bool, identity: Identity | None = None) -> Principal:
@@ -158,16 +230,110 @@ def principal_for(url: str, *, name: str, operator: bool, identity: Identity | N
     return Principal(name=name, roles=LOCAL_ROLES | {Role.CONTROL_PLANE})
 
 
-def token_key(url: str, settings: Settings) -> TrustedKey:
-    """The key that signs and verifies tokens: on SQLite the development key beside the file, elsewhere the configured one."""
+def is_key_configured(settings: Settings) -> bool:
+    """Whether the operator chose who may sign; the development key is nobody's choice."""
+    return settings.token_jwks_file is not None or settings.token_key_file is not None
+
+
+def trusted_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
+    """The keys that verify tokens for a gateway: the configured ones, else the development key of an SQLite ledger.
+
+    Raises KeyUnusable: without any key there is nobody to trust, and nothing is let in.
+    """
+    if settings.token_jwks_file is not None:
+        return KeySetFile(settings.token_jwks_file, issuer=settings.token_issuer or "", monotonic=time.monotonic)
+    if settings.token_key_file is not None:
+        return [symmetric_key(read_key(settings.token_key_file), issuer=ISSUER)]
     if url.startswith("sqlite:"):
-        # Not the configured one: whoever could name the key that verifies a token could sign any.
-        return symmetric_key(read_key(development_key_path(url)), issuer=ISSUER)
-    path = settings.token_key_file
-    if path is None:
-        reason = "none is configured; set TRELLIS_TOKEN_KEY_FILE, or go without a token: on PostgreSQL the database role decides"
+        return [development_key(url)]
+    reason = (
+        "none is configured; set TRELLIS_TOKEN_JWKS_FILE with TRELLIS_TOKEN_ISSUER, or TRELLIS_TOKEN_KEY_FILE. "
+        "Commands go without a token: on PostgreSQL the database role decides"
+    )
+    raise KeyUnusable(reason=reason)
+
+
+def token_key(url: str, settings: Settings) -> TrustedKey:
+    """The key that `token issue` signs with; raises KeyUnusable."""
+    if settings.token_signing_key_file is not None:
+        body = _private(settings.token_signing_key_file)
+        return private_key(body, issuer=settings.token_issuer or "")
+    if settings.token_jwks_file is not None:
+        reason = f"tokens come from {settings.token_issuer}; TRELLIS_TOKEN_SIGNING_KEY_FILE names its private JWK"
         raise KeyUnusable(reason=reason)
-    return symmetric_key(read_key(path), issuer=ISSUER)
+    return next(iter(trusted_keys(url, settings)))
+
+
+def development_key(url: str) -> TrustedKey:
+    """The development key beside an SQLite ledger; raises KeyUnusable."""
+    return symmetric_key(read_key(development_key_path(url)), issuer=ISSUER)
+
+
+def _local_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
+    """What verifies the token of a program on this machine.
+
+    On SQLite not the configured one: whoever could name the key that verifies a token could sign any.
+    """
+    return [development_key(url)] if url.startswith("sqlite:") else trusted_keys(url, settings)
+
+
+class KeySetFile(Sequence[TrustedKey]):
+    """The public keys in a file, as it is now: a key that is added counts within a second, one that is removed counts no more.
+
+    A file that cannot be read any more, or is being written, leaves the last good keys in force and says so in the log.
+    """
+
+    def __init__(self, path: Path, *, issuer: str, monotonic: Callable[[], float]) -> None:
+        self._path, self._issuer, self._monotonic = path, issuer, monotonic
+        self._seen: object = None
+        self._looked = monotonic()
+        self._keys = self._read()
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def __iter__(self) -> Iterator[TrustedKey]:
+        return iter(self._now())
+
+    @overload
+    def __getitem__(self, index: int) -> TrustedKey: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TrustedKey]: ...
+    def __getitem__(self, index: int | slice) -> TrustedKey | Sequence[TrustedKey]:
+        return self._now()[index]
+
+    def _now(self) -> tuple[TrustedKey, ...]:
+        if self._monotonic() - self._looked >= KEY_SET_LOOK_S:
+            self._looked = self._monotonic()
+            try:
+                if self._state() != self._seen:
+                    self._keys = self._read()
+                    _log.info("key_set_read", file=str(self._path), keys=[key.key_id for key in self._keys])
+            except KeyUnusable as error:
+                _log.error("key_set_unusable", error=str(error), keys=[key.key_id for key in self._keys])
+        return self._keys
+
+    def _read(self) -> tuple[TrustedKey, ...]:
+        seen = self._state()
+        try:
+            body = self._path.read_bytes()
+        except OSError as error:
+            raise KeyUnusable(reason=f"the key set {self._path} cannot be read: {error.strerror}") from error
+        try:
+            keys = key_set(body, issuer=self._issuer)
+        except KeyUnusable as error:
+            raise KeyUnusable(reason=f"{self._path}: {error.data['reason']}") from None
+        self._seen = seen
+        return keys
+
+    def _state(self) -> object:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise KeyUnusable(reason=f"the key set {self._path} cannot be read: {error.strerror}") from error
+        if stat.S_IMODE(found.st_mode) & 0o022:
+            raise KeyUnusable(reason=f"others can write {self._path}; run: chmod go-w {self._path}")
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _listed(roles: frozenset[Role]) -> str:
@@ -183,26 +349,55 @@ def development_key_path(url: str) -> Path:
 def make_development_key(url: str) -> Path:
     """Make the development key if there is none; only its owner can read it."""
     path = development_key_path(url)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_MODE)
-    except FileExistsError:
-        return path
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(KEY_BYTES) + "\n")
+    with suppress(FileExistsError):
+        write_private(path, secrets.token_hex(KEY_BYTES) + "\n")
     return path
 
 
+def write_private(path: Path, text: str) -> None:
+    """Make a file that its owner alone can read; raises FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_MODE)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def callback_secrets(url: str, settings: Settings) -> tuple[bytes, ...]:
+    """The secrets behind the signatures of callbacks, the present one first; none where none is configured.
+
+    A key file may hold several lines: the first one signs, all of them verify, so that a secret can be changed without a pause.
+    Raises KeyUnusable.
+    """
+    if settings.callback_key_file is not None:
+        return read_keys(settings.callback_key_file)
+    return (read_key(development_key_path(url)),) if url.startswith("sqlite:") else ()
+
+
 def read_key(path: Path) -> bytes:
-    """The key in a private file; raises KeyUnusable. One that others can read proves nothing."""
+    """The one key in a private file; raises KeyUnusable. One that others can read proves nothing."""
+    found = read_keys(path)
+    if len(found) != 1:
+        raise KeyUnusable(reason=f"{path} holds {len(found)} keys; it must be one")
+    return found[0]
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys in a private file, one in a line; raises KeyUnusable."""
     try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise KeyUnusable(reason=f"the key {path} cannot be read: {error.strerror}") from error
+        lines = _private(path).decode("ascii").split()
     except UnicodeDecodeError as error:
         raise KeyUnusable(reason=f"{path} holds no key") from error
+    if not 1 <= len(lines) <= KEY_LINES_MAX or not all(_HEX.fullmatch(line) for line in lines):
+        raise KeyUnusable(reason=f"{path} holds no key: it must be {2 * KEY_BYTES} hexadecimal digits or more")
+    return tuple(bytes.fromhex(line) for line in lines)
+
+
+def _private(path: Path) -> bytes:
+    """The bytes of a file that its owner alone can read; raises KeyUnusable."""
+    try:
+        mode = path.stat().st_mode
+        body = path.read_bytes()
+    except OSError as error:
+        raise KeyUnusable(reason=f"the key {path} cannot be read: {error.strerror}") from error
     if stat.S_IMODE(mode) & 0o077:
         raise KeyUnusable(reason=f"others can read {path}; run: chmod 600 {path}")
-    if not re.fullmatch(f"(?:[0-9a-fA-F]{{2}}){{{KEY_BYTES},}}", text):
-        raise KeyUnusable(reason=f"{path} holds no key: it must be {2 * KEY_BYTES} hexadecimal digits or more")
-    return bytes.fromhex(text)
+    return body

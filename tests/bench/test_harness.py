@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.groups import RUN_SUBJECTS, SMALL, _run_task, sqlite_drains
+from bench.groups import RUN_SUBJECTS, SMALL, _run_task, gateway, sqlite_drains
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
-from bench.measures import drain, drain_file
+from bench.measures import asked, drain, drain_file
 from bench.preload import PreloadBroken, preload
 from bench.processes import ChildFailed, ask
 from bench.published import Folder
@@ -105,3 +105,20 @@ def test_a_child_that_fails_says_why(stores: Stores):
 def test_a_group_names_its_figures(stores: Stores):
     figures = next(sqlite_drains(stores, SMALL))
     assert set(figures) == {"drain1.sqlite.trellis", "cpu1.sqlite.trellis"}
+
+
+def test_every_listener_of_a_gateway_hears_everything_once(stores: Stores):
+    task = Task(url="", jobs=5, concurrency=20, per_s=50.0)
+    ((action, figures),) = asked(stores, "sqlite", "gateway", {"fan_out": task})
+    assert action == "fan_out"
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+
+
+@pytest.mark.prove
+def test_the_gateway_group_measures_on_both_stores(stores: Stores):
+    names = [next(iter(figures)) for figures in gateway(stores, SMALL)]
+    assert names == [
+        f"http_{figure}.{store}.gateway"
+        for store in ("pg", "sqlite")
+        for figure in ("status_per_s", "not_modified_per_s", "submits_per_s", "fan_out_p50_ms")
+    ]

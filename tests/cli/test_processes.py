@@ -158,11 +158,12 @@ def test_up_serves_until_it_is_told_to_stop(local: Terminal, tmp_path: Path):
     address = f"sqlite:///{tmp_path / 'fresh' / 'ledger.db'}"
     with running("up", "--ledger", address, cwd=tmp_path) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(7)]
+        lines = [process.stdout.readline() for _ in range(8)]
         assert "orchestrator" in lines[3]
         assert "sweeper, retention" in lines[3]
         assert "trellis worker" in lines[4]
-        assert f"trellis token issue --role ROLE --ledger {address}" in lines[5]
+        assert lines[5].startswith("gateway   http://127.0.0.1:")
+        assert f"trellis token issue --role owner --ledger {address}" in lines[6]
         assert local("doctor", ledger=address).code == 0
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=60)

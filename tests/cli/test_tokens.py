@@ -1,5 +1,6 @@
 """`trellis token issue`, and every other command with a token in the environment."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,17 @@ def test_on_sqlite_no_other_key_than_the_ledgers_own_verifies_a_token(
     monkeypatch.setenv("TRELLIS_TOKEN_KEY_FILE", str(mine))
     monkeypatch.setenv("TRELLIS_TOKEN", token)
     assert local("queues", "pause", "x", "--force").code == 1
+
+
+def test_a_key_pair_goes_into_a_private_file_and_its_public_half_to_standard_output(local: Terminal, tmp_path: Path):
+    private = tmp_path / "private.jwk"
+    answer = local("token", "key", "2026-02", "--out", str(private), "--alg", "ES256")
+    assert answer.code == 0
+    shown, kept = answer.record, json.loads(private.read_text())
+    assert (shown["kid"], shown["alg"], shown["crv"]) == ("2026-02", "ES256", "P-256")
+    assert ("d" in shown, kept) == (False, {**shown, "d": kept["d"]})
+    assert private.stat().st_mode & 0o077 == 0
+    assert kept["d"] not in answer.out + answer.err
+    again = local("token", "key", "2026-03", "--out", str(private))
+    assert (again.code, "cannot be written" in again.err) == (1, True)
+    assert json.loads(private.read_text()) == kept

@@ -50,7 +50,7 @@ def _bash(script: str, folder: Path, environment: Mapping[str, str]) -> str:
         process = subprocess.Popen(
             ["bash", "-c", script],
             cwd=folder,
-            env={"PATH": path, "HOME": str(folder), "LANG": "C.UTF-8", **environment},
+            env={"PATH": path, "HOME": str(folder), "LANG": "C.UTF-8", "TRELLIS_PORT": "0", **environment},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@ README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 OPERATE = ROOT / "docs" / "how-to" / "operate.md"
 TESTING = ROOT / "docs" / "how-to" / "test-your-jobs.md"
+CALLING = ROOT / "docs" / "how-to" / "call-the-gateway.md"
 PYTHON = ROOT / "docs" / "reference" / "python.md"
 
 
@@ -42,6 +43,14 @@ def test_the_operators_guide_does_what_it_says(tmp_path: Path, new_postgres_data
     output = run(OPERATE, tmp_path, {"DATABASE_URL": new_postgres_database()})
     assert "no violation" in output
     assert "the token of shop gives submitter" in output
+
+
+def test_the_guide_to_the_gateway_does_what_it_says(tmp_path: Path):
+    output = run(CALLING, tmp_path, {"TRELLIS_PORT": "0"})
+    assert "completed 4 of 4" in output
+    assert "rule jobs.cancel" in output
+    assert "rejected" in output
+    assert output.count(" run.st") == 4, output
 
 
 @pytest.mark.parametrize("document", [README, TUTORIAL, OPERATE, TESTING, PYTHON], ids=lambda path: path.name)

@@ -45,6 +45,8 @@ D54 = {
     "proposal": (
         "pending w0, approved w1, auto_approved w1, applying h2, failed w3, applied e4, rejected e4, expired e4"
     ),
+    # Later than D54: the states of D51, which are over as soon as they are left.
+    "inbox-entry": "pending w0, processed e1, rejected e1, expired e1",
 }
 
 # 002 §1.4; deadline: §5.1; cancel: D19, applied by the orchestration layer (D43).
@@ -191,6 +193,14 @@ applying       failed         expire        apply-engine          proposal.faile
 failed         rejected       reject        owner                 proposal.rejected       same     free    doc
 """
 
+# D51.
+INBOX_ENTRY = """
+-        pending    submit   gateway  inbox.received   same  free  doc
+pending  processed  process  gateway  inbox.processed  same  free  doc
+pending  rejected   reject   gateway  inbox.rejected   same  free  doc
+pending  expired    due      gateway  inbox.expired    same  free  doc
+"""
+
 
 def rows(table: str) -> tuple[Row, ...]:
     """The rows of one of the tables above."""
@@ -226,4 +236,5 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "leased-job": rows(LEASED_JOB),
     "bus-job": rows(BUS_JOB),
     "proposal": rows(PROPOSAL),
+    "inbox-entry": rows(INBOX_ENTRY),
 }

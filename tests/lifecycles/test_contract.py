@@ -28,8 +28,17 @@ STATE_ORDER = {
     "leased-job": "queued assigned running succeeded failed cancelled dead_lettered",
     "bus-job": "PENDING SCHEDULED DISPATCHED RUNNING SUCCEEDED FAILED CANCELLED DENIED TIMEOUT",
     "proposal": "pending approved auto_approved applying failed applied rejected expired",
+    "inbox-entry": "pending processed rejected expired",
 }
-LIFECYCLE_CODES = {"run": 1, "queue-job": 2, "nlm-job": 3, "leased-job": 4, "bus-job": 5, "proposal": 6}
+LIFECYCLE_CODES = {
+    "run": 1,
+    "queue-job": 2,
+    "nlm-job": 3,
+    "leased-job": 4,
+    "bus-job": 5,
+    "proposal": 6,
+    "inbox-entry": 7,
+}
 
 
 def number(lifecycle: str, state: str | None) -> int:
@@ -109,6 +118,7 @@ def test_lifecycle_rows_name_who_sweeps():
         "leased-job": (4, 1, "sweeper"),
         "bus-job": (5, 1, "reconciler"),
         "proposal": (6, 1, "apply-engine"),
+        "inbox-entry": (7, 1, "gateway"),
     }
 
 

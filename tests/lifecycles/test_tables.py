@@ -1,4 +1,4 @@
-"""The six tables against the documents: each pair of states is tried by each role, and nothing else passes."""
+"""The seven tables against the documents: each pair of states is tried by each role, and nothing else passes."""
 
 from itertools import product
 
@@ -30,6 +30,7 @@ DOCUMENTED = [
     pytest.param(LIFECYCLES["leased-job"], marks=pytest.mark.requirement("DJ-1"), id="leased-job"),
     pytest.param(LIFECYCLES["bus-job"], marks=pytest.mark.requirement("BUS-1"), id="bus-job"),
     pytest.param(LIFECYCLES["proposal"], marks=pytest.mark.requirement("D22"), id="proposal"),
+    pytest.param(LIFECYCLES["inbox-entry"], marks=pytest.mark.requirement("D51"), id="inbox-entry"),
 ]
 OPENS = {"same": Opens.SAME, "attempt": Opens.ATTEMPT, "generation": Opens.GENERATION}
 SWEPT = (Trigger.EXPIRE, Trigger.EXHAUST, Trigger.DUE, Trigger.DEADLINE, Trigger.CANCEL)
@@ -229,6 +230,7 @@ def test_flags_of_states():
         ("leased-job", "succeeded"),
         ("bus-job", "SUCCEEDED"),
         ("proposal", "applied"),
+        ("inbox-entry", "processed"),
     }
     claimable = {(n, s.name) for n, life in LIFECYCLES.items() for s in life.states if s.claimable and not s.runs_code}
     assert claimable == {
@@ -246,10 +248,14 @@ def test_flags_of_states():
     assert codeless == {("leased-job", "assigned"), ("bus-job", "DISPATCHED")}
 
 
-def test_timers_are_the_operator_window_and_the_life_of_a_proposal():
-    """D8: FAILED rests 15 minutes for an operator; D22: a proposal nobody decides expires after 72 hours."""
+def test_timers_are_the_operator_window_and_the_life_of_proposals_and_entries():
+    """D8: FAILED rests 15 minutes for an operator; D22, D51: what nobody decides expires after 72 hours."""
     timers = {(n, s.name): s.timer_s for n, life in LIFECYCLES.items() for s in life.states if s.timer_s is not None}
-    assert timers == {("queue-job", "FAILED"): 900.0, ("proposal", "pending"): 259_200.0}
+    assert timers == {
+        ("queue-job", "FAILED"): 900.0,
+        ("proposal", "pending"): 259_200.0,
+        ("inbox-entry", "pending"): 259_200.0,
+    }
     assert all(LIFECYCLES[name].pull(state, Trigger.DUE) for name, state in timers)
 
 
@@ -264,6 +270,7 @@ def test_an_error_in_a_held_state_pulls_what_the_documents_say():
         "leased-job": {"assigned": "release", "running": "retry"},
         "bus-job": {"DISPATCHED": "retry", "RUNNING": "retry"},
         "proposal": {"applying": "fail"},
+        "inbox-entry": {},
     }
 
 

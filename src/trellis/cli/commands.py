@@ -30,6 +30,9 @@ LedgerOption = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Use the embedded ledger in this folder.")
 ]
+GatewayOption = Annotated[
+    str | None, typer.Option("--gateway", metavar="URL", help="Go through this gateway (http://…) instead.")
+]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", help="At most this many.")]
@@ -73,15 +76,24 @@ def group(parent: typer.Typer, name: str, *, section: str, help_: str, lists: bo
 
 
 def command(
-    parent: typer.Typer, name: str, *, section: str | None = None, json: bool = True
+    parent: typer.Typer,
+    name: str,
+    *,
+    section: str | None = None,
+    json: bool = True,
+    over_http: Callable[..., Any] | None = None,
 ) -> Callable[[FunctionT], FunctionT]:
-    """Register `function(cli, …)`, sync or async, as a command; what it returns is the exit code."""
+    """Register `function(cli, …)`, sync or async, as a command; what it returns is the exit code.
+
+    `over_http` takes the same parameters and is called instead when the settings or `--gateway` name a gateway.
+    """
 
     def register(function: FunctionT) -> FunctionT:
         own = list(inspect.signature(function).parameters.values())[1:]
         shared = {
             "ledger": LedgerOption,
             "data": DataOption,
+            **({"gateway": GatewayOption} if over_http else {}),
             **({"json": JsonOption} if json else {}),
             "debug": DebugOption,
         }
@@ -93,7 +105,7 @@ def command(
         keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
         def invoke(ctx: typer.Context, **given: Any) -> None:
-            _invoke(function, ctx, given)
+            _invoke(function, over_http, ctx, given)
 
         invoke.__doc__ = function.__doc__
         invoke.__signature__ = inspect.Signature([context, *keyword, *added])  # pyright: ignore[reportFunctionMemberAccess]
@@ -107,13 +119,17 @@ def _default(option: str) -> Any:
     return False if option in {"json", "debug"} else None
 
 
-def _invoke(function: Callable[..., Any], ctx: typer.Context, given: dict[str, Any]) -> None:
+def _invoke(
+    function: Callable[..., Any], over_http: Callable[..., Any] | None, ctx: typer.Context, given: dict[str, Any]
+) -> None:
     above: dict[str, Any] = ctx.find_root().obj or {}
     ledger, data = given.pop("ledger") or above.get("ledger"), given.pop("data") or above.get("data")
     debug = given.pop("debug") or above.get("debug", False)
-    cli = Cli(ledger=ledger, data=data, out=Output(as_json=given.pop("json", False)))
+    gateway = given.pop("gateway", None)
+    cli = Cli(ledger=ledger, data=data, gateway=gateway, out=Output(as_json=given.pop("json", False)))
     try:
-        code = function(cli, **given)
+        chosen = function if over_http is None or cli.gateway_url is None else over_http
+        code = chosen(cli, **given)
         if inspect.iscoroutine(code):
             code = asyncio.run(_finish(code))
     except TrellisError as error:

@@ -11,12 +11,12 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command,
 from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import Column, age, as_record
-from trellis.cli.reading import letter_of
 from trellis.engine.errors import InputError, JobNotFound, Refused
 from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.operations.explain import REASONS, counted
+from trellis.operations.letters import letter_of
 
 PAGE_MAX = 500
 REQUEUE_CHUNK = 200

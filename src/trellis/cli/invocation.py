@@ -3,14 +3,15 @@
 import getpass
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trellis.cli.output import Output
 from trellis.client import Trellis
-from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid
+from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import parse_url
@@ -18,6 +19,9 @@ from trellis.lifecycles import Role
 from trellis.settings import Settings, read_settings
 from trellis.wiring import connect, identify, principal_for, process_name
 from trellis.worker.app import App
+
+if TYPE_CHECKING:  # HTTP is loaded when it is used
+    from trellis.http.client import GatewayClient
 
 LEDGER_FILE = "trellis.db"
 """The ledger inside a `--data` folder."""
@@ -29,6 +33,7 @@ class Cli:
 
     ledger: str | None
     data: Path | None
+    gateway: str | None = None
     out: Output
 
     @cached_property
@@ -42,6 +47,18 @@ class Cli:
         if self.ledger is not None:
             return self.ledger
         return ledger_url(self.data) if self.data is not None else self.settings.ledger
+
+    @property
+    def gateway_url(self) -> str | None:
+        """The gateway meant: `--gateway`, else the settings' unless a ledger is named; raises OptionInvalid."""
+        named = self.ledger is not None or self.data is not None
+        if self.gateway is not None and named:
+            raise OptionInvalid(option="--gateway", value=self.gateway, expected="give it or a ledger, not both")
+        return self.gateway if self.gateway is not None or named else self.settings.gateway
+
+    def client(self) -> "AbstractAsyncContextManager[GatewayClient]":
+        """That gateway, for the holder of the settings' token."""
+        return connect(gateway=self.gateway_url or "")
 
     @property
     def person(self) -> str:

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from trellis.cli import values
+from trellis.cli import over_http, values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, state_text
-from trellis.cli.reading import letter_of, signal_lines, surroundings
+from trellis.cli.reading import signal_lines, surroundings
 from trellis.client import JobHandle, Trellis, cancelling
 from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
 from trellis.engine.jobs import (
@@ -30,6 +30,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, Place
 from trellis.lifecycles import Role
 from trellis.operations.explain import duration, explain, is_alive, served_types
+from trellis.operations.letters import letter_of
 from trellis.wiring import new_id
 from trellis.worker.requests import SubmitSettings
 
@@ -48,13 +49,13 @@ PayloadArgument = Annotated[
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "submit", section=SECTION)(submit)
-    command(program, "jobs", section=SECTION)(list_jobs)
+    command(program, "submit", section=SECTION, over_http=over_http.submit)(submit)
+    command(program, "jobs", section=SECTION, over_http=over_http.list_jobs)(list_jobs)
     job = group(program, "job", section=SECTION, help_="Show, explain, cancel or requeue one job.")
-    command(job, "show")(show)
+    command(job, "show", over_http=over_http.show_job)(show)
     command(job, "explain")(explain_job)
-    command(job, "cancel")(cancel)
-    command(job, "requeue")(requeue)
+    command(job, "cancel", over_http=over_http.cancel_job)(cancel)
+    command(job, "requeue", over_http=over_http.requeue_job)(requeue)
 
 
 # --- submit ----------------------------------------------------------------------------------------------------------

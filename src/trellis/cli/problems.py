@@ -3,7 +3,8 @@
 0 done · 1 refused or failed · 2 the command was not understood, nothing was tried · 130 stopped by Ctrl-C
 """
 
-from urllib.parse import urlsplit
+import re
+from urllib.parse import parse_qsl, urlsplit
 
 from trellis.engine.errors import (
     IdempotencyMismatch,
@@ -21,6 +22,7 @@ from trellis.engine.errors import (
     SettingsInvalid,
     TrellisError,
 )
+from trellis.http.errors import GatewayUnavailable, TokenNotTaken
 
 REFUSED = 1
 USAGE = 2
@@ -30,12 +32,17 @@ _FAILED_INPUT = (JobNotFound, IdempotencyMismatch)
 """Well-formed requests that the ledger's content answers with no."""
 
 _WAYS_OUT: tuple[tuple[type[TrellisError], str], ...] = (
+    (GatewayUnavailable, "Check the address (--gateway, TRELLIS_GATEWAY) and that `trellis up` runs there."),
+    (TokenNotTaken, "Set TRELLIS_TOKEN or TRELLIS_TOKEN_FILE to a token of `trellis token issue`."),
     (JobNotFound, "`trellis jobs` lists what is there; --ledger or --data names another ledger."),
     (
         NotAllowed,
         "On SQLite `trellis migrate` makes the operator's key; `trellis token issue` gives a role; on PostgreSQL connect as a role that may.",
     ),
-    (KeyUnusable, "`trellis migrate` makes the key of an SQLite ledger; TRELLIS_TOKEN_KEY_FILE names another."),
+    (
+        KeyUnusable,
+        "`trellis migrate` makes the key of an SQLite ledger; TRELLIS_TOKEN_KEY_FILE or TRELLIS_TOKEN_JWKS_FILE names another.",
+    ),
     (PayloadInvalid, "Give JSON as text, @file or - (standard input): trellis submit my.type '{\"n\": 1}'"),
     (SettingsInvalid, "Correct the setting or take it away."),
     (LedgerTooOld, "Install the newer version, or point --ledger at a server that has it."),
@@ -68,7 +75,9 @@ def way_out(error: TrellisError, *, in_doctor: bool = False) -> str:
 def without_password(text: str, url: str | None) -> str:
     """The text with the ledger's password covered: errors end up in terminals, logs and tickets."""
     try:
-        password = urlsplit(url or "").password
+        parts = urlsplit(url or "")
+        password, asked = parts.password, dict(parse_qsl(parts.query))
     except ValueError:
         return text
-    return text.replace(f":{password}@", ":***@") if password else text
+    covered = text.replace(f":{password}@", ":***@") if password else text
+    return re.sub(r"\b((?:ssl)?password=)[^&\s'\"]+", r"\1***", covered) if "password" in " ".join(asked) else covered

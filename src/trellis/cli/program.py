@@ -7,7 +7,23 @@ from typing import Annotated
 
 import typer
 
-from trellis.cli import demo, dlq, events, jobs, ledgers, lifecycles, queues, runs, tokens, up, workers
+from trellis.cli import (
+    agents,
+    demo,
+    dlq,
+    events,
+    jobs,
+    ledgers,
+    lifecycles,
+    proposals,
+    queues,
+    rebuild,
+    runs,
+    schedules,
+    tokens,
+    up,
+    workers,
+)
 from trellis.cli.commands import DataOption, DebugOption, LedgerOption, Sections
 from trellis.cli.problems import REFUSED
 
@@ -48,7 +64,23 @@ def root(
     ctx.obj = {"ledger": ledger, "data": data, "debug": debug}
 
 
-for noun in (demo, runs, jobs, events, queues, dlq, workers, up, ledgers, tokens, lifecycles):
+for noun in (
+    demo,
+    agents,
+    runs,
+    proposals,
+    schedules,
+    jobs,
+    events,
+    queues,
+    dlq,
+    workers,
+    up,
+    ledgers,
+    rebuild,
+    tokens,
+    lifecycles,
+):
     noun.add_to(program)
 
 

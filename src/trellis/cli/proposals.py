@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trellis.cli import values
+from trellis.cli import over_http, values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
@@ -23,10 +23,10 @@ ProposalArgument = Annotated[str, typer.Argument(metavar="ID", help="The proposa
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     made = group(program, "proposals", section="Agents", help_="What agents propose; approve or reject it.", lists=True)
-    command(made, "list")(list_proposals)
-    command(made, "show")(show_proposal)
-    command(made, "approve")(approve)
-    command(made, "reject")(reject)
+    command(made, "list", over_http=over_http.list_proposals)(list_proposals)
+    command(made, "show", over_http=over_http.show_proposal)(show_proposal)
+    command(made, "approve", over_http=over_http.approve)(approve)
+    command(made, "reject", over_http=over_http.reject)(reject)
 
 
 async def list_proposals(

@@ -6,28 +6,14 @@ from typing import Any, cast
 
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import DeadLetter, Job, JobFilter, Place, Signal
-from trellis.lifecycles import LIFECYCLES, Phase
+from trellis.engine.records import Job, JobFilter, Place, Signal
 from trellis.operations.explain import Surroundings
+from trellis.operations.letters import letter_of
 
-LETTERS_PAGE = 100
+HOLDERS_PAGE = 100
 HOLDERS_MAX = 5
 KINDS = {"job_heartbeat": "progress", "job_lease_renewed": "renewed"}
 """Signals that are no log lines, in a word."""
-
-
-async def letter_of(ledger: Ledger, job: Job) -> DeadLetter | None:
-    """The dead letter of an ended job, if it has one that nobody requeued."""
-    if LIFECYCLES[job.lifecycle].by_name[job.state].phase is not Phase.ENDED:
-        return None
-    where = JobFilter(type=job.type, correlation_id=job.correlation_id)
-    cursor: JobId | None = None
-    while letters := await ledger.dead_letters(where, limit=LETTERS_PAGE, cursor=cursor):
-        for letter in letters:
-            if letter.job_id == job.job_id:
-                return letter
-        cursor = letters[-1].job_id
-    return None
 
 
 async def surroundings(ledger: Ledger, job: Job) -> Surroundings:
@@ -45,7 +31,7 @@ async def surroundings(ledger: Ledger, job: Job) -> Surroundings:
 async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
     if job.place is not Place.PARKED or job.concurrency_key is None:
         return ()
-    page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=LETTERS_PAGE)
+    page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=HOLDERS_PAGE)
     held = [other.job_id for other in page.jobs if other.place in {Place.HELD, Place.READY}]
     return tuple(held[:HOLDERS_MAX])
 

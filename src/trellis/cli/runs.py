@@ -2,20 +2,18 @@
 
 import asyncio
 import json
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.text import Text
 
-from trellis.cli import values
+from trellis.cli import over_http, values
 from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Column, age, state_text
+from trellis.cli.run_output import run_facts, say_ended, step_bar, took
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.ledger import Ledger
@@ -43,11 +41,11 @@ RunArgument = Annotated[
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "run", section="Agents")(run)
+    command(program, "run", section="Agents", over_http=over_http.run)(run)
     runs = group(program, "runs", section="Agents", help_="Runs of agents: list, show, cancel.", lists=True)
-    command(runs, "list")(list_runs)
-    command(runs, "show")(show_run)
-    command(runs, "cancel")(cancel)
+    command(runs, "list", over_http=over_http.list_runs)(list_runs)
+    command(runs, "show", over_http=over_http.show_run)(show_run)
+    command(runs, "cancel", over_http=over_http.cancel_run)(cancel)
 
 
 async def run(
@@ -89,14 +87,7 @@ async def watched(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> dic
 
 
 async def _watch(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> int:
-    status = await watched(cli, instance, slug, run_id)
-    if cli.out.as_json:
-        cli.out.record(status)
-    else:
-        cli.out.line(f"{run_id} {status['status']}" + (f": {status['error']}" if status["error"] else ""))
-        for proposal in status["proposals_created"]:
-            cli.out.line(f"  {proposal}")
-    return 0 if status["status"] == "completed" else 1
+    return say_ended(cli, await watched(cli, instance, slug, run_id))
 
 
 async def _until_ended(
@@ -104,16 +95,13 @@ async def _until_ended(
 ) -> dict[str, Any]:
     """The last status.json, with a bar that moves with each published step."""
     published, status = instance.published, dict[str, Any]()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, console=cli.out.errors, disable=not cli.out.errors.is_terminal) as bars:
-        bar = bars.add_task("queued", total=len(ids.STEPS))
+    with step_bar(cli) as show:
         while status.get("status") not in ENDED:
             if serving.done():
                 serving.result()
             await asyncio.sleep(WATCH_S)
             status = await published.status(slug, run_id) or {}
-            about = status.get("current_step") or status.get("status") or "requested"
-            bars.update(bar, completed=status.get("steps_completed", 0), description=about)
+            show(status)
     return status
 
 
@@ -159,13 +147,13 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
     if cli.out.as_json:
         cli.out.record(record)
         return
-    cli.out.facts(_facts(record))
+    cli.out.facts(run_facts(record))
     if record["steps"]:
         cli.out.line()
         columns = [
             Column[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
             Column[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
-            Column[dict[str, Any]](title="TOOK", cell=_took, right=True),
+            Column[dict[str, Any]](title="TOOK", cell=took, right=True),
             Column[dict[str, Any]](title="FILE", cell=lambda step: step["file"], gives_way=True),
         ]
         cli.out.listing(record["steps"], columns, empty="")
@@ -187,36 +175,6 @@ async def _record(instance: Instance, run_id: JobId) -> dict[str, Any]:
         "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in done],
         "folder": folder.removeprefix(LOCAL),
     }
-
-
-def _facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
-    asked = ", asked to stop" if record["cancel_requested"] else ""
-    facts: list[tuple[str, str | Text]] = [
-        ("run", record["run_id"]),
-        ("agent", record["agent_slug"]),
-        ("status", Text.assemble(state_text(RUN.name, record["status"]), asked)),
-        ("steps", f"{record['steps_completed']} of {record['steps_total']}"),
-        ("trigger", record["trigger"]),
-        ("requested", record["started_at"]),
-    ]
-    if record["params"]:
-        facts.append(("params", json.dumps(record["params"], ensure_ascii=False)))
-    if record["position"] is not None:
-        before = record["position"]
-        facts.append(("waits for", f"{before} runs of this agent before it" if before else "a free slot: it is next"))
-    if record["status"] == "running":
-        facts.append(("now at", record["current_step"]))
-    if record["finished_at"]:
-        facts.append(("ended", record["finished_at"]))
-    if record["error"]:
-        facts.append(("error", Text(record["error"], "red")))
-    facts += [("proposal", proposal) for proposal in record["proposals_created"]]
-    return [*facts, ("folder", record["folder"])]
-
-
-def _took(step: dict[str, Any]) -> str:
-    began, ended = (datetime.fromisoformat(step[name]) for name in ("started_at", "finished_at"))
-    return f"{(ended - began).total_seconds():.1f}s"
 
 
 async def cancel(

@@ -1,7 +1,9 @@
 """`trellis token issue`: a token for a program that should act in some roles and no others."""
 
 import getpass
+import json
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,16 +11,18 @@ import typer
 from trellis.cli import values
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli, refuse_missing
-from trellis.identity import TTL_S_DEFAULT, issue, roles_of
+from trellis.engine.errors import KeyUnusable
+from trellis.identity import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
 from trellis.lifecycles import Role
 from trellis.operations.explain import duration
-from trellis.wiring import token_key
+from trellis.wiring import token_key, write_private
 
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     token = group(program, "token", section="Ledger", help_="Tokens that say who a program is and what it may do.")
     command(token, "issue")(issue_token)
+    command(token, "key")(make_key)
 
 
 def issue_token(
@@ -35,13 +39,13 @@ def issue_token(
 ) -> None:
     """Print a token, alone, on standard output.
 
-    It is signed with the ledger's key: the file beside an SQLite ledger that `migrate` makes, or TRELLIS_TOKEN_KEY_FILE. Programs take it from
-    TRELLIS_TOKEN, from the file that TRELLIS_TOKEN_FILE names, or as connect(url, token=…); never from a command line, which others can see.
+    It is signed with the private key that TRELLIS_TOKEN_SIGNING_KEY_FILE names, else with the secret of TRELLIS_TOKEN_KEY_FILE, else with the key
+    that `migrate` makes beside an SQLite ledger. Programs take it from TRELLIS_TOKEN, from the file that TRELLIS_TOKEN_FILE names, or as connect(url, token=…); never from a command line, which others can see.
     """
     given_s = values.seconds("--ttl", ttl)
     ttl_s = TTL_S_DEFAULT if given_s is None else given_s
     roles = roles_of(name.strip() for several in role for name in several.split(","))
-    if cli.settings.token_key_file is None:
+    if cli.settings.token_key_file is None and cli.settings.token_signing_key_file is None:
         refuse_missing(cli.url)
     name = _user() if sub is None else sub
     token = issue(token_key(cli.url, cli.settings), name=name, roles=roles, ttl_s=ttl_s, now=time.time())
@@ -51,6 +55,30 @@ def issue_token(
     else:
         cli.out.line(token)
         cli.out.note(f"{name} is {' and '.join(chosen)} with it for {duration(ttl_s)}")
+
+
+def make_key(
+    cli: Cli,
+    kid: Annotated[
+        str, typer.Argument(metavar="KID", help="What the key is called in a key set; a date is a good name.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the private key goes; the file must not be there.")
+    ],
+    alg: Annotated[str, typer.Option("--alg", metavar="ALG", help="Ed25519 or ES256.")] = "Ed25519",
+) -> None:
+    """Make a key pair for tokens: the private key into a file, the public one to standard output.
+
+    Put the public key into the set that TRELLIS_TOKEN_JWKS_FILE names ({"keys": […]}) wherever tokens are verified; name the private file by
+    TRELLIS_TOKEN_SIGNING_KEY_FILE where they are issued. Keep the old key in the set until its last token has ended.
+    """
+    made = make_private_jwk(kid, alg)
+    try:
+        write_private(out, json.dumps(made) + "\n")
+    except OSError as error:
+        raise KeyUnusable(reason=f"{out} cannot be written: {error.strerror}") from error
+    cli.out.line(json.dumps({name: value for name, value in made.items() if name != "d"}))
+    cli.out.note(f"{out} holds the private key; keep it")
 
 
 def _user() -> str:

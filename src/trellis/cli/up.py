@@ -1,4 +1,4 @@
-"""`trellis up`: the services of an instance, until stopped."""
+"""`trellis up`: the gateway and the services of an instance, until stopped."""
 
 import asyncio
 import random
@@ -11,13 +11,25 @@ from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
 from trellis.cli.logs import configure_logging
 from trellis.cli.problems import without_password
+from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.instance import open_instance
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock, make_development_key, open_when_there, process_name
 
+GATEWAY = "gateway"
+ROLES = (
+    GATEWAY,
+    "orchestrator",
+    "projector",
+    "apply-engine",
+    "schedules",
+    "agent-health",
+    "inbox-keeper",
+    "sweeper",
+    "retention",
+)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -29,15 +41,25 @@ def add_to(program: typer.Typer) -> None:
 async def up(
     cli: Cli,
     demo: Annotated[bool, typer.Option("--demo", help="Bring the two agents of the demonstration garden.")] = False,  # noqa: FBT002 - a flag
+    roles: Annotated[
+        str | None, typer.Option("--roles", metavar="ROLE,…", help="Only these, as a list with commas; all by default.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where the gateway listens.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+    ] = None,
 ) -> None:
-    """Run the services of an instance until stopped.
+    """Serve the gateway and run the services of an instance until stopped.
 
-    The orchestrator drives agent runs, the projector publishes their documents, the apply engine applies what was approved; the sweeper takes back
-    jobs whose worker died and ends backoffs, deadlines and soft cancels; retention removes ended work whose time is over. Jobs themselves are run by
-    `trellis worker`. On PostgreSQL runs need TRELLIS_OBJECTS and TRELLIS_MEMORY. There is no HTTP server in this version.
+    The gateway answers HTTP on 127.0.0.1:8420, or where TRELLIS_HOST and TRELLIS_PORT say; on an address that others can reach only with a configured
+    key. The orchestrator drives agent runs, schedules begin them by themselves, the projector publishes their documents, agent-health stops an agent that
+    failed three times in a row, the apply engine applies what was approved; the sweeper takes back jobs whose worker died and ends backoffs,
+    deadlines and soft cancels; retention removes ended work whose time is over. Jobs themselves are run by `trellis worker`. On PostgreSQL gateway
+    and runs need TRELLIS_OBJECTS and TRELLIS_MEMORY, and the gateway a key.
     """
     configure_logging(cli.settings)
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
+    wanted = _wanted(roles)
     make_folder(cli.url)
     ledger = await open_when_there(cli.url)
     if ledger is None:
@@ -53,23 +75,27 @@ async def up(
         loop.add_signal_handler(number, stop.set)
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
     if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):
-        await _serve_jobs(cli, stop)
+        await _serve_jobs(cli, wanted, stop)
     else:
-        await _serve_all(cli, stop, demo=demo)
+        # The web framework takes a while to import, and only this command needs it.
+        from trellis.cli.serving import serve_all
+
+        await serve_all(cli, wanted, stop, host=host, port=port, demo=demo)
     cli.out.line("stopped")
 
 
-async def _serve_all(cli: Cli, stop: asyncio.Event, *, demo: bool) -> None:
-    async with open_instance(cli.settings, cli.url, name=process_name("up")) as instance:
-        if demo:
-            await instance.plant()
-        cli.out.line(f"objects   {instance.objects.url}")
-        cli.out.line(f"memory    {instance.places.memory}")
-        _say_services(cli, [service.name for service in instance.services()])
-        await instance.serve(stop)
+def _wanted(roles: str | None) -> frozenset[str] | None:
+    """The roles asked for, None for all; raises OptionInvalid."""
+    if roles is None:
+        return None
+    wanted = frozenset(name.strip() for name in roles.split(","))
+    unknown = sorted(wanted - set(ROLES))
+    if unknown:
+        raise OptionInvalid(option="--roles", value=unknown[0], expected=f"choose of {', '.join(ROLES)}")
+    return wanted
 
 
-async def _serve_jobs(cli: Cli, stop: asyncio.Event) -> None:
+async def _serve_jobs(cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event) -> None:
     """Without a place for documents there are no runs, but jobs are looked after all the same."""
     ledger = await open_ledger(cli.url)
     try:
@@ -77,17 +103,25 @@ async def _serve_jobs(cli: Cli, stop: asyncio.Event) -> None:
             Sweeper(ledger=ledger, actor=Actor(role=Role.SWEEPER, name=process_name("up"))),
             Retention(ledger=ledger),
         ]
+        services = [service for service in services if roles is None or service.name in roles]
+        missing = sorted((roles or frozenset()) - {service.name for service in services})
+        if missing:
+            raise SettingsInvalid(source=f"--roles {missing[0]}", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
         cli.out.line("runs      none: set TRELLIS_OBJECTS and TRELLIS_MEMORY")
-        _say_services(cli, [service.name for service in services])
+        say_services(cli, [service.name for service in services])
+        say_ready(cli)
         rng = random.Random()  # noqa: S311 - spreads retries of services, nothing secret
         await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
     finally:
         await ledger.close()
 
 
-def _say_services(cli: Cli, names: list[str]) -> None:
-    cli.out.line(f"services  {', '.join(names)}")
+def say_services(cli: Cli, names: list[str]) -> None:
+    """What runs here."""
+    cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
     cli.out.line("workers   none in this process: trellis worker MODULE:APP")
-    if sqlite_path(cli.url) is not None:
-        cli.out.line(f"tokens    trellis token issue --role ROLE --ledger {cli.url}")
+
+
+def say_ready(cli: Cli) -> None:
+    """The last line: everything is up."""
     cli.out.line("Ctrl-C stops it")

@@ -38,6 +38,7 @@ TrellisError
     └── PermanentError          not worth another attempt
 """
 
+import re
 from typing import ClassVar
 
 
@@ -156,6 +157,11 @@ class LedgerUrlInvalid(LedgerError):
     """{url!r} is no ledger address: {reason}. Use sqlite:///path/to/file.db or postgresql://user@host/database."""
 
     code = "VALIDATION_FAILED"
+
+    def __init__(self, *, url: object, reason: object) -> None:
+        # Errors end up in logs; a password does not.
+        covered = re.sub(r"(//[^/@:]*:)[^/@]*@", r"\1***@", str(url))
+        super().__init__(url=re.sub(r"\b(password=)[^&]*", r"\1***", covered), reason=reason)
 
 
 class LedgerTooOld(LedgerError):

@@ -49,6 +49,11 @@ EVENT_TYPES: tuple[str, ...] = (
     "proposal.applying",
     "proposal.applied",
     "proposal.failed",
+    # inbox-entry
+    "inbox.received",
+    "inbox.processed",
+    "inbox.rejected",
+    "inbox.expired",
 )
 
 SIGNAL_TYPES: tuple[str, ...] = ("job_heartbeat", "job_lease_renewed", "job_log")

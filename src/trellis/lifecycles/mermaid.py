@@ -31,7 +31,7 @@ def mermaid(lifecycle: Lifecycle) -> str:
     ]
     for phase, colours in COLOURS.items():
         names = ",".join(state.name for state in lifecycle.states if state.phase is phase)
-        lines += [f"    classDef {phase} {colours}", f"    class {names} {phase}"]
+        lines += [] if not names else [f"    classDef {phase} {colours}", f"    class {names} {phase}"]
     return "\n".join(lines) + "\n"
 
 

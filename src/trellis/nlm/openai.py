@@ -8,12 +8,12 @@ way. Sources longer than the model takes are cut to the passages that fit the qu
 import asyncio
 import json
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
 import pydantic
 
+from trellis.net.retry_after import retry_after_s
 from trellis.nlm.citations import verify
 from trellis.nlm.errors import NlmGarbage, NlmRefused, NlmSettingInvalid, NlmTimeout, NlmUnavailable
 from trellis.nlm.extractive import Extractive
@@ -179,7 +179,7 @@ class OpenAi:
             async with self._client.stream(method, self._base_url + path, content=content, headers=headers) as response:
                 if response.status_code != 200:
                     reason = self._scrubbed(_message(await _read(response, ERROR_BYTES_MAX, cut=True)))
-                    after_s = _retry_after_s(response.headers)
+                    after_s = retry_after_s(response.headers)
                     raise error_of(response.status_code, reason, provider=NAME, retry_after_s=after_s)
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise NlmGarbage(provider=NAME, reason="it is compressed, which was not asked for")
@@ -263,14 +263,3 @@ def _message(body: bytes) -> str:
     except ValueError:
         return text
     return said.error if isinstance(said.error, str) else said.error.message
-
-
-def _retry_after_s(headers: httpx2.Headers) -> float | None:
-    """Seconds, or a date against the server's own: no clock of ours has a part in it."""
-    asked = headers.get("Retry-After", "").strip()
-    if asked.isascii() and asked.isdigit():
-        return float(asked[:9])
-    try:
-        return (parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
-    except (ValueError, TypeError):
-        return None

@@ -15,7 +15,7 @@ from typing import Any
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, Moved, NewJob, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event
+from trellis.engine.records import Event, Job
 from trellis.lifecycles import Role
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import ids
@@ -43,6 +43,21 @@ class Draft:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where a proposal comes from."""
+
+    type: str
+    identity: str
+    run_id: str | None
+    inbox_entry_id: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the body has it; an entry only where there is one."""
+        told: dict[str, Any] = {"type": self.type, "identity": self.identity, "run_id": self.run_id}
+        return told if self.inbox_entry_id is None else {**told, "inbox_entry_id": self.inbox_entry_id}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
     """The body of one proposal, with the id that follows from it."""
 
@@ -61,10 +76,17 @@ def make(run_id: str, agent_slug: str, ordinal: int, draft: Draft, *, priority: 
     """The proposal of a draft; the same draft of the same run is always the same proposal."""
     content = json.dumps(draft.content, ensure_ascii=False, sort_keys=True).encode()
     proposal = ids.proposal_id(run_id, ordinal, draft.action, draft.target, content)
+    source = Source(type="agent", identity=f"agent:{agent_slug}", run_id=run_id)
+    body = body_of(proposal, agent_slug, source, draft, priority=priority)
+    return Proposal(id=proposal, agent_slug=agent_slug, run_id=run_id, body=body)
+
+
+def body_of(proposal: JobId, agent_slug: str, source: Source, draft: Draft, *, priority: str) -> bytes:
+    """The body under this id; whether a person must look at it follows from its action and its priority."""
     body = {
         "id": proposal,
         "agent_slug": agent_slug,
-        "source": {"type": "agent", "identity": f"agent:{agent_slug}", "run_id": run_id},
+        "source": source.to_dict(),
         "action": draft.action,
         "target": draft.target,
         "content": dict(draft.content),
@@ -72,7 +94,7 @@ def make(run_id: str, agent_slug: str, ordinal: int, draft: Draft, *, priority: 
         "priority": priority,
         "requiresHumanReview": draft.action in NEVER_AUTOMATIC or priority != "normal",
     }
-    return Proposal(id=proposal, agent_slug=agent_slug, run_id=run_id, body=encode(body))
+    return encode(body)
 
 
 def may_approve_itself(body: Mapping[str, Any]) -> bool:
@@ -110,21 +132,43 @@ async def approve_itself(ledger: Ledger, actor: Actor, proposal: JobId, body: Ma
 
 
 async def decide(
-    ledger: Ledger, actor: Actor, proposal: JobId, *, approve: bool, note: str | None, request_id: RequestId
+    ledger: Ledger,
+    actor: Actor,
+    proposal: JobId,
+    *,
+    approve: bool,
+    note: str | None,
+    request_id: RequestId,
+    version: int | None = None,
 ) -> Moved | NotMoved:
-    """A person's decision. Rejecting says why. The same decision again is answered as the first."""
+    """A person's decision, about this version if one is given. Rejecting says why. The same decision again is answered as the first."""
     if actor.role is not Role.OWNER:
         raise NotAllowed(role=actor.role.value, action="decide about a proposal", reason="a person does that")
     note = note.strip() if note else None
     if not approve and (note is None or len(note) < NOTE_CHARS_MIN):
         raise NoteTooShort(least=NOTE_CHARS_MIN)
-    if await ledger.job(proposal) is None:
-        raise ProposalNotFound(proposal=proposal)
+    await found(ledger, proposal)
     data = json.dumps({"note": note[:NOTE_CHARS_MAX]}, ensure_ascii=False).encode() if note else None
     target = "approved" if approve else "rejected"
     return await ledger.move(
-        actor, Move(job_id=proposal, target=target, request_id=request_id, data=data, cause=note and note[:200])
+        actor,
+        Move(
+            job_id=proposal,
+            target=target,
+            request_id=request_id,
+            version=version,
+            data=data,
+            cause=note and note[:200],
+        ),
     )
+
+
+async def found(ledger: Ledger, proposal: str) -> Job:
+    """The proposal's job; raises ProposalNotFound."""
+    job = await ledger.job(JobId(proposal))
+    if job is None or job.lifecycle != PROPOSAL.name or job.payload is None:
+        raise ProposalNotFound(proposal=proposal)
+    return job
 
 
 def document(body: bytes, events: Sequence[Event]) -> bytes:

@@ -227,6 +227,22 @@ async def test_a_cancelled_queue_job_rests_for_ever(rig: Rig):
     assert (await rig.job(job_id)).due_at is None
 
 
+@pytest.mark.requirement("D51")
+async def test_an_entry_expires_when_its_own_time_is_over(rig: Rig):
+    short = await rig.submit_one(lifecycle="inbox-entry", delay_s=3_600.0)
+    usual = await rig.submit_one(lifecycle="inbox-entry")
+    await rig.advance(3_599)
+    await rig.sweep()
+    assert [await rig.state(job_id) for job_id in (short, usual)] == ["pending", "pending"]
+    await rig.advance(1)
+    await rig.sweep()
+    assert [await rig.state(job_id) for job_id in (short, usual)] == ["expired", "pending"]
+    await rig.advance(71 * 3_600)
+    await rig.sweep()
+    assert await rig.state(usual) == "expired"
+    assert (await rig.last_event(usual)).role is Role.GATEWAY
+
+
 @pytest.mark.requirement("D22")
 async def test_a_proposal_nobody_decides_expires(rig: Rig):
     job_id = await rig.submit_one(lifecycle="proposal")

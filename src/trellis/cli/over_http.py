@@ -1,0 +1,326 @@
+"""The commands that can go through a gateway: each takes what its namesake on the ledger takes, and asks the client instead.
+
+What a gateway does not offer is refused with the option's name, never left out in silence.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pydantic
+
+from trellis.cli import values
+from trellis.cli.commands import LIMIT_MAX
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Column, state_text
+from trellis.cli.run_output import run_facts, say_ended, step_bar, took
+from trellis.engine.errors import OptionInvalid
+from trellis.http.shapes import AgentShape, EventShape, JobDocument, JobShape, ProposalShape, RunListed
+from trellis.instance import params_of
+from trellis.lifecycles import LIFECYCLES, Phase
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.lifecycles.run import RUN
+from trellis.operations.explain import duration
+
+NOT_HERE = "it is not for a gateway; give --ledger, or leave it out"
+
+ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
+
+
+def _listing(cli: Cli, items: Sequence[ShapeT], columns: Sequence[Column[ShapeT]], *, empty: str) -> None:
+    if not cli.out.as_json:
+        cli.out.listing(items, columns, empty=empty)
+        return
+    for item in items:
+        cli.out.record(item.model_dump(mode="json"))
+
+
+def _told(cli: Cli, record: dict[str, Any], line: str) -> None:
+    if cli.out.as_json:
+        cli.out.record(record)
+    else:
+        cli.out.line(line)
+
+
+def _refuse(**options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise OptionInvalid(option=f"--{name.replace('_', '-')}", value=value, expected=NOT_HERE)
+
+
+# --- agents and runs -------------------------------------------------------------------------------------------------
+
+
+async def list_agents(cli: Cli, limit: int) -> None:
+    """List the agents."""
+    async with cli.client() as client:
+        found = (await client.agents.list(limit=values.limit(limit, LIMIT_MAX))).items
+    columns = [
+        Column[AgentShape](title="AGENT", cell=lambda one: one.slug or "?"),
+        Column[AgentShape](title="STATUS", cell=lambda one: one.status),
+        Column[AgentShape](title="ABOUT", cell=lambda one: one.description or "; ".join(one.problems), gives_way=True),
+    ]
+    _listing(cli, found, columns, empty="No agents.")
+
+
+async def activate(cli: Cli, agent: str, reason: str | None) -> None:
+    """Let an agent run."""
+    async with cli.client() as client:
+        changed = await client.agents.activate(agent, reason=reason)
+    _told(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
+
+
+async def pause(cli: Cli, agent: str, reason: str | None) -> None:
+    """Let no further run of it begin."""
+    async with cli.client() as client:
+        changed = await client.agents.pause(agent, reason=reason)
+    _told(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
+
+
+async def run(cli: Cli, agent: str, param: list[str] | None, watch: bool) -> int:  # noqa: FBT001 - as its namesake
+    """Begin a run; the instance behind the gateway works on it."""
+    params = params_of(param or [])
+    async with cli.client() as client:
+        begun = await client.runs.start(agent, params)
+        if not watch:
+            _told(cli, {"run_id": begun.run_id, "status": begun.status}, begun.run_id)
+            return 0
+        status: dict[str, Any] = {}
+        with step_bar(cli) as show:
+            async for state in client.runs.watch(begun.run_id):
+                status = state.model_dump(mode="json")
+                show(status)
+    return say_ended(cli, status)
+
+
+async def list_runs(cli: Cli, agent: str | None, state: str | None, limit: int) -> None:
+    """List runs, newest first."""
+    wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, RUN.name)
+    async with cli.client() as client:
+        found = (await client.runs.list(agent=agent, status=status, limit=wanted)).items
+    columns = [
+        Column[RunListed](title="RUN", cell=lambda one: one.run_id),
+        Column[RunListed](title="AGENT", cell=lambda one: one.agent_slug),
+        Column[RunListed](title="STATUS", cell=lambda one: state_text(RUN.name, one.status)),
+        Column[RunListed](title="REQUESTED", cell=lambda one: one.created_at),
+    ]
+    _listing(cli, found, columns, empty="No runs.")
+
+
+async def show_run(cli: Cli, id_: str) -> None:
+    """One run: how it stands, its steps with their times, what it proposed."""
+    async with cli.client() as client:
+        status = await client.runs.get(id_)
+        done = await client.runs.steps(id_)
+    steps = [{name: getattr(step, name) for name in ("step", "name", "started_at", "finished_at")} for step in done]
+    record = {**status.model_dump(mode="json"), "steps": steps}
+    if cli.out.as_json:
+        cli.out.record(record)
+        return
+    cli.out.facts(run_facts(record))
+    if steps:
+        cli.out.line()
+        columns = [
+            Column[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
+            Column[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
+            Column[dict[str, Any]](title="TOOK", cell=took, right=True),
+        ]
+        cli.out.listing(steps, columns, empty="")
+
+
+async def cancel_run(cli: Cli, id_: str, hard: bool, reason: str | None) -> None:  # noqa: FBT001 - as its namesake
+    """End a run that has not ended."""
+    async with cli.client() as client:
+        stopped = await client.runs.cancel(id_, mode="hard" if hard else "soft", reason=reason)
+    _told(cli, stopped.model_dump(), _after_cancel(stopped.run_id, RUN.name, stopped.status))
+
+
+def _after_cancel(id_: str, lifecycle: str, status: str) -> str:
+    over = LIFECYCLES[lifecycle].by_name[status].phase is Phase.ENDED
+    return f"{id_} is {status}" if over else f"{id_} was asked to stop; it is ended after a grace if it does not"
+
+
+# --- proposals -------------------------------------------------------------------------------------------------------
+
+
+async def list_proposals(cli: Cli, state: str | None, limit: int) -> None:
+    """List proposals, newest first."""
+    wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, PROPOSAL.name)
+    async with cli.client() as client:
+        found = (await client.proposals.list(status=status, limit=wanted)).items
+    columns = [
+        Column[ProposalShape](title="PROPOSAL", cell=lambda one: one.id),
+        Column[ProposalShape](title="STATUS", cell=lambda one: one.status),
+        Column[ProposalShape](title="CREATED", cell=lambda one: one.created_at),
+        Column[ProposalShape](title="WHAT", cell=_what, gives_way=True),
+    ]
+    _listing(cli, found, columns, empty="No proposals.")
+
+
+def _what(one: ProposalShape) -> str:
+    return f"{one.agent_slug}: {one.action} {one.target}: {one.content.get('summary')}"
+
+
+async def show_proposal(cli: Cli, id_: str) -> None:
+    """One proposal with its text, its citations and what became of it."""
+    async with cli.client() as client:
+        document = (await client.proposals.get(id_)).model_dump(mode="json")
+    _told(cli, document, json.dumps(document, ensure_ascii=False, indent=2))
+
+
+async def approve(cli: Cli, id_: str, note: str | None) -> None:
+    """Approve a proposal and have it applied."""
+    async with cli.client() as client:
+        await client.proposals.approve(id_, note)
+        decided = await client.proposals.apply(id_)
+    _told(cli, {"proposal": id_, "status": decided.status, "decided": True}, f"{id_} is {decided.status}")
+
+
+async def reject(cli: Cli, id_: str, note: str | None) -> None:
+    """Reject a proposal, with the reason."""
+    async with cli.client() as client:
+        decided = await client.proposals.reject(id_, note or "")
+    _told(cli, {"proposal": id_, "status": decided.status, "decided": True}, f"{id_} is {decided.status}")
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+async def submit(  # noqa: PLR0917 - as its namesake
+    cli: Cli,
+    type_: str,
+    payload: str | None,
+    key: str | None,
+    id_: str | None,
+    priority: str,
+    delay: str | None,
+    run_at: str | None,
+    deadline: str | None,
+    max_attempts: int | None,
+    concurrency_key: str | None,
+    concurrency_limit: int | None,
+    correlation: str | None,
+    parent: str | None,
+    lifecycle: str | None,
+    app: str | None,
+    wait: str | None,
+) -> int:
+    """Submit one job and print its id."""
+    _refuse(id=id_, lifecycle=lifecycle, app=app)
+    wishes: dict[str, Any] = {
+        "priority": priority,
+        "delay_s": values.seconds("--delay", delay),
+        "run_at": values.moment("--run-at", run_at),
+        "deadline_s": values.seconds("--deadline", deadline),
+        "max_attempts": max_attempts,
+        "concurrency_key": concurrency_key,
+        "concurrency_limit": concurrency_limit,
+        "correlation_id": correlation,
+        "parent_id": parent,
+    }
+    given = {name: value for name, value in wishes.items() if value is not None}
+    wait_s, body = values.seconds("--wait", wait), values.payload(type_, payload)
+    async with cli.client() as client:
+        job = await client.jobs.submit(type_, body, idempotency_key=key, **given)
+        if wait_s is None:
+            _told(cli, {"job_id": job.job_id}, job.job_id)
+            return 0
+        try:
+            ended = await client.jobs.wait(job.job_id, wait_s)
+        except TimeoutError:
+            cli.out.error(f"job {job.job_id} has not ended after {duration(wait_s)}", f"trellis job show {job.job_id}")
+            return 1
+    if not LIFECYCLES[ended.lifecycle].by_name[ended.status].success:
+        cli.out.error(f"job {job.job_id} ended as {ended.status}", f"trellis job show {job.job_id}")
+        return 1
+    _told(
+        cli,
+        {"job_id": job.job_id, "result": ended.result},
+        json.dumps(ended.result, indent=2, ensure_ascii=False),
+    )
+    return 0
+
+
+async def list_jobs(
+    cli: Cli,
+    state: str | None,
+    type_: str | None,
+    lifecycle: str | None,
+    correlation: str | None,
+    key: str | None,
+    limit: int,
+    cursor: str | None,
+) -> None:
+    """List jobs, newest first."""
+    _refuse(concurrency_key=key)
+    status, chosen = values.state(state, values.lifecycle(lifecycle))
+    async with cli.client() as client:
+        page = await client.jobs.list(
+            lifecycle=chosen,
+            type_=type_,
+            status=status,
+            correlation_id=correlation,
+            limit=values.limit(limit, LIMIT_MAX),
+            cursor=cursor,
+        )
+    columns = [
+        Column[JobDocument](title="JOB", cell=lambda job: job.job_id),
+        Column[JobDocument](title="TYPE", cell=lambda job: job.type, gives_way=True),
+        Column[JobDocument](title="STATE", cell=lambda job: state_text(job.lifecycle, job.status)),
+        Column[JobDocument](title="TRY", cell=lambda job: f"{job.attempt + 1}/{job.max_attempts}", right=True),
+        Column[JobDocument](title="SUBMITTED", cell=lambda job: job.created_at),
+    ]
+    _listing(cli, page.items, columns, empty="No job is like that.")
+    if page.next_cursor is not None:
+        cli.out.note(f"there are more: --cursor {page.next_cursor}")
+
+
+async def show_job(cli: Cli, id_: str) -> None:
+    """Everything about one job: row, payload, result, events."""
+    async with cli.client() as client:
+        job = await client.jobs.get(id_)
+        events = (await client.jobs.events(id_, limit=LIMIT_MAX)).items
+    record = {**job.model_dump(mode="json"), "events": [event.model_dump(mode="json") for event in events]}
+    if cli.out.as_json:
+        cli.out.record(record)
+        return
+    known = {name: value for name, value in record.items() if name != "events" and value is not None}
+    cli.out.facts([(name, _plain(value)) for name, value in known.items()])
+    cli.out.line()
+    columns = [
+        Column[EventShape](title="TIME", cell=lambda event: event.ts),
+        Column[EventShape](title="EVENT", cell=lambda event: event.type),
+        Column[EventShape](title="TO", cell=lambda event: str(event.payload.get("to"))),
+        Column[EventShape](title="BY", cell=lambda event: event.actor),
+        Column[EventShape](title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
+    ]
+    cli.out.listing(events, columns, empty="")
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+async def cancel_job(
+    cli: Cli,
+    id_: str,
+    hard: bool,  # noqa: FBT001 - as its namesake
+    grace: str | None,
+    cause: str | None,
+) -> None:
+    """End a job that has not ended."""
+    _refuse(grace=grace)
+    async with cli.client() as client:
+        job = await client.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause)
+    _told(cli, _short(job), _after_cancel(job.job_id, job.lifecycle, job.status))
+
+
+async def requeue_job(cli: Cli, id_: str, cause: str | None) -> None:
+    """Run a failed or dead-lettered job again."""
+    async with cli.client() as client:
+        job = await client.jobs.requeue(id_, reason=cause)
+    _told(cli, _short(job), f"{job.job_id} is {job.status} again")
+
+
+def _short(job: JobShape) -> dict[str, Any]:
+    return {"job_id": job.job_id, "status": job.status}

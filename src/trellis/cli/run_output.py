@@ -1,0 +1,72 @@
+"""How a run is shown while it works and when it has ended; the same from the ledger and over HTTP."""
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from trellis.cli.invocation import Cli
+from trellis.cli.output import state_text
+from trellis.lifecycles.run import RUN
+from trellis.runs import ids
+
+
+@contextmanager
+def step_bar(cli: Cli) -> Generator[Callable[[Mapping[str, Any]], None]]:
+    """A bar on the terminal that moves with each status.json it is given."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, console=cli.out.errors, disable=not cli.out.errors.is_terminal) as bars:
+        bar = bars.add_task("queued", total=len(ids.STEPS))
+
+        def show(status: Mapping[str, Any]) -> None:
+            about = status.get("current_step") or status.get("status") or "requested"
+            bars.update(bar, completed=status.get("steps_completed", 0), description=about)
+
+        yield show
+
+
+def say_ended(cli: Cli, status: dict[str, Any]) -> int:
+    """The last status.json for people or programs; the exit code."""
+    if cli.out.as_json:
+        cli.out.record(status)
+    else:
+        cli.out.line(f"{status['run_id']} {status['status']}" + (f": {status['error']}" if status["error"] else ""))
+        for proposal in status["proposals_created"]:
+            cli.out.line(f"  {proposal}")
+    return 0 if status["status"] == "completed" else 1
+
+
+def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
+    """What people want to know of a run; what is not known here is left out."""
+    asked = ", asked to stop" if record.get("cancel_requested") else ""
+    facts: list[tuple[str, str | Text]] = [
+        ("run", record["run_id"]),
+        ("agent", record["agent_slug"]),
+        ("status", Text.assemble(state_text(RUN.name, record["status"]), asked)),
+        ("steps", f"{record['steps_completed']} of {record['steps_total']}"),
+        ("trigger", record["trigger"]),
+        ("requested", record["started_at"]),
+    ]
+    if record.get("params"):
+        facts.append(("params", json.dumps(record["params"], ensure_ascii=False)))
+    if record.get("position") is not None:
+        before = record["position"]
+        facts.append(("waits for", f"{before} runs of this agent before it" if before else "a free slot: it is next"))
+    if record["status"] == "running":
+        facts.append(("now at", record["current_step"]))
+    if record["finished_at"]:
+        facts.append(("ended", record["finished_at"]))
+    if record["error"]:
+        facts.append(("error", Text(record["error"], "red")))
+    facts += [("proposal", proposal) for proposal in record["proposals_created"]]
+    return [*facts, ("folder", record["folder"])] if "folder" in record else facts
+
+
+def took(step: dict[str, Any]) -> str:
+    """How long a step was at work."""
+    began, ended = (datetime.fromisoformat(step[name]) for name in ("started_at", "finished_at"))
+    return f"{(ended - began).total_seconds():.1f}s"

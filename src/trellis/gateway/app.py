@@ -1,0 +1,85 @@
+"""The HTTP application: routes over one instance. It is made from values and keeps none: everything it knows is in the stores."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fastapi import FastAPI
+
+from trellis.engine.clock import Clock
+from trellis.engine.errors import NotAllowed
+from trellis.gateway import callbacks, problems
+from trellis.gateway.callers import Gateway
+from trellis.gateway.correlation import Correlation
+from trellis.gateway.hub import Hub, StreamOptions
+from trellis.gateway.limits import RateLimits, RefusalBounds
+from trellis.gateway.refusals import refused
+from trellis.gateway.remembering import Remembered
+from trellis.gateway.routes import agents, dead_letters, inbox, jobs, memory, proposals, rules, runs, stream, system
+from trellis.gateway.streaming import Streams
+from trellis.gateway.tickets import Tickets
+from trellis.identity import TrustedKey
+from trellis.instance import Instance
+from trellis.wiring import SystemClock
+
+DESCRIPTION = """Run AI agents and background jobs so that nothing is lost, nothing happens twice, and a person stays in control.
+
+Errors are `application/problem+json` with a `code` and the `correlation_id` that logs have. Listings are pages:
+`{items, next_cursor}`. A POST that creates takes an `Idempotency-Key`; the same key and body again give the same answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewayOptions:
+    """How the gateway behaves."""
+
+    requests_per_second: float = 200.0
+    """Of one principal, on average, in one process."""
+    burst: int = 400
+    entries_per_minute: int = 60
+    """Of one principal into the inbox, in one process."""
+    streams: StreamOptions = field(default_factory=StreamOptions)
+
+
+def create_app(
+    instance: Instance,
+    keys: Sequence[TrustedKey],
+    *,
+    monotonic: Callable[[], float],
+    new_id: Callable[[], str],
+    options: GatewayOptions | None = None,
+    clock: Clock | None = None,
+    now: Callable[[], float] = time.time,
+    callback_secrets: Sequence[bytes] = (),
+) -> FastAPI:
+    """The application over an open instance. Without a secret no callback is taken."""
+    chosen = options or GatewayOptions()
+    app = FastAPI(
+        title="Trellis", version="0.1.0", description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.state.gateway = Gateway(
+        instance=instance,
+        keys=keys,
+        limits=RateLimits(chosen.requests_per_second, chosen.burst, monotonic),
+        inbox_limits=RateLimits(chosen.entries_per_minute / 60, chosen.entries_per_minute, monotonic, "inbox"),
+        refusals=RefusalBounds(monotonic),
+        new_id=new_id,
+    )
+    app.state.streams = Streams(
+        hub=Hub(
+            ledger=instance.ledger,
+            clock=clock or SystemClock(),
+            rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
+            options=chosen.streams,
+        ),
+        tickets=Tickets(objects=instance.objects, now=now, new_id=new_id),
+        now=now,
+    )
+    app.state.slugs = Remembered[str]()
+    app.state.callbacks = callbacks.CallbackKeys(secrets=callback_secrets, now=now)
+    problems.install(app)
+    app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
+    for module in (runs, jobs, agents, callbacks, dead_letters, inbox, memory, proposals, rules, stream, system):
+        app.include_router(module.router)
+    app.add_middleware(Correlation, new_id=new_id)
+    return app

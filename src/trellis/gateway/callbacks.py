@@ -1,0 +1,218 @@
+"""Results that the NLM backend brings by itself: a signed callback about one job (D26, NLM-4).
+
+What holds:
+- the signature is the credential, and nothing of the body is read before it fits: it makes the sender the NLM backend, for this job;
+- one effect for each id, over all replicas and for good: the callback is an object that can be made only once. The same one again
+  gets the same answer; another body under its id is refused;
+- only the attempt that is waiting for it is answered: another epoch has lost its lease, another state expects nothing;
+- what is refused changes nothing and leaves one audit record, with a bound on how many one sender can cause.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pydantic
+from fastapi import APIRouter, Path, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import APIKeyHeader
+
+from trellis.engine.authority import Principal
+from trellis.engine.errors import JobNotFound
+from trellis.engine.jobs import JOB_ID_PATTERN, Actor, JobId
+from trellis.engine.matrices import permit
+from trellis.engine.records import Job
+from trellis.gateway.bodies import StrictRoute, parse
+from trellis.gateway.callers import InstanceOf
+from trellis.gateway.idempotency import mark
+from trellis.gateway.problems import Problem, correlation_of
+from trellis.gateway.refusals import record
+from trellis.gateway.shapes import PROBLEMS
+from trellis.instance import Instance
+from trellis.lifecycles import Role
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.net.signatures import SIGNATURE_HEADER, SignatureRefused, Signed, check_signature, job_key
+from trellis.runs import documents
+from trellis.storage.keys import object_key
+from trellis.storage.objects import CREATE, Stored
+
+FOLDER = "callbacks"
+EXPECTED_IN = "NOTEBOOKLM_CALL"
+CAUSE_CHARS_MAX = 500
+REFUSED, REPEATED = "callback.refused", "callback.repeated"
+EXAMPLE_JOB = "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
+
+router = APIRouter(tags=["jobs"], route_class=StrictRoute)
+_signature = APIKeyHeader(
+    name=SIGNATURE_HEADER,
+    scheme_name="CallbackSignature",
+    auto_error=False,
+    description="`v1,BASE64` of HMAC-SHA256 over `webhook-id.webhook-timestamp.body`, with the key of this job.",
+)
+
+
+class CallbackError(pydantic.BaseModel):
+    """Why there is no artifact."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    code: str = pydantic.Field(min_length=1, max_length=100)
+    message: str = pydantic.Field(max_length=2_000)
+
+
+class Callback(pydantic.BaseModel):
+    """How the NLM backend ended with a job."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "job_id": EXAMPLE_JOB,
+                    "epoch": 3,
+                    "status": "COMPLETE",
+                    "artifact_id": "art_0f9d",
+                    "artifact_url": "s3://garden/artifacts/art_0f9d.json",
+                    "sha256": "0" * 64,
+                    "size": 2_048,
+                    "error": None,
+                }
+            ]
+        },
+    )
+
+    job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
+    epoch: int = pydantic.Field(ge=0, lt=2**53)
+    status: Literal["COMPLETE", "FAILED"]
+    artifact_id: str | None = pydantic.Field(None, max_length=200)
+    artifact_url: str | None = pydantic.Field(None, max_length=2_048)
+    sha256: str | None = pydantic.Field(None, pattern=r"^[0-9a-f]{64}$")
+    size: int | None = pydantic.Field(None, ge=0, lt=2**53)
+    error: CallbackError | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _says_one_thing(self) -> "Callback":
+        if self.status == "COMPLETE" and (self.artifact_id is None or self.sha256 is None or self.size is None):
+            raise ValueError("COMPLETE comes with artifact_id, sha256 and size")
+        if self.status == "FAILED" and self.error is None:
+            raise ValueError("FAILED comes with error")
+        return self
+
+
+class Taken(pydantic.BaseModel):
+    """The callback is kept."""
+
+    job_id: str
+    id: str
+    status: Literal["taken"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallbackKeys:
+    """The secrets, and the time; in the app's state."""
+
+    secrets: Sequence[bytes]
+    now: Callable[[], float]
+
+    def check(self, request: Request, job_id: str, body: bytes) -> Signed:
+        """Who signed what; raises SignatureRefused. Without a secret nothing fits."""
+        keys = [job_key(secret, Role.NLM_BACKEND.value, job_id) for secret in self.secrets]
+        return check_signature(request.headers, body, keys, now=self.now())
+
+
+@router.post(
+    "/jobs/{job_id}/result",
+    status_code=202,
+    response_model=Taken,
+    responses=PROBLEMS,
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/json": {"schema": Callback.model_json_schema()}}}
+    },
+)
+async def result(
+    job_id: Annotated[str, Path(pattern=JOB_ID_PATTERN, examples=[EXAMPLE_JOB])],
+    request: Request,
+    response: Response,
+    instance: InstanceOf,
+    _: Annotated[str | None, Security(_signature)],
+) -> dict[str, Any]:
+    """The NLM backend brings the result of a job. It signs `webhook-id.webhook-timestamp.body` with the key of that job."""
+    keys: CallbackKeys = request.app.state.callbacks
+    try:
+        signed = keys.check(request, job_id, body := await request.body())
+        backend = Principal(name=Role.NLM_BACKEND.value, roles=frozenset({Role.NLM_BACKEND}))
+        actor = permit(backend, "jobs.update", own=True)
+        repeated = await _take(instance, actor, job_id, signed, body)
+    except (SignatureRefused, JobNotFound, Problem, RequestValidationError) as refusal:
+        is_invalid = isinstance(refusal, RequestValidationError)
+        await _record(request, job_id, REFUSED, "the body does not fit" if is_invalid else str(refusal))
+        raise
+    if repeated:
+        await _record(request, job_id, REPEATED, f"{signed.id} came again")
+    mark(response, replayed=repeated)
+    return {"job_id": job_id, "id": signed.id, "status": "taken"}
+
+
+async def _take(instance: Instance, actor: Actor, job_id: str, signed: Signed, body: bytes) -> bool:
+    """Keep it; whether it was kept before. Raises Problem, JobNotFound, RequestValidationError."""
+    key = object_key(FOLDER, job_id, f"{signed.id}.json")
+    digest = hashlib.sha256(body).hexdigest()
+    there = await instance.objects.get(key)
+    if there is None:
+        callback = _read(body, job_id)
+        job = await instance.ledger.job(JobId(job_id))
+        if job is None:
+            raise JobNotFound(job_id=job_id)
+        _check_expected(job, callback)
+        kept = {
+            "id": signed.id,
+            "actor": actor.role.value,
+            "received_at": documents.timestamp(await instance.ledger.now()),
+            "body_sha256": digest,
+            "callback": callback.model_dump(),
+        }
+        if isinstance(await instance.objects.put(key, documents.encode(kept), when=CREATE), Stored):
+            return False
+        there = await instance.objects.get(key)
+    if there is None or json.loads(there.body)["body_sha256"] != digest:
+        raise Problem(
+            "DUPLICATE_ENTRY", f"Another callback came as {signed.id}; use a new webhook-id for another body."
+        )
+    return True
+
+
+def _read(body: bytes, job_id: str) -> Callback:
+    if not body:
+        raise Problem("VALIDATION_FAILED", "The callback has no body; send how the job ended, as JSON.")
+    try:
+        callback = Callback.model_validate(parse(body))
+    except pydantic.ValidationError as error:
+        found = [
+            {**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False, include_context=False)
+        ]
+        raise RequestValidationError(found) from None
+    if callback.job_id != job_id:
+        raise Problem("VALIDATION_FAILED", f"The body is about {callback.job_id} and was sent to {job_id}.")
+    return callback
+
+
+def _check_expected(job: Job, callback: Callback) -> None:
+    if job.lifecycle != QUEUE_JOB.name:
+        raise Problem(
+            "INVALID_TRANSITION", f"Job {job.job_id} is a {job.lifecycle}; only a queue-job takes a callback."
+        )
+    if callback.epoch != job.epoch:
+        detail = f"Job {job.job_id} has epoch {job.epoch}; the attempt of epoch {callback.epoch} has lost it."
+        raise Problem("LEASE_LOST", detail)
+    if job.state != EXPECTED_IN:
+        detail = f"Job {job.job_id} is in {job.state} and expects no callback."
+        raise Problem("INVALID_TRANSITION", detail, status_now=job.state)
+
+
+async def _record(request: Request, job_id: str, event: str, cause: str) -> None:
+    """By the address it came from: whoever cannot sign has no other name, and shall not make records without end."""
+    address = request.client.host if request.client else "unknown"
+    facts = {"job_id": job_id, "cause": cause[:CAUSE_CHARS_MAX], "correlation_id": correlation_of(request)}
+    await record(request, Principal(name=f"callback from {address}", roles=frozenset()), facts, event=event)

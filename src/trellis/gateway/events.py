@@ -1,0 +1,214 @@
+"""Live events: how an event of the ledger reads to a listener, and which ones a listener gets (RUN-5).
+
+One event of the ledger is one event of the stream, with one `type`: a counted step is no change of status. What a listener gets is
+decided for each event by the same rules as a request for the thing itself; a filter can only take away from that.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from trellis.engine.authority import Principal
+from trellis.engine.errors import InputError, NotAllowed
+from trellis.engine.jobs import JobId
+from trellis.engine.matrices import permit
+from trellis.engine.records import Event
+from trellis.identity import Identity
+from trellis.lifecycles import LIFECYCLES, Role
+from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.lifecycles.run import RUN
+from trellis.runs import ids
+from trellis.runs.documents import STEP_DONE, timestamp
+
+RUN_STATUS = "run.status.changed"
+RUN_STEP = "run.step.completed"
+PROPOSAL_CREATED = "proposal.created"
+PROPOSAL_STATUS = "proposal.status.changed"
+JOB_STATUS = "job.status.changed"
+JOB_RECORDED = "job.recorded"
+"""Something about a job that leaves its state as it was, such as its compensation."""
+
+StreamType = Literal[
+    "run.status.changed",
+    "run.step.completed",
+    "proposal.created",
+    "proposal.status.changed",
+    "job.status.changed",
+    "job.recorded",
+]
+_TYPES_OF: Mapping[str, frozenset[str]] = MappingProxyType(
+    {RUN.name: frozenset({RUN_STATUS, RUN_STEP}), PROPOSAL.name: frozenset({PROPOSAL_CREATED, PROPOSAL_STATUS})}
+)
+_TYPES_OF_JOBS = frozenset({JOB_STATUS, JOB_RECORDED})
+_RULES: Mapping[str, str] = MappingProxyType(
+    {RUN.name: "runs.read", PROPOSAL.name: "proposals.read", INBOX_ENTRY.name: "inbox.read"}
+)
+OF_AGENTS = frozenset({RUN.name, PROPOSAL.name})
+"""Lifecycles whose jobs belong to an agent."""
+
+
+class NothingWanted(InputError):
+    """No event can be of type {types} and of lifecycle {lifecycle!r}; leave one of the two out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """An event as listeners get it, with what decides who does."""
+
+    position: str
+    frame: bytes
+    type: str
+    lifecycle: str
+    job_id: JobId
+    runs: tuple[str, ...]
+    """The names of the run it belongs to: its id and, for a run id, the short form."""
+    agent_slug: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a listener asked for; None and nothing mean everything."""
+
+    run: str | None = None
+    agent: str | None = None
+    types: frozenset[str] = frozenset()
+    lifecycle: str | None = None
+
+    def lifecycles(self) -> tuple[str, ...]:
+        """Those that could have such an event; raises NothingWanted."""
+        found = tuple(
+            name
+            for name in LIFECYCLES
+            if self.lifecycle in {None, name} and (not self.types or self.types & types_of(name))
+        )
+        if not found:
+            raise NothingWanted(types=" or ".join(sorted(self.types)), lifecycle=self.lifecycle)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """What one listener gets: `whole` lifecycles, of `own` ones its own jobs, and of both what it wanted."""
+
+    wanted: Wanted
+    whole: frozenset[str]
+    own: frozenset[str] = frozenset()
+    submitter: str | None = None
+    """Whose jobs are its own, unless it was given one."""
+    given: str | None = None
+    """The one job that is its own."""
+
+    @property
+    def only(self) -> str | None:
+        """The one lifecycle it can see, if it is one: nothing else need be read for it."""
+        seen = self.whole | self.own
+        return next(iter(seen)) if len(seen) == 1 else None
+
+    def shows(self, told: Told, *, own: bool = False) -> bool:
+        """Whether the listener gets it; `own` says that it is about a job of its own."""
+        wanted = self.wanted
+        return (
+            (told.lifecycle in self.whole or (own and told.lifecycle in self.own))
+            and (not wanted.types or told.type in wanted.types)
+            and (wanted.run is None or wanted.run in told.runs)
+            and (wanted.agent is None or wanted.agent == told.agent_slug)
+        )
+
+
+def types_of(lifecycle: str) -> frozenset[str]:
+    """The types that events of a lifecycle have in the stream."""
+    return _TYPES_OF.get(lifecycle, _TYPES_OF_JOBS)
+
+
+def rule_of(lifecycle: str) -> str:
+    """The rule that says who may read jobs of a lifecycle."""
+    return _RULES.get(lifecycle, "jobs.read")
+
+
+def view_of(principal: Principal, identity: Identity, wanted: Wanted) -> View:
+    """What the principal may see of what it wants; raises NotAllowed when that is nothing, NothingWanted."""
+    candidates = wanted.lifecycles()
+    whole = frozenset(name for name in candidates if _may(principal, name, own=False))
+    own = frozenset(name for name in candidates if name not in whole and _may(principal, name, own=True))
+    if not whole and not own:
+        permit(principal, rule_of(candidates[0]))
+    if not own:
+        return View(wanted=wanted, whole=whole)
+    # As `owning.is_own` says it of a request: what a token is for, or else what was submitted under its name.
+    by_token = identity.job_id is not None or Role.NLM_BACKEND in principal.roles
+    submitter = None if by_token else principal.name
+    return View(wanted=wanted, whole=whole, own=own, submitter=submitter, given=identity.job_id)
+
+
+def _may(principal: Principal, lifecycle: str, *, own: bool) -> bool:
+    try:
+        permit(principal, rule_of(lifecycle), own=own)
+    except NotAllowed:
+        return False
+    return True
+
+
+# --- the form on the wire ------------------------------------------------------------------------------------------
+
+
+def tell(event: Event, position: str, agent_slug: str | None) -> Told:
+    """The event as it is sent."""
+    type_, about = _about(event)
+    data: dict[str, Any] = {
+        "type": type_,
+        **about,
+        **({"agentSlug": agent_slug} if event.lifecycle in OF_AGENTS else {}),
+        "eventId": event.id,
+        "version": event.version,
+        "ts": timestamp(event.ts),
+        "correlationId": event.correlation_id,
+    }
+    run = event.job_id if event.lifecycle == RUN.name else event.correlation_id
+    short = ids.short_form(run)
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return Told(
+        position=position,
+        frame=f"id: {position}\ndata: {text}\n\n".encode(),
+        type=type_,
+        lifecycle=event.lifecycle,
+        job_id=event.job_id,
+        runs=(run,) if short is None else (run, short),
+        agent_slug=agent_slug,
+    )
+
+
+def _about(event: Event) -> tuple[str, dict[str, Any]]:
+    if event.lifecycle == RUN.name:
+        if event.type == STEP_DONE:
+            return RUN_STEP, {"runId": event.job_id, "step": _step(event)}
+        return RUN_STATUS, {"runId": event.job_id, "status": event.target}
+    if event.lifecycle == PROPOSAL.name:
+        type_ = PROPOSAL_CREATED if event.source is None else PROPOSAL_STATUS
+        return type_, {"proposalId": event.job_id, "status": event.target}
+    type_ = JOB_RECORDED if event.source == event.target else JOB_STATUS
+    about = {"jobId": event.job_id, "lifecycle": event.lifecycle, "status": event.target}
+    return type_, {**about, "event": event.type} if type_ == JOB_RECORDED else about
+
+
+def _step(event: Event) -> int | None:
+    """Which step was counted; None for a history that does not say."""
+    told: Any = json.loads(event.data) if event.data else None
+    return told.get("step") if isinstance(told, dict) else None  # type: ignore[reportUnknownMemberType]
+
+
+def first_frame(position: str, retry_ms: int) -> bytes:
+    """What every stream begins with: from here on a listener can go on, also when it never got an event."""
+    return f"retry: {retry_ms}\nid: {position}\n\n".encode()
+
+
+def still_here(position: str) -> bytes:
+    """A comment that keeps the connection, and the position: events that were not for this listener need not be read again."""
+    return f": still here\nid: {position}\n\n".encode()
+
+
+def last_words(text: str) -> bytes:
+    """A comment that says why the stream ends."""
+    return f": {text}\n\n".encode()

@@ -1,0 +1,357 @@
+"""Follows the feed once for all listeners of this process, and gives each what comes after its position (RUN-5, RUN-10).
+
+What holds:
+- a listener is a position and nothing more. Everything up to it was given, nothing behind it was: so it can go on in any process;
+- the ring holds every event between its floor and its head. A listener inside is served from memory, any other one from the ledger,
+  page by page, until it is inside;
+- nothing waits in a queue for a listener, however slow it is: memory is bounded by the ring and by the number of listeners;
+- without listeners nothing is read.
+"""
+
+import asyncio
+import json
+import random
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from trellis.engine.clock import Clock
+from trellis.engine.errors import OptionInvalid, TrellisError
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, FeedPage
+from trellis.engine.service import serve
+from trellis.gateway.events import OF_AGENTS, Told, View, tell
+from trellis.gateway.remembering import Remembered
+
+PAGE = 500
+READ_MAX = 200
+"""Events in one piece of a stream: with what the server keeps itself, the most that waits to be sent to a slow listener."""
+CATCHING_UP_MAX = 8
+"""Listeners that read from the ledger at the same moment; the others wait their turn."""
+PAUSE_S_MIN = 0.05
+PAUSE_S_MAX = 0.25
+PAUSE_GROWTH = 1.2
+WATCH_S = 0.5
+SHARED_MAX = 256
+POSITION_CHARS_MAX = 100
+
+_DIGIT = re.compile(r"[0-9]")
+"""Positions sort as text, so all of one feed have one form; they differ in their digits."""
+
+
+class TooManyListeners(TrellisError):
+    """{who} has {count} streams open and {limit} is the limit; close one, or connect again in a while."""
+
+    code = "RATE_LIMITED"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamOptions:
+    """How live events are given out."""
+
+    ring: int = 10_000
+    """Events that are kept in memory, at least; at most twice as many are."""
+    listeners_max: int = 5_000
+    """Streams of this process."""
+    listeners_per_principal_max: int = 100
+    keep_alive_s: float = 15.0
+    send_timeout_s: float = 30.0
+    """How long a listener may take nothing before its stream ends."""
+    retry_ms: tuple[int, int] = (1_000, 3_000)
+    """When a listener should connect again: drawn between these, so that not all come at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What came after a position, up to another. `caught_up`: there was no more."""
+
+    body: bytes
+    position: str
+    caught_up: bool
+
+
+class Ring:
+    """The last events. It holds all between `floor` and `head`, both positions of the feed."""
+
+    def __init__(self, begins: str, size: int) -> None:
+        self.floor = self.head = begins
+        self._size = size
+        self._positions: list[str] = []
+        self._told: list[Told] = []
+
+    def add(self, told: Sequence[Told], position: str) -> None:
+        """Go on with what the feed gave, up to `position`."""
+        self._told += told
+        self._positions += [one.position for one in told]
+        self.head = position
+        if len(self._told) > 2 * self._size:
+            cut = len(self._told) - self._size
+            self.floor = self._positions[cut - 1]
+            del self._told[:cut], self._positions[:cut]
+
+    def holds(self, position: str) -> bool:
+        """Whether this is the position of an event that is here."""
+        at = bisect_right(self._positions, position)
+        return at > 0 and self._positions[at - 1] == position
+
+    def after(self, position: str) -> tuple[Sequence[Told], str]:
+        """The next events, and how far they lead; for a position that is not below the floor."""
+        first = bisect_right(self._positions, position)
+        found = self._told[first : first + READ_MAX]
+        ends = first + len(found) == len(self._told)
+        return found, max(position, self.head) if ends else found[-1].position
+
+
+@dataclass(eq=False, slots=True)
+class Listener:
+    """One open stream."""
+
+    name: str
+    wake_at: float = 0.0
+    """By the process's clock: when it has something to do, whatever happens."""
+    gone: bool = False
+    """Nobody reads any more."""
+    _woken: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Let it look around."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    async def woken(self) -> None:
+        """Come back when somebody wakes it."""
+        self._woken = asyncio.get_running_loop().create_future()
+        try:
+            await self._woken
+        finally:
+            self._woken = None
+
+
+@dataclass(kw_only=True)
+class Hub:
+    """A service: a pass reads a page of the feed into the ring and wakes the listeners. It runs while there are some."""
+
+    ledger: Ledger
+    clock: Clock
+    rng: random.Random
+    options: StreamOptions = field(default_factory=StreamOptions)
+    name: str = "hub"
+    closed: bool = False
+    _ring: Ring | None = None
+    _listeners: dict[Listener, None] = field(default_factory=dict[Listener, None])
+    _of_principal: Counter[str] = field(default_factory=Counter[str])
+    _stop: asyncio.Event | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    _pause_s: float = PAUSE_S_MIN
+    _agents: Remembered[str | None] = field(default_factory=Remembered[str | None])
+    _submitters: Remembered[str | None] = field(default_factory=Remembered[str | None])
+    _shared: dict[tuple[View, str], Batch] = field(default_factory=dict[tuple[View, str], Batch])
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP_MAX))
+
+    # --- listeners -------------------------------------------------------------------------------------------------
+
+    @property
+    def listeners(self) -> int:
+        """How many streams are open."""
+        return len(self._listeners)
+
+    @contextmanager
+    def joined(self, name: str) -> Generator[Listener]:
+        """Be one of the listeners for a while; raises TooManyListeners."""
+        self._make_room(name)
+        listener = Listener(name)
+        self._listeners[listener] = None
+        self._of_principal[name] += 1
+        self._run()
+        try:
+            yield listener
+        finally:
+            del self._listeners[listener]
+            self._of_principal[name] -= 1
+            if not self._of_principal[name]:
+                del self._of_principal[name]
+            if not self._listeners:
+                self._rest()
+
+    def _make_room(self, name: str) -> None:
+        limits = self.options
+        if self.closed:
+            raise TooManyListeners(who="This server stops; it", count=self.listeners, limit=0)
+        if self.listeners >= limits.listeners_max:
+            raise TooManyListeners(who="This server", count=self.listeners, limit=limits.listeners_max)
+        if self._of_principal[name] >= limits.listeners_per_principal_max:
+            count = self._of_principal[name]
+            raise TooManyListeners(who=name, count=count, limit=limits.listeners_per_principal_max)
+
+    async def begin(self, position: str | None) -> str:
+        """Where a stream begins that goes on after `position`, or now; raises OptionInvalid for what is no position of this feed."""
+        if position is None:
+            return await self.ledger.feed_end()
+        if self._ring is not None and self._ring.holds(position):
+            return position
+        end = await self.ledger.feed_end()
+        if _DIGIT.sub("0", position[:POSITION_CHARS_MAX]) != _DIGIT.sub("0", end) or position > end:
+            raise _no_position(position)
+        return position
+
+    async def read(self, view: View, position: str) -> Batch:
+        """What a listener with this view gets next. Raises LedgerError."""
+        ring = self._ring
+        if ring is None or position < ring.floor:
+            async with self._turns:
+                return await self._read_ledger(view, position)
+        key = (view, position)
+        batch = self._shared.get(key)
+        if batch is None:
+            found, reached = ring.after(position)
+            batch = Batch(await self._shown(view, found), reached, reached >= ring.head)
+            if len(self._shared) < SHARED_MAX:
+                self._shared[key] = batch
+        return batch
+
+    async def _read_ledger(self, view: View, position: str) -> Batch:
+        floor = self._ring.floor if self._ring is not None else ""
+        page = await self.ledger.feed(position, limit=READ_MAX, lifecycle=view.only)
+        body = await self._shown(view, await self._tell(page))
+        # Everything up to the floor was in the ledger before it was asked: an empty answer covers it.
+        reached = page.position if page.events else max(page.position, floor)
+        return Batch(body, reached, not page.events)
+
+    async def _shown(self, view: View, found: Sequence[Told]) -> bytes:
+        if not view.own:
+            return b"".join([told.frame for told in found if view.shows(told)])
+        return b"".join([told.frame for told in found if view.shows(told, own=await self._is_own(view, told))])
+
+    async def _is_own(self, view: View, told: Told) -> bool:
+        if told.lifecycle not in view.own:
+            return False
+        if view.submitter is None:
+            return told.job_id == view.given
+        return await self._submitter(told.job_id) == view.submitter
+
+    async def wait(self, listener: Listener, position: str, wake_at: float) -> None:
+        """Come back when there may be more after `position`, at `wake_at`, or when the stream is over."""
+        if self.closed or listener.gone or (self._ring is not None and self._ring.head > position):
+            return
+        listener.wake_at = wake_at
+        await listener.woken()
+
+    # --- the service -----------------------------------------------------------------------------------------------
+
+    async def run_once(self) -> int:
+        """One page; how many events it had."""
+        if self._ring is None:
+            stop, begins = self._stop, await self.ledger.feed_end()
+            if self._stop is stop is not None:
+                self._ring = Ring(begins, self.options.ring)
+                self._wake_all()
+            return 0
+        ring = self._ring
+        page = await self.ledger.feed(ring.head, limit=PAGE)
+        told = await self._tell(page)
+        self._shared.clear()
+        ring.add(told, page.position)
+        if told:
+            self._wake_all()
+        return len(told)
+
+    def pause_s(self, report: int) -> float:
+        """At once while there is more, soon while something happens, then ever more slowly."""
+        self._pause_s = PAUSE_S_MIN if report else min(self._pause_s * PAUSE_GROWTH, PAUSE_S_MAX)
+        return 0.0 if report >= PAGE else self._pause_s
+
+    def watch(self) -> None:
+        """Wake the listeners whose time has come: for a sign of life, or because their token ends."""
+        now = self.clock.monotonic()
+        for listener in self._listeners:
+            if listener.wake_at <= now:
+                listener.wake()
+
+    async def close(self) -> None:
+        """End every stream, and come back when the passes under way are over."""
+        self.closed = True
+        self._wake_all()
+        self._rest()
+        await asyncio.gather(*self._tasks)
+
+    def _wake_all(self) -> None:
+        for listener in self._listeners:
+            listener.wake()
+
+    def _run(self) -> None:
+        if self._stop is not None:
+            return
+        self._stop, self._pause_s = asyncio.Event(), PAUSE_S_MIN
+        for service in (self, _Watch(self)):
+            task = asyncio.create_task(serve(service, self.clock, self.rng, self._stop))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _rest(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+        self._stop = self._ring = None
+        self._shared.clear()
+
+    # --- what is told ----------------------------------------------------------------------------------------------
+
+    async def _tell(self, page: FeedPage) -> list[Told]:
+        await self._learn([event for event in page.events if event.version == 1])
+        return [
+            tell(event, position, await self._agent(event))
+            for event, position in zip(page.events, page.positions, strict=True)
+        ]
+
+    async def _learn(self, first: Sequence[Event]) -> None:
+        """Remember what the first event of a job says of it, all of a page in one question."""
+        for event in first:
+            self._submitters[event.job_id] = event.actor
+        unknown = [event for event in first if event.lifecycle in OF_AGENTS and event.job_id not in self._agents]
+        for record in await self.ledger.recorded(unknown) if unknown else ():
+            if record.submission is not None:
+                self._agents[record.event.job_id] = _slug(record.submission.payload)
+
+    async def _agent(self, event: Event) -> str | None:
+        if event.lifecycle not in OF_AGENTS:
+            return None
+        if event.job_id not in self._agents:
+            job = await self.ledger.job(event.job_id)
+            self._agents[event.job_id] = None if job is None or job.payload is None else _slug(job.payload)
+        return self._agents[event.job_id]
+
+    async def _submitter(self, job_id: JobId) -> str | None:
+        if job_id not in self._submitters:
+            first = (await self.ledger.events(job_id))[:1]
+            self._submitters[job_id] = first[0].actor if first and first[0].version == 1 else None
+        return self._submitters[job_id]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Looks after the listeners' times, also while the ledger does not answer."""
+
+    hub: Hub
+    name: str = "hub-watch"
+
+    async def run_once(self) -> None:
+        self.hub.watch()
+
+    def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
+        return WATCH_S
+
+
+def _slug(payload: bytes) -> str | None:
+    """The agent that a run or a proposal belongs to."""
+    told: Any = json.loads(payload)
+    slug: Any = told.get("agent_slug") if isinstance(told, dict) else None  # type: ignore[reportUnknownMemberType]
+    return slug if isinstance(slug, str) else None  # type: ignore[reportUnknownVariableType]
+
+
+def _no_position(text: str) -> OptionInvalid:
+    expected = "it must be an `id` that this stream gave; leave it out to begin now"
+    return OptionInvalid(option="Last-Event-ID", value=text[:POSITION_CHARS_MAX], expected=expected)

@@ -1,0 +1,38 @@
+"""What is a caller's own: the job it submitted, or the one job its token is for (document 000, 4.1)."""
+
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+from trellis.engine.matrices import RULES, Grant
+from trellis.engine.records import Job
+from trellis.gateway.callers import Caller
+from trellis.lifecycles import LIFECYCLES, Role
+
+
+async def is_own(caller: Caller, ledger: Ledger, job: Job) -> bool:
+    """Whether this job was given to the caller by its token, or else submitted under its name."""
+    given = caller.identity.job_id
+    if given is not None or Role.NLM_BACKEND in caller.principal.roles:
+        return job.job_id == given
+    return (await ledger.events(job.job_id))[0].actor == caller.principal.name
+
+
+def sees_all(caller: Caller, rule: str) -> bool:
+    """Whether the rule gives one of the caller's roles everything."""
+    return any(RULES[rule].grants[role] is Grant.YES for role in caller.principal.roles)
+
+
+async def checked(caller: Caller, rule: str, ledger: Ledger, job: Job | None) -> Actor:
+    """The caller in a role that may do this to the job; raises NotAllowed.
+
+    Whoever has a right to its own alone is refused what is not there as it is refused what is another's.
+    """
+    if sees_all(caller, rule):
+        return caller.permit(rule)
+    return caller.permit(rule, own=job is not None and await is_own(caller, ledger, job))
+
+
+def relayed(actor: Actor, lifecycle: str, trigger: str) -> Actor:
+    """The actor itself where the lifecycle lets its role begin a job, else the gateway in its name: a person asks through it."""
+    declared = LIFECYCLES[lifecycle].pull(None, trigger)
+    known = declared is not None and actor.role in declared.actors
+    return actor if known else Actor(role=Role.GATEWAY, name=actor.name)

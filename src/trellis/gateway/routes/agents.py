@@ -1,0 +1,85 @@
+"""Agents: which there are, and whether they may run (D24)."""
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from fastapi import APIRouter, Path
+
+from trellis.agents.catalog import Agent, AgentMissing
+from trellis.agents.definition import AgentMalformed, AgentStatus
+from trellis.gateway.bodies import StrictRoute
+from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.problems import Problem
+from trellis.gateway.shapes import PROBLEMS
+from trellis.http.shapes import AgentShape
+from trellis.runs.health import set_status
+from trellis.runs.publishing import Publisher
+from trellis.wiring import new_id
+
+router = APIRouter(tags=["agents"], route_class=StrictRoute)
+
+Slug = Annotated[str, Path(max_length=100, examples=["archivist-violin"])]
+
+
+class StatusChange(pydantic.BaseModel):
+    """Let it run, or not."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"status": "paused"}]})
+
+    status: Literal["active", "paused"]
+    reason: str | None = pydantic.Field(None, max_length=500)
+
+
+@router.get("/agents", response_model=Page[AgentShape], responses=PROBLEMS)
+async def listing(
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("agents.read")],
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """The agents, by name."""
+    found = [one for one in (await instance.catalog.list()).agents if cursor is None or (one.slug or "") > cursor]
+    more = len(found) > limit
+    return page([_shape(one) for one in found[:limit]], found[limit - 1].slug if more else None)
+
+
+@router.get("/agents/{slug}", response_model=AgentShape, responses=PROBLEMS)
+async def one(slug: Slug, instance: InstanceOf, _: Annotated[Caller, requires("agents.read")]) -> dict[str, Any]:
+    """One agent."""
+    found = await instance.catalog.load(slug)
+    if isinstance(found, AgentMissing):
+        raise Problem("NOT_FOUND", f"There is no agent {slug!r}; GET /agents lists them.")
+    return _shape(found)
+
+
+@router.patch("/agents/{slug}/status", response_model=AgentShape, responses=PROBLEMS)
+async def change(
+    slug: Slug, body: StatusChange, instance: InstanceOf, caller: Annotated[Caller, requires("agents.status")]
+) -> dict[str, Any]:
+    """Let an agent run, or no further run begin."""
+    changed = await set_status(
+        instance.catalog,
+        Publisher(instance.objects),
+        caller.actor,
+        slug,
+        AgentStatus(body.status),
+        at=await instance.ledger.now(),
+        change_id=new_id(),
+        reason=body.reason,
+    )
+    return _shape(changed.agent)
+
+
+def _shape(agent: Agent) -> dict[str, Any]:
+    if isinstance(agent, AgentMalformed):
+        return {"slug": agent.slug, "status": "malformed", "problems": [str(problem) for problem in agent.problems]}
+    return {
+        "slug": agent.slug,
+        "status": agent.status.value,
+        "name": agent.name,
+        "version": agent.version,
+        "description": agent.description,
+        "tools": [tool.value for tool in agent.tools],
+        "cron": agent.triggers.cron,
+    }

@@ -1,0 +1,126 @@
+"""Dead letters: jobs that need a person, and running them again, one by one or many at once (DJ-12, D9)."""
+
+from typing import Annotated, Any, Self
+
+import pydantic
+from fastapi import APIRouter, Path, Query
+
+from trellis.engine.jobs import JobId, Moved, NotMoved, ReasonCode
+from trellis.engine.records import DeadLetter, JobFilter
+from trellis.gateway.bodies import StrictRoute
+from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.idempotency import Once
+from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page
+from trellis.gateway.problems import Problem
+from trellis.gateway.shapes import PROBLEMS
+from trellis.http.shapes import DeadLetterShape, Requeued
+from trellis.operations.letters import letter_of
+from trellis.runs.documents import timestamp
+
+DEAD = "dead_lettered"
+REQUEUE_MAX = LIMIT_MAX
+
+router = APIRouter(tags=["dead letters"], route_class=StrictRoute)
+
+
+class Which(pydantic.BaseModel):
+    """Dead letters by what they are about; what is left out means any."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    type: str | None = pydantic.Field(None, max_length=200)
+    reason_code: ReasonCode | None = None
+    correlation_id: str | None = pydantic.Field(None, max_length=200)
+
+
+class Requeue(pydantic.BaseModel):
+    """Which jobs shall run again: named, or found by a filter, the oldest first. Not both."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"filter": {"reason_code": "dependency_unavailable"}, "limit": 50}]},
+    )
+
+    job_ids: list[Annotated[str, pydantic.Field(max_length=200)]] | None = pydantic.Field(
+        None, min_length=1, max_length=REQUEUE_MAX
+    )
+    filter: Which | None = None
+    limit: int = pydantic.Field(REQUEUE_MAX, ge=1, le=REQUEUE_MAX)
+    reason: str | None = pydantic.Field(None, max_length=500)
+
+    @pydantic.model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.job_ids is None) is (self.filter is None):
+            raise ValueError("give either job_ids or filter; an empty filter means every dead letter")
+        return self
+
+
+@router.get("/dlq", response_model=Page[DeadLetterShape], responses=PROBLEMS)
+async def listing(
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("dead-letters.read")],
+    type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
+    reason_code: ReasonCode | None = None,
+    correlation_id: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """Dead letters that nobody requeued, newest first."""
+    where = JobFilter(type=type, reason_code=reason_code, correlation_id=correlation_id)
+    found = await instance.ledger.dead_letters(where, limit=limit + 1, cursor=cursor)
+    more = len(found) > limit
+    return page([_letter(letter) for letter in found[:limit]], found[limit - 1].job_id if more else None)
+
+
+@router.get("/dlq/{job_id}", response_model=DeadLetterShape, responses=PROBLEMS)
+async def one(
+    job_id: Annotated[str, Path(max_length=200)],
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("dead-letters.read")],
+) -> dict[str, Any]:
+    """The dead letter of one job."""
+    job = await instance.ledger.job(JobId(job_id))
+    letter = None if job is None else await letter_of(instance.ledger, job)
+    if letter is None:
+        state = "is not there" if job is None else f"is {job.state}"
+        raise Problem("NOT_FOUND", f"There is no dead letter of job {job_id!r}: it {state}.")
+    return _letter(letter)
+
+
+@router.post("/dlq/requeue", response_model=Requeued, responses=PROBLEMS)
+async def requeue(
+    body: Requeue, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.requeue")], asked: Once
+) -> dict[str, Any]:
+    """Run dead-lettered jobs again; an operator's act. All are looked at in one transaction, each is answered for."""
+    which = body.filter or Which(type=None, correlation_id=None)
+    chosen = (
+        [JobId(job_id) for job_id in body.job_ids]
+        if body.job_ids is not None
+        else JobFilter(state=DEAD, type=which.type, reason_code=which.reason_code, correlation_id=which.correlation_id)
+    )
+    answers = await instance.ledger.requeue(caller.actor, chosen, asked.request_id, limit=body.limit, cause=body.reason)
+    return {"items": [_answer(answer) for answer in answers]}
+
+
+def _answer(answer: Moved | NotMoved) -> dict[str, Any]:
+    if isinstance(answer, NotMoved):
+        return {"job_id": answer.job_id, "requeued": False, "status": answer.state, "reason": answer.reason}
+    return {"job_id": answer.job_id, "requeued": True, "status": answer.target, "version": answer.version}
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    until = letter.last_lease_expires_at
+    return {
+        "job_id": letter.job_id,
+        "type": letter.type,
+        "status": letter.state,
+        "reason_code": letter.reason_code.value,
+        "stage": letter.stage.value,
+        "last_error": letter.last_error,
+        "attempts": letter.attempts,
+        "last_owner": letter.last_owner,
+        "last_lease_expires_at": None if until is None else timestamp(until),
+        "correlation_id": letter.correlation_id,
+        "at": timestamp(letter.at),
+        "version": letter.version,
+    }

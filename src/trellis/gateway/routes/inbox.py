@@ -1,0 +1,194 @@
+"""The inbox: wishes from outside, which the gate takes or refuses (D51, JQ-12, RUN-4).
+
+Who may not is answered 403 and too many are answered 429, and nothing is stored. What the gate refuses for what it asks is stored as
+rejected, with the reason: the answer and the entry say the same.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import pydantic
+from fastapi import APIRouter, Query, Request, Response
+
+from trellis.engine.jobs import Actor, JobId
+from trellis.engine.records import JobFilter
+from trellis.gateway.bodies import StrictRoute
+from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
+from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.shapes import PROBLEMS
+from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken
+from trellis.lifecycles import Role
+from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.runs import ids
+from trellis.runs.documents import timestamp
+from trellis.runs.inbox import RULES, Entry, Standing
+from trellis.wiring import new_id
+
+TTL_HOURS_DEFAULT = 72.0
+TTL_HOURS_MAX = 24.0 * 30
+ID_PATTERN = r"^inbox_[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+router = APIRouter(tags=["inbox"], route_class=StrictRoute)
+
+Action = Literal[
+    "run",
+    "job",
+    "propose-edit",
+    "propose-summary",
+    "propose-tag",
+    "propose-artifact",
+    "propose-note",
+    "propose-comment",
+]
+
+
+class EntrySource(pydantic.BaseModel):
+    """Where it comes from. Who sent it is not said but known."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    type: Literal["ui", "telegram", "webhook", "agent", "cron", "api"] = "api"
+
+
+class EntryIntent(pydantic.BaseModel):
+    """What is wished: a run of agent `target` with params `payload`; a job as POST /jobs takes it, of type `target`; or a change of
+    the text `target` (`agent/notes/file.md`) with `payload` {summary, change {type, text}}.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    action: Action
+    target: str = pydantic.Field(min_length=1, max_length=500)
+    payload: dict[str, Any] = pydantic.Field(default_factory=dict)
+
+
+class EntryMetadata(pydantic.BaseModel):
+    """What belongs to it, and how long it may wait."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    correlation_id: str | None = pydantic.Field(None, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._:-]+$")
+    priority: Literal["normal", "high"] = "normal"
+    ttl_hours: float = pydantic.Field(TTL_HOURS_DEFAULT, gt=0, le=TTL_HOURS_MAX)
+
+
+class EntryAsked(pydantic.BaseModel):
+    """An entry. One with an `id` of its sender's choice needs no Idempotency-Key: the same entry again is the same entry."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "source": {"type": "ui"},
+                    "intent": {"action": "run", "target": "archivist-violin", "payload": {"topic": "bows"}},
+                    "metadata": {"priority": "normal", "ttl_hours": 72},
+                }
+            ]
+        },
+    )
+
+    id: str | None = pydantic.Field(None, pattern=ID_PATTERN)
+    source: EntrySource = pydantic.Field(default_factory=EntrySource)
+    intent: EntryIntent
+    metadata: EntryMetadata = pydantic.Field(default_factory=lambda: EntryMetadata.model_validate({}))
+
+
+@router.post("/inbox/submit", status_code=202, response_model=InboxTaken, responses=PROBLEMS)
+async def submit(
+    body: EntryAsked,
+    request: Request,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("inbox.submit")],
+    asked: Once,
+    response: Response,
+) -> dict[str, Any]:
+    """Put an entry in. It is judged at once, and what it asks for is made once."""
+    if body.intent.action in RULES:
+        caller.permit(RULES[body.intent.action])
+    inbox = instance.inbox(_gateway(caller))
+    earlier = None if body.id is not None else await asked.earlier(instance.ledger)
+    if earlier is not None:
+        mark(response, replayed=True)
+        return _taken(await inbox.settle(earlier))
+    gateway_of(request).inbox_limits.take(request, caller.principal)
+    entry = _entry(body, caller, await instance.ledger.now())
+    given = None if body.id is None else asked.fingerprint
+    stored = await inbox.submit(entry, key=asked.key if given is None else None, given=given)
+    mark(response, replayed=not stored.created)
+    return _taken(await inbox.settle(stored.job_id))
+
+
+@router.get("/inbox/stats", response_model=InboxStats, responses=PROBLEMS)
+async def stats(instance: InstanceOf, caller: Annotated[Caller, requires("inbox.read")]) -> dict[str, Any]:
+    """How much waits, and what became of what today."""
+    found = await instance.inbox(_gateway(caller)).stats()
+    return {
+        "pending": found.pending,
+        "processed_today": found.processed_today,
+        "rejected_today": found.rejected_today,
+        "expired_today": found.expired_today,
+    }
+
+
+@router.get("/inbox/entries", response_model=Page[InboxEntry], responses=PROBLEMS)
+async def entries(
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("inbox.read")],
+    status: Annotated[Literal["pending", "processed", "rejected", "expired"] | None, Query()] = None,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """Entries, newest first."""
+    where = JobFilter(lifecycle=INBOX_ENTRY.name, state=status)
+    found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
+    inbox = instance.inbox(_gateway(caller))
+    return page([_document(await inbox.standing(job.job_id)) for job in found.jobs], found.cursor)
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _gateway(caller: Caller) -> Actor:
+    return Actor(role=Role.GATEWAY, name=caller.principal.name)
+
+
+def _entry(body: EntryAsked, caller: Caller, at: datetime) -> Entry:
+    return Entry(
+        id=JobId(body.id) if body.id is not None else ids.make_entry_id(at, new_id()),
+        source_type=body.source.type,
+        identity=caller.principal.name,
+        at=at,
+        action=body.intent.action,
+        target=body.intent.target,
+        payload=body.intent.payload,
+        correlation_id=body.metadata.correlation_id or caller.correlation_id,
+        priority=body.metadata.priority,
+        ttl_hours=body.metadata.ttl_hours,
+    )
+
+
+def _taken(standing: Standing) -> dict[str, Any]:
+    made = standing.made or {}
+    return {
+        "id": standing.entry["id"],
+        "status": standing.status,
+        "correlation_id": standing.entry["metadata"]["correlation_id"],
+        "run_id": made.get("run_id"),
+        "job_id": made.get("job_id"),
+        "proposal_id": made.get("proposal_id"),
+        "rejection": standing.rejection,
+    }
+
+
+def _document(standing: Standing) -> dict[str, Any]:
+    return {
+        **_taken(standing),
+        "source": standing.entry["source"],
+        "intent": standing.entry["intent"],
+        "metadata": standing.entry["metadata"],
+        "created_at": timestamp(standing.created_at),
+        "updated_at": timestamp(standing.updated_at),
+        "version": standing.version,
+    }

@@ -1,0 +1,297 @@
+"""Jobs of every kind: submit, look, cancel, requeue; and the workers that do them (DJ-5, DJ-11, DJ-12, DJ-13, D9, D19, D43, JQ-11).
+
+Runs, proposals and inbox entries are jobs of the ledger too, but have collections and rules of their own: here they are not found.
+"""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import pydantic
+from fastapi import APIRouter, Path, Query, Response
+
+from trellis.engine.errors import InvalidTransition, JobNotFound
+from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, CancelMode, CancelRequested, JobId, Mismatch, Moved, NotMoved
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, Job, JobFilter, WorkerSeen
+from trellis.gateway.bodies import StrictRoute
+from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.owning import checked, is_own, relayed, sees_all
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.problems import Problem
+from trellis.gateway.shapes import PROBLEMS
+from trellis.http.shapes import EventShape, JobDocument, JobShape, JobWhole
+from trellis.lifecycles import LIFECYCLES, Trigger
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.lifecycles.nlm_job import NLM_JOB
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.runs.documents import timestamp
+from trellis.wiring import new_id
+from trellis.worker.kinds import JobAsked, job_of
+
+WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
+"""The lifecycles of this collection."""
+ROUNDS_MAX = 10
+"""How many pages of the ledger one page of a listing looks at when it leaves things out."""
+
+router = APIRouter(tags=["jobs"], route_class=StrictRoute)
+
+JobIdPath = Annotated[str, Path(max_length=200, examples=["0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77"])]
+
+
+class JobCancel(pydantic.BaseModel):
+    """How to end it: soft asks its holder to stop and becomes hard after a grace, hard ends it now."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "soft"}]})
+
+    mode: CancelMode = CancelMode.SOFT
+    reason: str | None = pydantic.Field(None, max_length=500)
+
+
+class JobRequeue(pydantic.BaseModel):
+    """Why it shall run again."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"reason": "the disk has room"}]}
+    )
+
+    reason: str | None = pydantic.Field(None, max_length=500)
+
+
+class WorkerShape(pydantic.BaseModel):
+    """A worker process as the ledger last saw it."""
+
+    name: str
+    seen_at: str
+    held: int
+    info: Any
+
+
+@router.post("/jobs", status_code=202, response_model=JobShape, responses=PROBLEMS)
+async def submit(
+    body: JobAsked,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.create")],
+    asked: Once,
+    response: Response,
+) -> dict[str, Any]:
+    """Submit a job; it is in the ledger when this answers. The answer tells the job as it was made."""
+    job = job_of(body, new_id)
+    if asked.key is not None:
+        key = asked.key
+        job = replace(
+            job, idempotency_key=key.key, idempotency_scope=key.scope, fingerprint=key.fingerprint, id_is_given=False
+        )
+    job = replace(job, correlation_id=job.correlation_id or caller.correlation_id)
+    actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
+    (answer,) = await instance.ledger.submit(actor, [job])
+    if isinstance(answer, Mismatch):
+        raise asked.mismatch(answer.job_id)
+    mark(response, replayed=not answer.created)
+    response.headers["Location"] = f"/jobs/{answer.job_id}"
+    first = LIFECYCLES[job.lifecycle].initial.name
+    return {"job_id": answer.job_id, "lifecycle": job.lifecycle, "status": first, "type": job.type, "version": 1}
+
+
+@router.get("/jobs", response_model=Page[JobDocument], responses=PROBLEMS)
+async def listing(
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.read")],
+    lifecycle: Literal["leased-job", "queue-job", "bus-job", "nlm-job"] | None = None,
+    type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
+    status: Annotated[str | None, Query(max_length=50, examples=["queued"])] = None,
+    correlation_id: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """Jobs, newest first. Whoever has a right to its own alone sees its own; a page may then be short and still have a next one."""
+    where = JobFilter(lifecycle=lifecycle, type=type, state=_state(status), correlation_id=correlation_id)
+    found: list[Job] = []
+    for _ in range(ROUNDS_MAX):
+        part = await instance.ledger.jobs(where, limit=limit - len(found), cursor=cursor)
+        found += [job for job in part.jobs if job.lifecycle in WORK and await _may_see(caller, instance.ledger, job)]
+        cursor = part.cursor
+        if cursor is None or len(found) == limit:
+            break
+    return page([_document(job) for job in found], cursor)
+
+
+def _state(status: str | None) -> str | None:
+    """A state of one of the lifecycles here; raises Problem."""
+    known = {state.name for name in WORK for state in LIFECYCLES[name].states}
+    if status is not None and status not in known:
+        raise Problem("VALIDATION_FAILED", f"No job is {status!r}; choose one of {', '.join(sorted(known))}.")
+    return status
+
+
+async def _may_see(caller: Caller, ledger: Ledger, job: Job) -> bool:
+    return sees_all(caller, "jobs.read") or await is_own(caller, ledger, job)
+
+
+@router.get("/jobs/{job_id}", response_model=JobWhole, responses=PROBLEMS)
+async def one(
+    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
+) -> dict[str, Any]:
+    """One job, with its payload, its progress and its result."""
+    job = await _found(caller, "jobs.read", instance.ledger, job_id)
+    return {
+        **_document(job),
+        "payload": _json(job.payload),
+        "progress": _json(job.progress),
+        "result": _json(await instance.ledger.result(job.job_id)),
+    }
+
+
+@router.get("/jobs/{job_id}/events", response_model=Page[EventShape], responses=PROBLEMS)
+async def events(
+    job_id: JobIdPath,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.read")],
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Annotated[int | None, Query(ge=0, description="The `next_cursor` of the page before.")] = None,
+) -> dict[str, Any]:
+    """What happened to it, oldest first; `payload.from` and `payload.to` are the states."""
+    job = await _found(caller, "jobs.read", instance.ledger, job_id)
+    found = [event for event in await instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
+    more = len(found) > limit
+    return page([_event(event) for event in found[:limit]], str(found[limit - 1].version) if more else None)
+
+
+@router.post("/jobs/{job_id}/cancel", response_model=JobShape, responses=PROBLEMS)
+async def cancel(
+    job_id: JobIdPath,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.cancel")],
+    asked: Once,
+    response: Response,
+    body: JobCancel | None = None,
+) -> dict[str, Any]:
+    """End a job. What has ended stays as it is: 409 with its state. A soft cancel leaves a running job running for a while."""
+    wish = body or JobCancel(mode=CancelMode.SOFT, reason=None)
+    job = await _found(caller, "jobs.cancel", instance.ledger, job_id)
+    actor = await checked(caller, "jobs.cancel", instance.ledger, job)
+    if asked.key is not None:
+        await asked.moved(instance.ledger, job.job_id)
+    answer = await instance.ledger.cancel(
+        actor, job.job_id, wish.mode, asked.request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=wish.reason
+    )
+    if isinstance(answer, CancelRequested):
+        return _short(job, job.state, job.version)
+    return _after(job, answer, actor.role.value, response)
+
+
+@router.post("/jobs/{job_id}/requeue", response_model=JobShape, responses=PROBLEMS)
+async def requeue(
+    job_id: JobIdPath,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.requeue")],
+    asked: Once,
+    response: Response,
+    body: JobRequeue | None = None,
+) -> dict[str, Any]:
+    """Run a failed or dead-lettered job again, in its next generation; an operator's act (D9)."""
+    job = await _found(caller, "jobs.requeue", instance.ledger, job_id)
+    if asked.key is not None:
+        await asked.moved(instance.ledger, job.job_id)
+    cause = None if body is None else body.reason
+    (answer,) = await instance.ledger.requeue(caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause)
+    return _after(job, answer, caller.actor.role.value, response)
+
+
+@router.get("/workers", response_model=Page[WorkerShape], responses=PROBLEMS)
+async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.read")]) -> dict[str, Any]:
+    """Worker processes that were seen lately, and how much each holds."""
+    return page([_worker(seen) for seen in await instance.ledger.workers()], None)
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+async def _found(caller: Caller, rule: str, ledger: Ledger, job_id: str) -> Job:
+    """The job; raises NotAllowed before JobNotFound."""
+    job = await ledger.job(JobId(job_id))
+    job = job if job is not None and job.lifecycle in WORK else None
+    await checked(caller, rule, ledger, job)
+    if job is None:
+        raise JobNotFound(job_id=job_id)
+    return job
+
+
+def _after(job: Job, answer: Moved | NotMoved, role: str, response: Response) -> dict[str, Any]:
+    """The job as the step left it; raises InvalidTransition."""
+    if isinstance(answer, NotMoved):
+        raise InvalidTransition(
+            job_id=answer.job_id, source=answer.state, target=answer.target, actor=role, reason=answer.reason
+        )
+    mark(response, replayed=answer.repeated)
+    return _short(job, answer.target, answer.version)
+
+
+def _short(job: Job, status: str, version: int) -> dict[str, Any]:
+    return {
+        "job_id": job.job_id,
+        "lifecycle": job.lifecycle,
+        "status": status,
+        "type": job.type,
+        "version": version,
+    }
+
+
+def _document(job: Job) -> dict[str, Any]:
+    return {
+        **_short(job, job.state, job.version),
+        "priority": job.priority.name.lower(),
+        "generation": job.generation,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "created_at": timestamp(job.created_at),
+        "updated_at": timestamp(job.updated_at),
+        "due_at": None if job.due_at is None else timestamp(job.due_at),
+        "deadline_at": None if job.deadline_at is None else timestamp(job.deadline_at),
+        "owner": job.owner,
+        "lease_expires_at": None if job.lease_expires_at is None else timestamp(job.lease_expires_at),
+        "cancel_requested": job.cancel_requested,
+        "correlation_id": job.correlation_id,
+        "parent_id": job.parent_id,
+        "compensates": job.compensates,
+    }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    """The nine fields of document 003."""
+    data: Any = _json(event.data)
+    return {
+        "id": event.id,
+        "job_id": event.job_id,
+        "type": event.type,
+        "ts": timestamp(event.ts),
+        "actor": event.actor,
+        "correlation_id": event.correlation_id,
+        "cause": event.cause,
+        "payload": {
+            "from": event.source,
+            "to": event.target,
+            "role": event.role.value,
+            "generation": event.generation,
+            "attempt": event.attempt,
+            "epoch": event.epoch,
+            "data": data,
+        },
+        "version": event.version,
+    }
+
+
+def _worker(seen: WorkerSeen) -> dict[str, Any]:
+    return {"name": seen.name, "seen_at": timestamp(seen.seen_at), "held": seen.held, "info": _json(seen.info)}
+
+
+def _json(body: bytes | None) -> Any:
+    """What was stored as JSON; bytes that are none are told as text."""
+    if body is None:
+        return None
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace")

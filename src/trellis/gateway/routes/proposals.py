@@ -1,0 +1,174 @@
+"""Proposals: what is proposed, what a person decides, and having it applied (RUN-4, D22, AUTH-6)."""
+
+import json
+from typing import Annotated, Any, Literal
+
+import pydantic
+from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi.responses import JSONResponse
+
+from trellis.engine.errors import InvalidTransition
+from trellis.engine.jobs import JobId, NotMoved
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter
+from trellis.gateway.bodies import StrictRoute
+from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.problems import Problem
+from trellis.gateway.shapes import PROBLEMS
+from trellis.gateway.versions import etag, expected, is_known
+from trellis.http.shapes import ProposalShape
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.runs import proposals
+from trellis.runs.applying import APPLYING, FAILED, settled
+from trellis.runs.proposals import NOTE_CHARS_MAX
+from trellis.wiring import SystemClock
+
+APPLY_PATIENCE_S = 30.0
+OPEN = frozenset({"approved", "auto_approved", APPLYING})
+
+router = APIRouter(tags=["proposals"], route_class=StrictRoute)
+
+ProposalId = Annotated[str, Path(max_length=100, examples=["prop_2026-02-14_0123456789ab"])]
+State = Literal["pending", "approved", "auto_approved", "applying", "failed", "applied", "rejected", "expired"]
+
+
+class Decision(pydantic.BaseModel):
+    """What a person decides; rejecting says why, in ten characters or more."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"decision": "reject", "note": "the source says otherwise"}]},
+    )
+
+    decision: Literal["approve", "reject"]
+    note: str | None = pydantic.Field(None, max_length=NOTE_CHARS_MAX)
+
+
+@router.get("/proposals", response_model=Page[ProposalShape], responses=PROBLEMS)
+async def listing(
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("proposals.read")],
+    status: Annotated[State | None, Query()] = None,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """Proposals, newest first."""
+    return await _page(instance.ledger, status, limit, cursor)
+
+
+@router.get("/proposals/pending", response_model=Page[ProposalShape], responses=PROBLEMS)
+async def pending(
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("proposals.read")],
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """Those that wait for a person, newest first."""
+    return await _page(instance.ledger, "pending", limit, cursor)
+
+
+@router.get(
+    "/proposals/{proposal_id}",
+    response_model=ProposalShape,
+    responses={**PROBLEMS, 304: {"description": "Nothing has changed since the ETag that was sent."}},
+)
+async def one(
+    proposal_id: ProposalId,
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("proposals.read")],
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """One proposal with its text, its citations and what became of it."""
+    document = await _document(instance.ledger, proposal_id)
+    headers = {"ETag": etag(document["version"]), "Cache-Control": "no-cache"}
+    if is_known(if_none_match, document["version"]):
+        return Response(status_code=304, headers=headers)
+    return JSONResponse(document, headers=headers)
+
+
+@router.patch(
+    "/proposals/{proposal_id}",
+    response_model=ProposalShape,
+    responses={**PROBLEMS, 412: {**PROBLEMS[409], "description": "It is not the version that was seen any more."}},
+)
+async def decide(
+    proposal_id: ProposalId,
+    body: Decision,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("proposals.decide")],
+    asked: Once,
+    response: Response,
+    if_match: Annotated[str | None, Header(description="Decide only about this version.")] = None,
+) -> dict[str, Any]:
+    """Approve or reject. With If-Match it is about what was seen, or refused. The same decision again is answered as the first."""
+    version, proposal = expected(if_match), JobId(proposal_id)
+    replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
+    answer = await proposals.decide(
+        instance.ledger,
+        caller.actor,
+        proposal,
+        approve=body.decision == "approve",
+        note=body.note,
+        request_id=asked.request_id,
+        version=version,
+    )
+    document = await _document(instance.ledger, proposal_id)
+    if isinstance(answer, NotMoved):
+        if version is not None and document["version"] != version:
+            detail = f"{proposal_id} has version {document['version']} and not {version}: look at it again."
+            raise Problem("PRECONDITION_FAILED", detail, headers={"ETag": etag(document["version"])})
+        raise _refused(answer, caller)
+    mark(response, replayed=replayed)
+    response.headers["ETag"] = etag(document["version"])
+    return document
+
+
+@router.post("/proposals/{proposal_id}/apply", response_model=ProposalShape, responses=PROBLEMS)
+async def apply(
+    proposal_id: ProposalId,
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("proposals.apply")],
+    asked: Once,
+    response: Response,
+) -> dict[str, Any]:
+    """Have an approved proposal applied now, or once more if it failed; it is applied once, however often this is asked."""
+    state, proposal = (await _document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
+    replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
+    engine = instance.apply_engine()
+    if state == FAILED and not replayed:
+        await engine.apply_again(proposal, asked.request_id)
+    elif state in OPEN:
+        await settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
+    elif state != "applied" and not replayed:
+        detail = f"{proposal_id} is {state}; only an approved proposal is applied."
+        raise Problem("INVALID_TRANSITION", detail, status_now=state)
+    document = await _document(instance.ledger, proposal_id)
+    mark(response, replayed=replayed)
+    response.headers["ETag"] = etag(document["version"])
+    return document
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+async def _page(ledger: Ledger, state: str | None, limit: int, cursor: str | None) -> dict[str, Any]:
+    found = await ledger.jobs(JobFilter(lifecycle=PROPOSAL.name, state=state), limit=limit, cursor=cursor)
+    return page([await _document(ledger, job.job_id) for job in found.jobs], found.cursor)
+
+
+async def _document(ledger: Ledger, proposal_id: str) -> dict[str, Any]:
+    """As the ledger has it now; raises ProposalNotFound."""
+    job = await proposals.found(ledger, proposal_id)
+    return json.loads(proposals.document(job.payload or b"", await ledger.events(job.job_id)))
+
+
+def _refused(answer: NotMoved, caller: Caller) -> InvalidTransition:
+    return InvalidTransition(
+        job_id=answer.job_id,
+        source=answer.state,
+        target=answer.target,
+        actor=caller.actor.role.value,
+        reason=answer.reason,
+    )

@@ -1,0 +1,92 @@
+"""What holds, for everybody who has a token: the lifecycles and the authority table."""
+
+from typing import Annotated, Any
+
+import pydantic
+from fastapi import APIRouter, Path
+
+from trellis.engine.matrices import RULES
+from trellis.gateway.bodies import StrictRoute
+from trellis.gateway.callers import Caller, requires
+from trellis.gateway.pages import Page, page
+from trellis.gateway.problems import Problem
+from trellis.gateway.shapes import PROBLEMS
+from trellis.lifecycles import LIFECYCLES, Lifecycle
+
+router = APIRouter(tags=["rules"], route_class=StrictRoute)
+
+
+class TransitionShape(pydantic.BaseModel):
+    """One allowed step between states."""
+
+    source: str | None
+    target: str
+    trigger: str
+    actors: list[str]
+    event: str
+
+
+class LifecycleShape(pydantic.BaseModel):
+    """A lifecycle as data."""
+
+    name: str
+    states: list[str]
+    transitions: list[TransitionShape]
+
+
+class RuleShape(pydantic.BaseModel):
+    """One column of an authority matrix: `yes`, `own` or `no` for each role."""
+
+    name: str
+    action: str
+    source: str
+    grants: dict[str, str]
+
+
+@router.get("/lifecycles", response_model=Page[LifecycleShape], responses=PROBLEMS)
+async def lifecycles(_: Annotated[Caller, requires("rules.read")]) -> dict[str, Any]:
+    """Every lifecycle."""
+    return page([_lifecycle(one) for one in LIFECYCLES.values()], None)
+
+
+@router.get("/lifecycles/{name}", response_model=LifecycleShape, responses=PROBLEMS)
+async def lifecycle(
+    name: Annotated[str, Path(max_length=50, examples=["run"])], _: Annotated[Caller, requires("rules.read")]
+) -> dict[str, Any]:
+    """One lifecycle."""
+    found = LIFECYCLES.get(name)
+    if found is None:
+        raise Problem("NOT_FOUND", f"There is no lifecycle {name!r}; choose one of {', '.join(LIFECYCLES)}.")
+    return _lifecycle(found)
+
+
+def _lifecycle(one: Lifecycle) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "states": [state.name for state in one.states],
+        "transitions": [
+            {
+                "source": step.source,
+                "target": step.target,
+                "trigger": str(step.trigger),
+                "actors": sorted(role.value for role in step.actors),
+                "event": step.event,
+            }
+            for step in one.transitions
+        ],
+    }
+
+
+@router.get("/authority", response_model=Page[RuleShape], responses=PROBLEMS)
+async def authority(_: Annotated[Caller, requires("rules.read")]) -> dict[str, Any]:
+    """Who may do what."""
+    items = [
+        {
+            "name": rule.name,
+            "action": rule.action,
+            "source": rule.source,
+            "grants": {role.value: grant.value for role, grant in rule.grants.items()},
+        }
+        for rule in RULES.values()
+    ]
+    return page(items, None)

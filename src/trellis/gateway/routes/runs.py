@@ -1,0 +1,206 @@
+"""Runs: begin one, see how it stands, read what it published, stop it (PIPE-1, RUN-4, RUN-10, D12, D19, D43).
+
+What a run published is read from the object store, as it was published: the answer is right with every orchestrator stopped.
+"""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import pydantic
+from fastapi import APIRouter, Depends, Header, Path, Request, Response
+from fastapi.responses import JSONResponse
+
+from trellis.engine.jobs import Actor, CancelMode, JobId
+from trellis.engine.records import JobFilter
+from trellis.gateway.bodies import StrictRoute
+from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.problems import Problem
+from trellis.gateway.remembering import Remembered
+from trellis.gateway.shapes import PROBLEMS
+from trellis.gateway.versions import etag, is_known
+from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
+from trellis.instance import Instance
+from trellis.lifecycles import Role
+from trellis.lifecycles.run import RUN
+from trellis.runs import documents, ids
+from trellis.runs.documents import Request as RunRequest
+from trellis.runs.errors import RunNotFound
+from trellis.runs.layer import TriggerKind
+from trellis.runs.lookup import find_run
+from trellis.wiring import new_id
+
+POLL_S = 5
+ENDED = frozenset({"completed", "failed"})
+
+router = APIRouter(tags=["runs"], route_class=StrictRoute)
+
+RunId = Annotated[str, Path(max_length=100, examples=[EXAMPLE_RUN], description="The run's id, long or short.")]
+
+
+class Begin(pydantic.BaseModel):
+    """Which agent to run, and with what."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"agent_slug": "archivist-violin", "params": {"topic": "bows"}}]},
+    )
+
+    agent_slug: str = pydantic.Field(min_length=1, max_length=100)
+    params: dict[str, Any] = pydantic.Field(default_factory=dict)
+
+
+class Stop(pydantic.BaseModel):
+    """How to stop it."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "soft"}]})
+
+    mode: CancelMode = CancelMode.SOFT
+    reason: str | None = pydantic.Field(None, max_length=500)
+
+
+@router.post("/agents/run", status_code=202, response_model=Begun, responses=PROBLEMS)
+async def begin(
+    body: Begin,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("runs.trigger")],
+    asked: Once,
+    response: Response,
+) -> dict[str, Any]:
+    """Begin a run of an agent; it is written down when this answers, and its status can be read at `Location`."""
+    chance = new_id()[:8]
+    gateway = Actor(role=Role.GATEWAY, name=caller.principal.name)
+    layer = replace(instance.layer, gateway=gateway, random_text=lambda: chance)
+    key = None if asked.key is None else f"http:{asked.key.key}"
+    run_id = await layer.trigger(body.agent_slug, body.params, kind=TriggerKind.MANUAL, key=key)
+    mark(response, replayed=not run_id.endswith(chance[: ids.RANDOM_CHARS]))
+    response.headers["Location"] = f"/runs/{run_id}/status"
+    response.headers["Retry-After"] = str(POLL_S)
+    return {"run_id": run_id, "agent_slug": body.agent_slug, "status": "requested"}
+
+
+@router.get("/runs", response_model=Page[RunListed], responses=PROBLEMS)
+async def listing(
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("runs.read")],
+    status: Literal["requested", "queued", "running", "completed", "failed"] | None = None,
+    agent: Annotated[str | None, pydantic.Field(max_length=100)] = None,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """Runs, newest first."""
+    key = None if agent is None else f"run:{agent}"
+    where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key)
+    found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
+    items = [
+        {
+            "run_id": job.job_id,
+            "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
+            "status": job.state,
+            "trigger": await _trigger(instance, job.job_id),
+            "created_at": documents.timestamp(job.created_at),
+            "updated_at": documents.timestamp(job.updated_at),
+        }
+        for job in found.jobs
+    ]
+    return page(items, found.cursor)
+
+
+async def _trigger(instance: Instance, run_id: str) -> str:
+    return (await _request(instance, run_id)).trigger
+
+
+async def _request(instance: Instance, run_id: str) -> RunRequest:
+    job = await instance.ledger.job(await find_run(instance.ledger, run_id))
+    if job is None or job.payload is None:
+        raise RunNotFound(run_id=run_id)
+    return RunRequest.read(job.payload)
+
+
+async def _slugs(request: Request) -> Remembered[str]:
+    return request.app.state.slugs
+
+
+async def _whose(instance: Instance, slugs: Remembered[str], run_id: str) -> tuple[JobId, str]:
+    """The run that is meant and its agent. A poll asks the ledger once: whose a run is never changes, and the rest is published."""
+    if (known := JobId(run_id)) in slugs:
+        return known, slugs[known]
+    found = await find_run(instance.ledger, run_id)
+    slug = (await _request(instance, found)).agent_slug
+    slugs[found] = slug
+    return found, slug
+
+
+@router.get("/runs/{run_id}", response_model=RunStatus, responses=PROBLEMS)
+@router.get(
+    "/runs/{run_id}/status",
+    response_model=RunStatus,
+    responses={**PROBLEMS, 304: {"description": "Nothing has changed since the ETag that was sent."}},
+)
+async def status(
+    run_id: RunId,
+    instance: InstanceOf,
+    slugs: Annotated[Remembered[str], Depends(_slugs)],
+    _: Annotated[Caller, requires("runs.read")],
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """status.json as it was published last. Its ETag is the run's version; `Retry-After` says when to look again."""
+    found, slug = await _whose(instance, slugs, run_id)
+    document = await instance.published.status(slug, found)
+    if document is None:
+        raise Problem(
+            "NOT_FOUND", f"{found} is written down and not published yet; ask again.", headers={"Retry-After": "1"}
+        )
+    headers = {"ETag": etag(document["version"]), "Cache-Control": "no-cache"}
+    if document["status"] not in ENDED:
+        headers["Retry-After"] = str(POLL_S)
+    if is_known(if_none_match, document["version"]):
+        return Response(status_code=304, headers=headers)
+    return JSONResponse(document, headers=headers)
+
+
+@router.get("/runs/{run_id}/steps", response_model=Page[StepFile], responses=PROBLEMS)
+async def steps(run_id: RunId, instance: InstanceOf, _: Annotated[Caller, requires("runs.read")]) -> dict[str, Any]:
+    """The files of the steps that were counted, in order."""
+    found = await find_run(instance.ledger, run_id)
+    slug = (await _request(instance, found)).agent_slug
+    document = await instance.published.status(slug, found)
+    done = 0 if document is None else int(document["steps_completed"])
+    items: list[dict[str, Any]] = []
+    for number in range(1, done + 1):
+        file = await instance.objects.get(ids.step_key(slug, found, number))
+        if file is not None:
+            items.append(json.loads(file.body))
+    return page(items, None)
+
+
+@router.get("/runs/{run_id}/manifest", response_model=RunManifest, responses=PROBLEMS)
+async def manifest(run_id: RunId, instance: InstanceOf, _: Annotated[Caller, requires("runs.read")]) -> dict[str, Any]:
+    """manifest.json of a run that ended."""
+    found = await find_run(instance.ledger, run_id)
+    file = await instance.objects.get(ids.manifest_key((await _request(instance, found)).agent_slug, found))
+    if file is None:
+        raise Problem("NOT_FOUND", f"{found} has not ended: its manifest comes with its end.")
+    return json.loads(file.body)
+
+
+@router.post("/runs/{run_id}/cancel", response_model=Stopped, responses=PROBLEMS)
+async def cancel(
+    run_id: RunId,
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("runs.cancel")],
+    asked: Once,
+    response: Response,
+    body: Stop | None = None,
+) -> dict[str, Any]:
+    """Ask for the end of a run. What has ended stays as it is: 409 with its state."""
+    wish = body or Stop(mode=CancelMode.SOFT, reason=None)
+    found = await find_run(instance.ledger, run_id)
+    replayed = await asked.moved(instance.ledger, found)
+    state = await instance.layer.cancel(found, mode=wish.mode, request_id=asked.request_id, cause=wish.reason)
+    if state in ENDED and not await asked.moved(instance.ledger, found):
+        raise Problem("INVALID_TRANSITION", f"Run {found} has ended: it is {state}.", status_now=state)
+    mark(response, replayed=replayed)
+    return {"run_id": found, "status": state}

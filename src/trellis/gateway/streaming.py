@@ -1,0 +1,157 @@
+"""One open stream of events: what it sends, and when it ends.
+
+It ends when its listener is gone or takes nothing for too long, when the token is over or no longer trusted, when the server stops or
+the ledger does not answer, and when the time is over that was asked for. Whatever ends it, its listener can go on after the last `id`.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trellis.engine.errors import LedgerError, TokenRefused
+from trellis.engine.logs import log_of
+from trellis.gateway.events import View, first_frame, last_words, still_here
+from trellis.gateway.hub import Batch, Hub, Listener
+from trellis.gateway.tickets import Tickets
+from trellis.identity import Identity, TrustedKey, verify
+
+MEDIA_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+EXPIRED = "the token has expired; connect again with a new one"
+UNTRUSTED = "the token is not trusted any more; connect again with a new one"
+STOPPING = "the server stops; connect again"
+OUTAGE = "the ledger does not answer; connect again"
+ENOUGH = "the time that was asked for is over"
+
+_log = log_of("trellis.gateway")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Streams:
+    """What the routes of live events work with; in the app's state."""
+
+    hub: Hub
+    tickets: Tickets
+    now: Callable[[], float]
+    """Seconds since 1970, for the end of tokens."""
+
+
+async def streams_of(request: Request) -> Streams:
+    """What this app works with."""
+    return request.app.state.streams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """Why a listener may listen: a token, looked at again while it does, or what a ticket stood for."""
+
+    identity: Identity
+    keys: Sequence[TrustedKey]
+    token: str | None = None
+
+    def problem(self, now: float, *, again: bool) -> str | None:
+        """Why it is not good any more; None while it is. `again` looks also whether its key is still trusted."""
+        if self.identity.expires_at <= now:
+            return EXPIRED
+        if self.token is None or not again:
+            return None
+        try:
+            verify(self.token, self.keys, now=now)
+        except TokenRefused:
+            return UNTRUSTED
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What a stream gives, from where, and until when."""
+
+    view: View
+    begins: str
+    first: Batch
+    """What comes after `begins`: read before the answer starts, so that a refusal can still be one."""
+    allowed: Pass
+    for_s: float | None = None
+    """How long at most; 0 gives what there is."""
+
+
+class EventStream(Response):
+    """The answer. There are no tasks for a listener but its own and one that hears it leave."""
+
+    media_type = MEDIA_TYPE
+    charset = "utf-8"
+
+    def __init__(self, streams: Streams, course: Course) -> None:
+        self._streams, self._hub, self._course = streams, streams.hub, course
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the shape of an application
+        """Send until the end; raises TooManyListeners before anything is sent."""
+        with self._hub.joined(self._course.allowed.identity.name) as listener:
+            leaving = asyncio.create_task(_until_gone(receive, listener))
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._give(send, listener)
+            except TimeoutError:
+                # The rest of the answer cannot be sent; the server closes the connection.
+                _log.info("listener_too_slow", caller=listener.name)
+            finally:
+                leaving.cancel()
+                await asyncio.gather(leaving, return_exceptions=True)
+
+    async def _give(self, send: Send, listener: Listener) -> None:
+        course, hub, clock = self._course, self._hub, self._hub.clock
+        ends_at = None if course.for_s is None else clock.monotonic() + course.for_s
+        sign_at = clock.monotonic() + hub.options.keep_alive_s
+        batch = course.first
+        body = first_frame(course.begins, hub.rng.randint(*hub.options.retry_ms)) + batch.body
+        while not listener.gone:
+            due = clock.monotonic() >= sign_at
+            why = STOPPING if hub.closed else course.allowed.problem(self._streams.now(), again=due)
+            if why is None and (body or due):
+                await self._send(send, body + still_here(batch.position) if due else body)
+                sign_at = clock.monotonic() + hub.options.keep_alive_s
+            if why is None and batch.caught_up and ends_at is not None and clock.monotonic() >= ends_at:
+                why = ENOUGH
+            if why is None:
+                batch, why = await self._next(listener, batch, self._wake_at(sign_at, ends_at))
+            if why is not None:
+                await self._send(send, last_words(why), more=False)
+                return
+            body = batch.body
+
+    async def _next(self, listener: Listener, batch: Batch, wake_at: float) -> tuple[Batch, str | None]:
+        """What comes after this batch, as soon as there is something or at `wake_at`; or why there is nothing more."""
+        if batch.caught_up:
+            await self._hub.wait(listener, batch.position, wake_at)
+        else:
+            await asyncio.sleep(0)  # a long way to catch up must not keep the others waiting
+        if listener.gone or self._hub.closed:
+            return replace(batch, body=b""), None
+        try:
+            return await self._hub.read(self._course.view, batch.position), None
+        except LedgerError as error:
+            _log.warning("stream_ended", caller=listener.name, error=str(error))
+            return batch, OUTAGE
+
+    def _wake_at(self, sign_at: float, ends_at: float | None) -> float:
+        now = self._hub.clock.monotonic()
+        expires_at = now + self._course.allowed.identity.expires_at - self._streams.now()
+        return min(sign_at, expires_at, sign_at if ends_at is None else ends_at)
+
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        """Raises TimeoutError when the listener takes nothing for too long; until then at most one piece waits for it."""
+        async with asyncio.timeout(self._hub.options.send_timeout_s):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _until_gone(receive: Receive, listener: Listener) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    listener.gone = True
+    listener.wake()

@@ -1,0 +1,31 @@
+"""What the address of a gateway looks like."""
+
+from urllib.parse import urlsplit
+
+from trellis.http.errors import GatewayUrlInvalid
+
+PLAIN = "http://"
+SCHEMES = (PLAIN, "https://")
+
+
+def is_gateway_url(url: str | None) -> bool:
+    """Whether an address is a gateway's and no ledger's."""
+    return url is not None and url.lower().startswith(SCHEMES)
+
+
+def checked_url(url: str) -> str:
+    """The address of a gateway; raises GatewayUrlInvalid."""
+    if not is_gateway_url(url):
+        raise GatewayUrlInvalid(url=url, reason="it does not begin with http:// or https://")
+    if not url.isascii() or not url.isprintable() or any(char in url for char in ' \\"<>^`{|}'):
+        raise GatewayUrlInvalid(url=url, reason="it has characters that no address has")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise GatewayUrlInvalid(url=url, reason=str(error)) from None
+    if "@" in parts.netloc:
+        raise GatewayUrlInvalid(url=f"{parts.scheme}://…@{parts.hostname}", reason="a token is not part of it")
+    if not parts.hostname or port == 0 or parts.query or parts.fragment:
+        raise GatewayUrlInvalid(url=url, reason="it must be a host, perhaps with a port and a path, and no more")
+    return url

@@ -1,0 +1,272 @@
+"""One request to the gateway, asked again until it is answered or its time is over.
+
+Asking twice is safe: a request that changes something carries one Idempotency-Key over all its attempts. Asked again is what got
+no answer, and what got 429, 502, 503 or 504, never before `Retry-After` is over; any other answer is the answer. The token goes
+to the gateway's own address and nowhere else: no redirect is followed and no proxy is taken from the environment.
+"""
+
+import json
+import random
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
+
+import httpx2
+import pydantic
+
+from trellis.engine.clock import Clock, within
+from trellis.engine.errors import OptionInvalid, TokenRefused
+from trellis.engine.retries import RetryPolicy
+from trellis.http.errors import AnswerInvalid, GatewayRefused, GatewayUnavailable, GatewayUntrusted, refusal
+
+TIMEOUT_S_DEFAULT = 30.0
+ATTEMPT_S_DEFAULT = 10.0
+PATIENCE_S_DEFAULT = 300.0
+SILENCE_S_DEFAULT = 45.0
+RETRY_DEFAULT = RetryPolicy(base_s=0.1, max_s=5.0)
+ANSWER_BYTES_MAX = 32 * 1024 * 1024
+PROBLEM_BYTES_MAX = 64 * 1024
+KEY_CHARS_MAX = 200
+TRY_AGAIN = frozenset({429, 502, 503, 504})
+_UNAVAILABLE = frozenset({502, 503, 504})
+
+ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOptions:
+    """How long the client tries."""
+
+    timeout_s: float = TIMEOUT_S_DEFAULT
+    """For one call with all its attempts."""
+    attempt_s: float = ATTEMPT_S_DEFAULT
+    """For one attempt: a gateway that is silent so long is asked again."""
+    retry: RetryPolicy = RETRY_DEFAULT
+    """How the waits between attempts grow."""
+    patience_s: float = PATIENCE_S_DEFAULT
+    """How long a stream of events tries to come back."""
+    silence_s: float = SILENCE_S_DEFAULT
+    """A stream that says nothing so long, not even that it lives, is opened anew."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """One request."""
+
+    method: str
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    body: Any = None
+    key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    takes: frozenset[int] = frozenset()
+    """Answers that are no refusal here, beside 2xx."""
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class _Tries:
+    """What has happened to one request so far."""
+
+    began: float
+    attempts: int = 0
+    reason: str = "no attempt was over"
+    refused: GatewayRefused | None = None
+
+
+def path_of(*parts: str) -> str:
+    """A path on the gateway; raises OptionInvalid for a part that would lead elsewhere."""
+    for part in parts:
+        if part in {"", ".", ".."}:
+            raise OptionInvalid(option="id", value=part, expected="it must name something")
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+class Calls:
+    """Requests to one gateway in the name of one token."""
+
+    def __init__(
+        self,
+        http: httpx2.AsyncClient,
+        *,
+        token: Callable[[], str | None],
+        clock: Clock,
+        rng: random.Random,
+        new_id: Callable[[], str],
+        options: CallOptions,
+    ) -> None:
+        self._http, self._token, self._rng, self._new_id = http, token, rng, new_id
+        self.clock, self.options = clock, options
+        self.url = str(http.base_url)
+
+    async def get(self, shape: type[ShapeT], path: str, **params: Any) -> ShapeT:
+        """What is there."""
+        return await self.asked(shape, Ask(method="GET", path=path, params=params))
+
+    async def post(self, shape: type[ShapeT], path: str, body: Any = None, *, key: str | None = None) -> ShapeT:
+        """Have something done, once."""
+        return await self.asked(shape, Ask(method="POST", path=path, body=body, key=self.key(key)))
+
+    async def asked(self, shape: type[ShapeT], ask: Ask) -> ShapeT:
+        """The answer as a typed value."""
+        return read(shape, await self.ask(ask), ask)
+
+    def key(self, given: str | None) -> str:
+        """The caller's idempotency key, or a new one; raises OptionInvalid."""
+        if given is None:
+            return self._new_id()
+        if not 1 <= len(given) <= KEY_CHARS_MAX or not given.isascii() or not given.isprintable():
+            expected = f"it must be 1 to {KEY_CHARS_MAX} printable ASCII characters"
+            raise OptionInvalid(option="idempotency_key", value=given[:40], expected=expected)
+        return given
+
+    async def ask(self, ask: Ask) -> Answer:
+        """The answer; raises GatewayRefused and its kin, GatewayUnavailable when the time is over."""
+        tries = _Tries(self.clock.monotonic())
+        try:
+            return await within(self.clock, self.options.timeout_s, self._until_answered(ask, tries))
+        except TimeoutError:
+            raise self._given_up(ask, tries, self.options.timeout_s) from None
+
+    @asynccontextmanager
+    async def stream(self, ask: Ask) -> AsyncGenerator[httpx2.EventSource]:
+        """One connection to a stream of events; raises what `ask` does, without asking again."""
+        headers = self._headers(ask, self._new_id()) | {"Accept": "text/event-stream"}
+        timeout = httpx2.Timeout(self.options.attempt_s, read=self.options.silence_s)
+        async with self._sent(ask, None, headers, timeout) as response:
+            if response.status_code >= 300:
+                raise _refused(ask, response, await _read(response, PROBLEM_BYTES_MAX))
+            yield httpx2.EventSource(response)
+
+    def pause_s(self, failures: int, after_s: float | None) -> float:
+        """How long to wait before the next attempt: what the gateway asks for, and a random share more."""
+        return max(0.0, after_s or 0.0) + self.options.retry.delay_s(failures, self._rng.random())
+
+    async def _until_answered(self, ask: Ask, tries: _Tries) -> Answer:
+        content = None if ask.body is None else json.dumps(ask.body, allow_nan=False).encode()
+        headers = self._headers(ask, self._new_id())
+        while True:
+            after_s: float | None = None
+            try:
+                answer = await self._attempt(ask, content, headers)
+            except httpx2.TransportError as error:
+                refuse_untrusted(error, self.url)
+                tries.reason, tries.refused = _told(error), None
+            else:
+                if answer.status < 300 or answer.status in ask.takes:
+                    return answer
+                tries.refused = _refused(ask, answer, answer.body)
+                tries.reason = str(tries.refused)
+                if answer.status not in TRY_AGAIN:
+                    raise tries.refused
+                after_s = tries.refused.retry_after_s
+            pause_s = self.pause_s(tries.attempts, after_s)
+            tries.attempts += 1
+            if self.clock.monotonic() + pause_s - tries.began >= self.options.timeout_s:
+                raise self._given_up(ask, tries, self.clock.monotonic() - tries.began)
+            await self.clock.sleep(pause_s)
+
+    async def _attempt(self, ask: Ask, content: bytes | None, headers: Mapping[str, str]) -> Answer:
+        async with self._sent(ask, content, headers, httpx2.Timeout(self.options.attempt_s)) as response:
+            body = await _read(response, ANSWER_BYTES_MAX)
+            return Answer(status=response.status_code, headers=response.headers, body=body)
+
+    def _sent(
+        self, ask: Ask, content: bytes | None, headers: Mapping[str, str], timeout: httpx2.Timeout
+    ) -> AbstractAsyncContextManager[httpx2.Response]:
+        params = {name: value for name, value in ask.params.items() if value is not None}
+        return self._http.stream(
+            ask.method, ask.path.lstrip("/"), params=params, content=content, headers=dict(headers), timeout=timeout
+        )
+
+    def _headers(self, ask: Ask, correlation_id: str) -> dict[str, str]:
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "X-Correlation-ID": correlation_id}
+        token = self._token()
+        if token is not None:
+            headers["Authorization"] = f"Bearer {_sendable(token)}"
+        if ask.body is not None:
+            headers["Content-Type"] = "application/json"
+        if ask.key is not None:
+            headers["Idempotency-Key"] = ask.key
+        return headers | dict(ask.headers)
+
+    def _given_up(self, ask: Ask, tries: _Tries, waited_s: float) -> GatewayRefused | GatewayUnavailable:
+        if tries.refused is not None and tries.refused.status not in _UNAVAILABLE:
+            return tries.refused
+        then = "" if ask.key is None else f"; ask again with idempotency_key={ask.key!r} to learn what happened"
+        return GatewayUnavailable(
+            url=self.url,
+            request=str(ask),
+            timeout_s=waited_s,
+            attempts=tries.attempts,
+            reason=tries.reason,
+            then=then,
+            idempotency_key=ask.key,
+        )
+
+
+def read(shape: type[ShapeT], answer: Answer, ask: Ask) -> ShapeT:
+    """The body as a typed value; raises AnswerInvalid."""
+    try:
+        return shape.model_validate_json(answer.body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise AnswerInvalid(request=str(ask), reason=f"{where or 'the body'}: {first['msg']}") from None
+
+
+async def _read(response: httpx2.Response, bytes_max: int) -> bytes:
+    body = bytearray()
+    async for part in response.aiter_raw():
+        body += part
+        if len(body) > bytes_max:
+            path = response.request.url.path
+            raise AnswerInvalid(request=path, reason=f"it has more than {bytes_max} bytes")
+    return bytes(body)
+
+
+def _refused(ask: Ask, answer: Answer | httpx2.Response, body: bytes) -> GatewayRefused:
+    status = answer.status if isinstance(answer, Answer) else answer.status_code
+    if status < 400:
+        raise AnswerInvalid(request=str(ask), reason=f"its status is {status}")
+    problem: dict[str, Any] = {}
+    if answer.headers.get("Content-Type", "").startswith("application/problem+json"):
+        try:
+            found = json.loads(body)
+        except ValueError:
+            found = None
+        problem = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return refusal(status, problem, answer.headers)
+
+
+def refuse_untrusted(error: BaseException, url: str) -> None:
+    """A certificate does not get better by asking again."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            raise GatewayUntrusted(url=url, reason=cause.verify_message) from error
+        cause = cause.__cause__ or cause.__context__
+
+
+def _told(error: httpx2.TransportError) -> str:
+    return str(error) or type(error).__name__
+
+
+def _sendable(token: str) -> str:
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        raise TokenRefused(problem="it is not one line of printable ASCII", remedy="give it as it was issued")
+    return token

@@ -1,0 +1,113 @@
+"""Jobs of every lifecycle: submit, look, wait, cancel, requeue."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from trellis.http.calls import Calls, path_of
+from trellis.http.listing import LIMIT_DEFAULT, listed
+from trellis.http.shapes import EventShape, JobDocument, JobShape, JobWhole, LiveEvent, Page
+from trellis.http.streams import follow
+from trellis.http.watching import changes, last_of
+from trellis.lifecycles import LIFECYCLES, Phase
+
+
+class JobWishes(TypedDict, total=False):
+    """What can be said about a new job beside its type and payload."""
+
+    priority: str
+    """`critical`, `interactive` or `batch`."""
+    run_at: datetime
+    """Not before this moment, which has a time zone."""
+    delay_s: float
+    """Not before so long from now."""
+    deadline_s: float
+    """From now to the latest end."""
+    max_attempts: int
+    """Executions at most."""
+    concurrency_key: str
+    """Jobs with the same key take turns."""
+    concurrency_limit: int
+    """How many of the key may be held at once."""
+    correlation_id: str
+    """What the job belongs to; by default the request's."""
+    parent_id: str
+    """The job that caused this one."""
+
+
+class Jobs:
+    """Jobs: `client.jobs`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def submit(
+        self, type_: str, payload: Any = None, *, idempotency_key: str | None = None, **wishes: Unpack[JobWishes]
+    ) -> JobShape:
+        """Submit a job. The same key and request again is the same job."""
+        body: dict[str, Any] = {"type": type_, "payload": payload, **wishes}
+        if "run_at" in wishes:
+            body["run_at"] = wishes["run_at"].isoformat()
+        return await self._calls.post(JobShape, "/jobs", body, key=idempotency_key)
+
+    async def get(self, job_id: str) -> JobWhole:
+        """One job, with its payload, its progress and its result."""
+        return await self._calls.get(JobWhole, path_of("jobs", job_id))
+
+    async def list(
+        self,
+        *,
+        lifecycle: str | None = None,
+        type_: str | None = None,
+        status: str | None = None,
+        correlation_id: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+    ) -> Page[JobDocument]:
+        """Jobs, newest first."""
+        filters = {"lifecycle": lifecycle, "type": type_, "status": status, "correlation_id": correlation_id}
+        return await listed(self._calls, JobDocument, "/jobs", limit, cursor, **filters)
+
+    async def events(self, job_id: str, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[EventShape]:
+        """What happened to it, oldest first."""
+        return await listed(self._calls, EventShape, path_of("jobs", job_id, "events"), limit, cursor)
+
+    async def wait(self, job_id: str, timeout_s: float | None = None) -> JobWhole:
+        """The job once it has ended, however it did; raises TimeoutError."""
+        return await last_of(self.watch(job_id), self._calls.clock, timeout_s, f"job {job_id}")
+
+    async def watch(self, job_id: str) -> AsyncGenerator[JobWhole]:
+        """How the job stands, each time it has changed, until it has ended."""
+        job = await self.get(job_id)
+        async with contextlib.aclosing(
+            changes(lambda last: self._look(job, last), self._hints(job), ended=has_ended, clock=self._calls.clock)
+        ) as states:
+            async for state in states:
+                yield state
+
+    async def _look(self, first: JobWhole, last: JobWhole | None) -> JobWhole:
+        return first if last is None else await self.get(first.job_id)
+
+    async def _hints(self, job: JobWhole) -> AsyncGenerator[LiveEvent]:
+        async with contextlib.aclosing(follow(self._calls, {"run": job.correlation_id}, None)) as events:
+            async for event in events:
+                if event.job_id == job.job_id:
+                    yield event
+
+    async def cancel(
+        self, job_id: str, *, mode: str = "soft", reason: str | None = None, idempotency_key: str | None = None
+    ) -> JobShape:
+        """End a job: soft asks its holder to stop, hard ends it now. Raises WrongState once it has ended."""
+        body = {"mode": mode, "reason": reason}
+        return await self._calls.post(JobShape, path_of("jobs", job_id, "cancel"), body, key=idempotency_key)
+
+    async def requeue(self, job_id: str, *, reason: str | None = None, idempotency_key: str | None = None) -> JobShape:
+        """Run a failed or dead-lettered job again; an operator's act."""
+        body = {"reason": reason}
+        return await self._calls.post(JobShape, path_of("jobs", job_id, "requeue"), body, key=idempotency_key)
+
+
+def has_ended(job: JobShape) -> bool:
+    """Whether nothing more happens to it, unless somebody requeues it."""
+    return LIFECYCLES[job.lifecycle].by_name[job.status].phase is Phase.ENDED

@@ -1,0 +1,59 @@
+"""Proposals: what agents want changed, and what a person decides."""
+
+from trellis.http.calls import Ask, Calls, path_of
+from trellis.http.listing import LIMIT_DEFAULT, listed
+from trellis.http.shapes import Page, ProposalShape
+
+
+class Proposals:
+    """What agents propose: `client.proposals`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def list(
+        self, *, status: str | None = None, limit: int = LIMIT_DEFAULT, cursor: str | None = None
+    ) -> Page[ProposalShape]:
+        """Proposals, newest first."""
+        return await listed(self._calls, ProposalShape, "/proposals", limit, cursor, status=status)
+
+    async def pending(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[ProposalShape]:
+        """Those that wait for a person."""
+        return await listed(self._calls, ProposalShape, "/proposals/pending", limit, cursor)
+
+    async def get(self, proposal_id: str) -> ProposalShape:
+        """One proposal."""
+        return await self._calls.get(ProposalShape, path_of("proposals", proposal_id))
+
+    async def approve(
+        self,
+        proposal_id: str,
+        note: str | None = None,
+        *,
+        version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> ProposalShape:
+        """Approve a proposal, which is then applied; with `version` only as it was seen, else VersionDiffers."""
+        return await self._decide(proposal_id, "approve", note, version, idempotency_key)
+
+    async def reject(
+        self, proposal_id: str, note: str, *, version: int | None = None, idempotency_key: str | None = None
+    ) -> ProposalShape:
+        """Reject a proposal and say why."""
+        return await self._decide(proposal_id, "reject", note, version, idempotency_key)
+
+    async def apply(self, proposal_id: str, *, idempotency_key: str | None = None) -> ProposalShape:
+        """Have an approved proposal applied now."""
+        return await self._calls.post(ProposalShape, path_of("proposals", proposal_id, "apply"), key=idempotency_key)
+
+    async def _decide(
+        self, proposal_id: str, decision: str, note: str | None, version: int | None, key: str | None
+    ) -> ProposalShape:
+        ask = Ask(
+            method="PATCH",
+            path=path_of("proposals", proposal_id),
+            body={"decision": decision, "note": note},
+            key=self._calls.key(key),
+            headers={} if version is None else {"If-Match": f'"{version}"'},
+        )
+        return await self._calls.asked(ProposalShape, ask)

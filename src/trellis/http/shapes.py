@@ -1,0 +1,328 @@
+"""The documents that clients and gateways exchange, as both see them. What a newer gateway adds is kept out of the way."""
+
+from typing import Any, Generic, Literal, TypeVar
+
+import pydantic
+from pydantic.alias_generators import to_camel
+
+EXAMPLE_RUN = "run_2026-02-14_080000_abc123"
+
+ItemT = TypeVar("ItemT")
+
+
+class Page(pydantic.BaseModel, Generic[ItemT]):
+    """Some of the items; `next_cursor` asks for more, null at the end."""
+
+    items: list[ItemT]
+    next_cursor: str | None
+
+
+class LiveEvent(pydantic.BaseModel):
+    """Something that happened. `id` is its position: give it as `after` to go on behind it."""
+
+    model_config = pydantic.ConfigDict(extra="allow", alias_generator=to_camel)
+
+    id: str
+    type: str
+    run_id: str | None = None
+    proposal_id: str | None = None
+    job_id: str | None = None
+    status: str | None = None
+    step: Any = None
+    version: int | None = None
+
+
+class Begun(pydantic.BaseModel):
+    """The run that was begun."""
+
+    run_id: str
+    agent_slug: str
+    status: Literal["requested"]
+
+
+class RunStatus(pydantic.BaseModel):
+    """status.json (document 002, 3.1), with the version that rises."""
+
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "run_id": EXAMPLE_RUN,
+                    "agent_slug": "archivist-violin",
+                    "status": "running",
+                    "trigger": "manual",
+                    "started_at": "2026-02-14T08:00:00.000Z",
+                    "finished_at": None,
+                    "current_step": "execute-agent",
+                    "steps_total": 4,
+                    "steps_completed": 1,
+                    "proposals_created": [],
+                    "error": None,
+                    "version": 4,
+                }
+            ]
+        }
+    )
+
+    run_id: str
+    agent_slug: str
+    status: str
+    trigger: str
+    started_at: str
+    finished_at: str | None
+    current_step: str | None
+    steps_total: int
+    steps_completed: int
+    proposals_created: list[str]
+    error: str | None
+    version: int
+
+
+class StepFile(pydantic.BaseModel):
+    """The file of one step."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    step: int
+    name: str
+    run_id: str
+    agent_slug: str
+    started_at: str
+    finished_at: str
+    result: dict[str, Any]
+
+
+class StepMade(pydantic.BaseModel):
+    """A step in a manifest."""
+
+    name: str
+    file: str
+    sha256: str
+    started_at: str
+    finished_at: str
+
+
+class RunManifest(pydantic.BaseModel):
+    """manifest.json of a run that ended (PIPE-15)."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    run_id: str
+    agent_slug: str
+    trigger: str
+    status: str
+    started_at: str
+    finished_at: str
+    steps: list[StepMade]
+    proposals_created: list[str]
+    artifacts: list[str]
+    summary: str | None
+    error: str | None
+
+
+class Stopped(pydantic.BaseModel):
+    """How it stands after the wish; a soft one leaves a running run running for a while."""
+
+    run_id: str
+    status: str
+
+
+class RunListed(pydantic.BaseModel):
+    """A run in a listing, as the ledger has it."""
+
+    run_id: str
+    agent_slug: str
+    status: str
+    trigger: str
+    created_at: str
+    updated_at: str
+
+
+class AgentShape(pydantic.BaseModel):
+    """An agent as its file says it; a malformed one says what to correct."""
+
+    slug: str | None
+    status: str
+    name: str | None = None
+    version: str | None = None
+    description: str | None = None
+    tools: list[str] = []
+    cron: str | None = None
+    problems: list[str] = []
+
+
+class Health(pydantic.BaseModel):
+    """`ok` when everything behind the gateway answers."""
+
+    status: Literal["ok", "degraded"]
+    checks: dict[str, str]
+
+
+class JobShape(pydantic.BaseModel):
+    """A job of any lifecycle; `status` is a state in that lifecycle's words."""
+
+    job_id: str
+    lifecycle: str
+    status: str
+    type: str
+    version: int
+
+
+class JobDocument(JobShape):
+    """A job as the ledger has it now."""
+
+    priority: Literal["critical", "interactive", "batch"]
+    generation: int
+    attempt: int
+    max_attempts: int
+    created_at: str
+    updated_at: str
+    due_at: str | None
+    deadline_at: str | None
+    owner: str | None
+    lease_expires_at: str | None
+    cancel_requested: bool
+    correlation_id: str
+    parent_id: str | None
+    compensates: str | None
+
+
+class JobWhole(JobDocument):
+    """A job with what it was given and what came of it."""
+
+    payload: Any
+    progress: Any
+    result: Any
+
+
+class EventShape(pydantic.BaseModel):
+    """One transition: `payload.from` and `payload.to` are the states."""
+
+    id: str
+    job_id: str
+    type: str
+    ts: str
+    actor: str
+    correlation_id: str
+    cause: str | None
+    payload: dict[str, Any]
+    version: int
+
+
+class DeadLetterShape(pydantic.BaseModel):
+    """Why a job needs a person (DJ-12)."""
+
+    job_id: str
+    type: str
+    status: str
+    reason_code: str
+    stage: str
+    last_error: str
+    attempts: int
+    last_owner: str | None
+    last_lease_expires_at: str | None
+    correlation_id: str
+    at: str
+    version: int
+
+
+class Requeued(pydantic.BaseModel):
+    """Which jobs run again, and which do not."""
+
+    items: list[dict[str, Any]]
+
+
+class ProposalShape(pydantic.BaseModel):
+    """A proposal as it is published: what an agent wants changed, and what became of it. Its version is its ETag."""
+
+    id: str
+    status: str
+    created_at: str
+    updated_at: str
+    expires_at: str
+    agent_slug: str
+    source: dict[str, Any]
+    action: str
+    target: str
+    content: dict[str, Any]
+    target_hash: str | None
+    priority: str
+    requiresHumanReview: bool  # noqa: N815 - the word of the documents
+    approval: dict[str, Any] | None
+    apply_result: dict[str, Any] | None
+    version: int
+
+
+class MemoryRead(pydantic.BaseModel):
+    """Layer 1 of a memory at one commit: the files by name."""
+
+    agent_id: str
+    mode: str
+    version: int
+    commit: str | None
+    files: dict[str, str]
+    token_count: int
+    last_update: str | None
+    last_run_id: str | None
+
+
+class FileChanged(pydantic.BaseModel):
+    """One file in one change, with lines added and removed."""
+
+    file: str
+    kind: str
+    added: int
+    removed: int
+
+
+class MemoryChange(pydantic.BaseModel):
+    """One change of a memory. Without a proposal it was not made by the apply engine."""
+
+    commit: str
+    at: str
+    author: str
+    version: int | None
+    proposal_id: str | None
+    run_id: str | None
+    auto_approved: bool | None
+    reason: str | None
+    files: list[FileChanged]
+
+
+class Rejection(pydantic.BaseModel):
+    """Why an entry of the inbox made nothing."""
+
+    code: str
+    reason: str
+
+
+class InboxTaken(pydantic.BaseModel):
+    """What became of an entry: one of the ids when it made something, the rejection when the gate refused it."""
+
+    id: str
+    status: str
+    correlation_id: str
+    run_id: str | None
+    job_id: str | None
+    proposal_id: str | None
+    rejection: Rejection | None
+
+
+class InboxEntry(InboxTaken):
+    """An entry with what it asked for."""
+
+    source: dict[str, Any]
+    intent: dict[str, Any]
+    metadata: dict[str, Any]
+    created_at: str
+    updated_at: str
+    version: int
+
+
+class InboxStats(pydantic.BaseModel):
+    """How much waits in the inbox, and what became of what today."""
+
+    pending: int
+    processed_today: int
+    rejected_today: int
+    expired_today: int

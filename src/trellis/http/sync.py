@@ -1,0 +1,210 @@
+"""The client for scripts without `async`: the same nouns and verbs, each blocking until its answer is there.
+
+with connect_sync(gateway="http://127.0.0.1:8420") as client:
+    run = client.runs.start("archivist-violin")
+    print(client.runs.wait(run.run_id, timeout_s=120).status)
+
+Every method is the asynchronous one, run on an event loop in a thread of its own; nothing is written twice.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from trellis.http.agents import Agents
+from trellis.http.client import GatewayClient
+from trellis.http.dead_letters import DeadLetters
+from trellis.http.inbox import Inbox
+from trellis.http.jobs import Jobs
+from trellis.http.memory import Memory
+from trellis.http.proposals import Proposals
+from trellis.http.runs import Runs
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+ItemT = TypeVar("ItemT")
+
+
+class EventLoopThread:
+    """An event loop that runs in a thread until it is stopped."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="trellis-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """What `work` returns. Ctrl-C ends the waiting and the work."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def stop(self) -> None:
+        """End what is left and the thread."""
+        self.run(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Twin:
+    """The blocking side of one asynchronous object."""
+
+    def __init__(self, inner: Any, thread: EventLoopThread) -> None:
+        self.inner, self.thread = inner, thread
+
+
+class Blocking(Generic[P, ResultT]):
+    """A method that waits for the answer of the asynchronous one."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, ResultT]]) -> None:
+        self.method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, twin: Twin, owner: type[Twin]) -> Callable[P, ResultT]:
+        """The method of this object."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> ResultT:
+            return twin.thread.run(self.method(twin.inner, *args, **kwargs))
+
+        call.__doc__ = self.__doc__
+        return call
+
+
+class Flowing(Generic[P, ItemT]):
+    """A method whose items come one by one; leaving the loop ends it."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], AsyncGenerator[ItemT]]) -> None:
+        self.method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, twin: Twin, owner: type[Twin]) -> Callable[P, Iterator[ItemT]]:
+        """The method of this object."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[ItemT]:
+            return _flow(twin.thread, self.method(twin.inner, *args, **kwargs))
+
+        call.__doc__ = self.__doc__
+        return call
+
+
+def _flow(thread: EventLoopThread, items: AsyncGenerator[ItemT]) -> Generator[ItemT]:
+    try:
+        while True:
+            try:
+                item = thread.run(_awaited(anext(items)))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        thread.run(items.aclose())
+
+
+async def _awaited(work: Awaitable[ResultT]) -> ResultT:
+    return await work
+
+
+class SyncAgents(Twin):
+    """`client.agents`"""
+
+    list = Blocking(Agents.list)
+    get = Blocking(Agents.get)
+    activate = Blocking(Agents.activate)
+    pause = Blocking(Agents.pause)
+
+
+class SyncRuns(Twin):
+    """`client.runs`"""
+
+    start = Blocking(Runs.start)
+    get = Blocking(Runs.get)
+    status = Blocking(Runs.status)
+    list = Blocking(Runs.list)
+    steps = Blocking(Runs.steps)
+    manifest = Blocking(Runs.manifest)
+    wait = Blocking(Runs.wait)
+    watch = Flowing(Runs.watch)
+    cancel = Blocking(Runs.cancel)
+
+
+class SyncProposals(Twin):
+    """`client.proposals`"""
+
+    list = Blocking(Proposals.list)
+    pending = Blocking(Proposals.pending)
+    get = Blocking(Proposals.get)
+    approve = Blocking(Proposals.approve)
+    reject = Blocking(Proposals.reject)
+    apply = Blocking(Proposals.apply)
+
+
+class SyncJobs(Twin):
+    """`client.jobs`"""
+
+    submit = Blocking(Jobs.submit)
+    get = Blocking(Jobs.get)
+    list = Blocking(Jobs.list)
+    events = Blocking(Jobs.events)
+    wait = Blocking(Jobs.wait)
+    watch = Flowing(Jobs.watch)
+    cancel = Blocking(Jobs.cancel)
+    requeue = Blocking(Jobs.requeue)
+
+
+class SyncDeadLetters(Twin):
+    """`client.dead_letters`"""
+
+    list = Blocking(DeadLetters.list)
+    get = Blocking(DeadLetters.get)
+    requeue = Blocking(DeadLetters.requeue)
+
+
+class SyncMemory(Twin):
+    """`client.memory`"""
+
+    read = Blocking(Memory.read)
+    history = Blocking(Memory.history)
+
+
+class SyncInbox(Twin):
+    """`client.inbox`"""
+
+    submit = Blocking(Inbox.submit)
+    entries = Blocking(Inbox.entries)
+    stats = Blocking(Inbox.stats)
+
+
+class SyncGatewayClient(Twin):
+    """One gateway, for scripts. Made by `connect_sync(gateway=…)`; for one thread at a time."""
+
+    def __init__(self, inner: GatewayClient, thread: EventLoopThread) -> None:
+        super().__init__(inner, thread)
+        self.agents = SyncAgents(inner.agents, thread)
+        self.runs = SyncRuns(inner.runs, thread)
+        self.proposals = SyncProposals(inner.proposals, thread)
+        self.jobs = SyncJobs(inner.jobs, thread)
+        self.dead_letters = SyncDeadLetters(inner.dead_letters, thread)
+        self.memory = SyncMemory(inner.memory, thread)
+        self.inbox = SyncInbox(inner.inbox, thread)
+
+    events = Flowing(GatewayClient.events)
+    position = Blocking(GatewayClient.position)
+    health = Blocking(GatewayClient.health)
+
+
+@contextmanager
+def blocking(opening: AbstractAsyncContextManager[GatewayClient]) -> Generator[SyncGatewayClient]:
+    """The blocking side of a client that is opened for as long as this lasts."""
+    thread = EventLoopThread()
+    try:
+        client = thread.run(_awaited(opening.__aenter__()))
+        try:
+            yield SyncGatewayClient(client, thread)
+        finally:
+            thread.run(_awaited(opening.__aexit__(None, None, None)))
+    finally:
+        thread.stop()

@@ -1,0 +1,1 @@
+"""Connections to addresses that somebody else chose."""

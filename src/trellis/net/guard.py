@@ -1,0 +1,229 @@
+"""The one way out to a URL that somebody else chose: a callback, a snapshot, a webhook.
+
+What holds:
+- a URL leads to a public address over https, or to an origin that the operator listed; anything else is refused before a packet;
+- the host is looked up once, every answer is judged, and the connection goes to the very address that was judged; the name stays
+  in TLS and in the Host header, so a certificate must still be the name's;
+- no redirect is followed, no proxy and no password is taken from the environment, no connection is used for another request;
+- bytes and time have a bound, from the first look-up to the last byte.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from types import TracebackType
+from typing import Self
+
+import httpx2
+
+from trellis.net.addresses import is_public, is_usable, read_ip
+from trellis.net.errors import AddressRefused, AnswerRefused, OutgoingUnavailable, UrlRefused
+from trellis.net.targets import Target, read_target, shown
+
+ADDRESSES_TRIED_MAX = 4
+CONNECTIONS_MAX = 32
+REQUEST_HEADERS_REFUSED = frozenset({"host", "connection", "transfer-encoding", "content-length", "accept-encoding"})
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a host, as text; raises OSError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutgoingPolicy:
+    """Where requests may go and how much they may take."""
+
+    origins: tuple[str, ...] = ()
+    """`https://host` or `http://host:port` that may be asked although they are not public; names or addresses."""
+    public: bool = True
+    """Whether every public address may be asked too, over https."""
+    public_ports: frozenset[int] = frozenset({443})
+    answer_bytes_max: int = 5 * 1024 * 1024
+    connect_s: float = 5.0
+    total_s: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """What came back. A redirect is an answer like any other; nobody follows it."""
+
+    status: int
+    headers: Mapping[str, str]
+    """With names in small letters."""
+    body: bytes
+
+
+def guarded_client(
+    policy: OutgoingPolicy, *, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None
+) -> "GuardedClient":
+    """A client that keeps the policy. `tls` is for certificates of a private authority."""
+    return GuardedClient(policy, resolve or system_resolve, tls)
+
+
+class GuardedClient:
+    """Sends single requests; close it when done."""
+
+    def __init__(self, policy: OutgoingPolicy, resolve: Resolve, tls: ssl.SSLContext | None) -> None:
+        self._policy, self._resolve = policy, resolve
+        self._origins = frozenset(_origin(text) for text in policy.origins)
+        self._client = httpx2.AsyncClient(
+            verify=tls or ssl.create_default_context(),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx2.Timeout(policy.total_s, connect=policy.connect_s),
+            # A connection is pinned for one name: another name at the same address must not get it.
+            limits=httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=0),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of what is open."""
+        await self._client.aclose()
+
+    def check(self, url: str) -> None:
+        """Whether the URL could be asked, without looking anything up; raises UrlRefused, AddressRefused."""
+        self._judged(read_target(url))
+
+    async def send(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes | None = None
+    ) -> Fetched:
+        """One request; raises UrlRefused, AddressRefused, OutgoingUnavailable, AnswerRefused."""
+        target = read_target(url)
+        self._judged(target)
+        given = {name.lower(): value for name, value in (headers or {}).items()}
+        refused = sorted(REQUEST_HEADERS_REFUSED & set(given))
+        if refused:
+            raise UrlRefused(url=shown(url), reason=f"the header {refused[0]} is set here and not by the caller")
+        try:
+            async with asyncio.timeout(self._policy.total_s):
+                addresses = await self._addresses(target)
+                return await self._first(target, addresses, method, given, content)
+        except TimeoutError:
+            reason = f"{self._policy.total_s:g} s were not enough"
+            raise OutgoingUnavailable(url=shown(url), reason=reason) from None
+
+    # --- where ---------------------------------------------------------------------------------------------------
+
+    def _judged(self, target: Target) -> None:
+        """All that can be said without a look-up."""
+        if target.origin in self._origins:
+            return
+        if not self._policy.public:
+            raise UrlRefused(url=shown(target.url), reason=f"only listed origins are asked, and {target.origin} is not")
+        if target.scheme != "https":
+            raise UrlRefused(url=shown(target.url), reason="it must begin with https://, or its origin be listed")
+        if target.port not in self._policy.public_ports:
+            allowed = ", ".join(str(port) for port in sorted(self._policy.public_ports))
+            raise UrlRefused(url=shown(target.url), reason=f"its port must be {allowed}, or its origin be listed")
+        if target.address is not None:
+            self._admit(target, target.address)
+
+    async def _addresses(self, target: Target) -> list[IPv4Address | IPv6Address]:
+        """The host's addresses, looked up this once; one bad answer refuses all of them."""
+        if target.address is not None:
+            return [target.address]
+        try:
+            found = await self._resolve(target.host, target.port)
+        except OSError as error:
+            reason = f"its host is not known ({error.strerror or type(error).__name__})"
+            raise OutgoingUnavailable(url=shown(target.url), reason=reason) from None
+        addresses: list[IPv4Address | IPv6Address] = []
+        for text in found:
+            address = read_ip(text)
+            if address is None:
+                raise AddressRefused(url=shown(target.url), host=target.host, address=text[:60])
+            self._admit(target, address)
+            addresses.append(address)
+        if not addresses:
+            raise OutgoingUnavailable(url=shown(target.url), reason="its host has no address")
+        return addresses[:ADDRESSES_TRIED_MAX]
+
+    def _admit(self, target: Target, address: IPv4Address | IPv6Address) -> None:
+        listed = target.origin in self._origins
+        if not (is_usable(address) if listed else is_public(address)):
+            raise AddressRefused(url=shown(target.url), host=target.host, address=str(address))
+
+    # --- there and back ------------------------------------------------------------------------------------------
+
+    async def _first(
+        self,
+        target: Target,
+        addresses: Sequence[IPv4Address | IPv6Address],
+        method: str,
+        headers: Mapping[str, str],
+        content: bytes | None,
+    ) -> Fetched:
+        """From the first address that takes the connection; after that there is no second try."""
+        for address in addresses[:-1]:
+            try:
+                return await self._ask(target, address, method, headers, content)
+            except httpx2.ConnectError:
+                continue
+            except httpx2.HTTPError as error:
+                raise _unavailable(target, error) from None
+        try:
+            return await self._ask(target, addresses[-1], method, headers, content)
+        except httpx2.HTTPError as error:
+            raise _unavailable(target, error) from None
+
+    async def _ask(
+        self,
+        target: Target,
+        address: IPv4Address | IPv6Address,
+        method: str,
+        headers: Mapping[str, str],
+        content: bytes | None,
+    ) -> Fetched:
+        host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
+        pinned = f"{target.scheme}://{host}:{target.port}{target.path}"
+        request = self._client.build_request(
+            method,
+            pinned,
+            headers={**headers, "host": target.host_header, "accept-encoding": "identity", "connection": "close"},
+            content=content,
+            extensions={"sni_hostname": target.host},
+        )
+        response = await self._client.send(request, stream=True)
+        try:
+            body = await self._read(target, response)
+        finally:
+            await response.aclose()
+        return Fetched(status=response.status_code, headers=dict(response.headers), body=body)
+
+    async def _read(self, target: Target, response: httpx2.Response) -> bytes:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise AnswerRefused(url=shown(target.url), reason="it is compressed, which was not asked for")
+        body = bytearray()
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) > self._policy.answer_bytes_max:
+                reason = f"it has more than {self._policy.answer_bytes_max} bytes"
+                raise AnswerRefused(url=shown(target.url), reason=reason)
+        return bytes(body)
+
+
+async def system_resolve(host: str, port: int) -> Sequence[str]:
+    """As this machine resolves names."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(place[0]) for *_, place in found]
+
+
+def _origin(text: str) -> str:
+    target = read_target(text)
+    if target.path != "/":
+        raise UrlRefused(url=shown(text), reason="an origin ends with its host or port")
+    return target.origin
+
+
+def _unavailable(target: Target, error: httpx2.HTTPError) -> OutgoingUnavailable:
+    """Without the library's own message, which may repeat the request."""
+    return OutgoingUnavailable(url=shown(target.url), reason=type(error).__name__)

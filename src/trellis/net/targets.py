@@ -1,0 +1,104 @@
+"""Where a URL leads, read in the one way that leaves nothing to another reader's opinion.
+
+What two libraries could understand differently is refused: user names, backslashes, white space, other alphabets, dots at the
+end, numbers that some would take for an address. So what was checked is what is connected to.
+"""
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+
+from trellis.net.addresses import read_ip
+from trellis.net.errors import UrlRefused
+
+URL_CHARS_MAX = 2_048
+PORTS_OF_SCHEME = {"http": 80, "https": 443}
+SHOWN_CHARS_MAX = 200
+
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<rest>(?:/[!$&-;=?-Z_a-z~%]*)?)"
+)
+"""After the first slash everything that may stand in a path or a query but `#`, `@` in front of the host, and white space."""
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A URL, taken apart."""
+
+    url: str
+    scheme: str
+    host: str
+    """In small letters; an IPv6 address without brackets."""
+    port: int
+    path: str
+    """With the query; begins with a slash."""
+    address: IPv4Address | IPv6Address | None
+    """What the host is if it is no name."""
+
+    @property
+    def origin(self) -> str:
+        """`https://host:443`, always with the port."""
+        return f"{self.scheme}://{self.written_host}:{self.port}"
+
+    @property
+    def written_host(self) -> str:
+        """As it stands in a URL."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
+    def host_header(self) -> str:
+        """As the server expects it: the port only where it is not the usual one."""
+        usual = PORTS_OF_SCHEME[self.scheme] == self.port
+        return self.written_host if usual else f"{self.written_host}:{self.port}"
+
+
+def read_target(url: str) -> Target:
+    """What the URL names; raises UrlRefused. Nothing is looked up."""
+    if len(url) > URL_CHARS_MAX:
+        raise _refused(url, f"it has {len(url)} characters and the limit is {URL_CHARS_MAX}")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise _refused(
+            url, "write it in plain ASCII without spaces: names of other alphabets as xn--…, the rest as %XX"
+        )
+    matched = _URL.fullmatch(url)
+    if matched is None:
+        raise _refused(url, "write https://host/path, without a user name, a backslash or a #")
+    scheme, host = matched["scheme"].lower(), matched["host"].lower()
+    if scheme not in PORTS_OF_SCHEME:
+        raise _refused(url, "only https and http are fetched")
+    port = PORTS_OF_SCHEME[scheme] if matched["port"] is None else int(matched["port"])
+    if not 1 <= port <= 65_535:
+        raise _refused(url, "a port is a number from 1 to 65535")
+    address = _address(url, host)
+    name = host if address is None else str(address)
+    return Target(url=url, scheme=scheme, host=name, port=port, path=matched["rest"] or "/", address=address)
+
+
+def _address(url: str, host: str) -> IPv4Address | IPv6Address | None:
+    if host.startswith("["):
+        address = read_ip(host[1:-1])
+        if not isinstance(address, IPv6Address):
+            raise _refused(url, "what stands in brackets is no IPv6 address")
+        return address
+    labels = host.split(".")
+    if _NUMBER.fullmatch(labels[-1] or labels[-2] if len(labels) > 1 else labels[-1]):
+        address = read_ip(host)
+        if address is None:
+            raise _refused(url, "an address is written as four decimal numbers without leading zeros")
+        return address
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise _refused(url, "the host is no name: letters, digits and hyphens between single dots, none at the end")
+    return None
+
+
+def _refused(url: str, reason: str) -> UrlRefused:
+    return UrlRefused(url=shown(url), reason=reason)
+
+
+def shown(url: str) -> str:
+    """Short enough for a message, and without what stands before an @ or after a ?: both may be secrets."""
+    told = re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
+    return told if len(told) <= SHOWN_CHARS_MAX else f"{told[:SHOWN_CHARS_MAX]}…"

@@ -1,0 +1,296 @@
+"""The inbox: what somebody sends in passes one gate and becomes a run, a job or a proposal, once (D51, JQ-12).
+
+What holds:
+- an entry is a job of lifecycle `inbox-entry`; its payload holds the gate's verdict, which is made once and before the entry is stored;
+- what an accepted entry makes, it makes under the key `inbox:<id>`, so whoever settles it, and however often, makes one;
+- an entry that cannot be served now (its agent has too many runs waiting) stays pending, is tried again, and expires when its time is over.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from trellis.agents.errors import AgentError
+from trellis.engine.errors import IdempotencyMismatch, InputError
+from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId, Submitted
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
+from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.runs.documents import encode, timestamp
+from trellis.runs.errors import EntryNotFound, RunError, TooManyWaiting
+from trellis.runs.layer import OrchestrationLayer, TriggerKind
+from trellis.runs.offering import Offer, Offering
+from trellis.runs.proposals import Source
+from trellis.runs.targets import CONTENT_ACTIONS
+
+TYPE = "inbox-entry"
+RUN = "run"
+JOB = "job"
+ACTIONS = (RUN, JOB, *sorted(CONTENT_ACTIONS))
+RULES: Mapping[str, str] = MappingProxyType({RUN: "runs.trigger", JOB: "jobs.create"})
+"""What an entry makes needs the right to make it; a proposal changes nothing and needs none beyond the inbox's own."""
+KEY_SCOPE = "inbox"
+ENTRY = b"entry"
+"""The fingerprint of what an entry makes: under its key there is only one request."""
+SETTLE_BATCH_MAX = 100
+SETTLE_POLL_S = 5.0
+COUNT_PAGE = 1_000
+COUNT_MAX = 10_000
+"""What statistics count of one kind of event; beyond it they say this number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What was sent in. `identity` is the caller's, whatever the entry says of itself."""
+
+    id: JobId
+    source_type: str
+    identity: str
+    at: datetime
+    action: str
+    target: str
+    payload: Mapping[str, Any]
+    correlation_id: str
+    priority: str
+    ttl_hours: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As D51 writes it."""
+        return {
+            "id": self.id,
+            "source": {"type": self.source_type, "identity": self.identity, "timestamp": timestamp(self.at)},
+            "intent": {"action": self.action, "target": self.target, "payload": dict(self.payload)},
+            "metadata": {
+                "correlation_id": self.correlation_id,
+                "priority": self.priority,
+                "ttl_hours": self.ttl_hours,
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """An entry and what became of it; `made` names what it made, `rejection` says why it made nothing."""
+
+    entry: Mapping[str, Any]
+    status: str
+    created_at: datetime
+    updated_at: datetime
+    version: int
+    made: Mapping[str, str] | None = None
+    rejection: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stats:
+    """How much lies in the inbox, and what became of what today (by UTC)."""
+
+    pending: int
+    processed_today: int
+    rejected_today: int
+    expired_today: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inbox:
+    """Takes entries in the gateway's name. `new_job` makes the job that an entry asks for, or raises an InputError."""
+
+    ledger: Ledger
+    gateway: Actor
+    layer: OrchestrationLayer
+    offering: Offering
+    new_job: Callable[[Mapping[str, Any]], NewJob]
+
+    async def submit(self, entry: Entry, *, key: IdempotencyKey | None, given: bytes | None = None) -> Submitted:
+        """Judge an entry and store it with its verdict; raises IdempotencyMismatch.
+
+        With a key, a second one is the first. `given` is the fingerprint of an entry whose sender chose its id, which then is the key.
+        """
+        refusal = await self._judge(entry)
+        job = NewJob(
+            job_id=entry.id,
+            type=TYPE,
+            lifecycle=INBOX_ENTRY.name,
+            payload=encode({**entry.to_dict(), "refusal": refusal}),
+            delay_s=entry.ttl_hours * 3600.0,
+            idempotency_key=None if key is None else key.key,
+            idempotency_scope="" if key is None else key.scope,
+            fingerprint=given or (b"" if key is None else key.fingerprint),
+            id_is_given=given is not None,
+            correlation_id=entry.correlation_id,
+        )
+        (answer,) = await self.ledger.submit(self.gateway, [job])
+        if isinstance(answer, Mismatch):
+            raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+        return answer
+
+    async def settle(self, entry: JobId) -> Standing:
+        """Do what the verdict says, once; how the entry stands then. Raises EntryNotFound."""
+        job = await self.found(entry)
+        if job.state == "pending":
+            await self._settle(job)
+        return await self.standing(entry)
+
+    async def found(self, entry: str) -> Job:
+        """The entry's job; raises EntryNotFound."""
+        job = await self.ledger.job(JobId(entry))
+        if job is None or job.lifecycle != INBOX_ENTRY.name or job.payload is None:
+            raise EntryNotFound(entry=entry)
+        return job
+
+    async def standing(self, entry: str) -> Standing:
+        """How it stands; raises EntryNotFound."""
+        job = await self.found(entry)
+        told = json.loads(job.payload or b"{}")
+        del told["refusal"]
+        last = _data((await self.ledger.events(job.job_id))[-1])
+        return Standing(
+            entry=told,
+            status=job.state,
+            created_at=job.created_at,
+            updated_at=job.updated_at,
+            version=job.version,
+            made=last.get("made"),
+            rejection=last.get("rejection"),
+        )
+
+    async def stats(self) -> Stats:
+        """Counted from what is stored."""
+        now = await self.ledger.now()
+        midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        depth = [queue.resting for queue in await self.ledger.queues() if queue.lifecycle == INBOX_ENTRY.name]
+        return Stats(
+            pending=sum(depth),
+            processed_today=await self._count("inbox.processed", midnight),
+            rejected_today=await self._count("inbox.rejected", midnight),
+            expired_today=await self._count("inbox.expired", midnight),
+        )
+
+    async def _count(self, type_: str, since: datetime) -> int:
+        seen: set[str] = set()
+        while len(seen) < COUNT_MAX:
+            page = await self.ledger.find_events(type_=type_, correlation_id=None, since=since, limit=COUNT_PAGE)
+            before = len(seen)
+            seen |= {event.id for event in page}
+            if len(page) < COUNT_PAGE or len(seen) == before:
+                break
+            since = page[-1].ts
+        return min(len(seen), COUNT_MAX)
+
+    # --- the gate ----------------------------------------------------------------------------------------------------
+
+    async def _judge(self, entry: Entry) -> dict[str, str] | None:
+        """None, or why this entry makes nothing: kind not listed, target not there, or the same waits already."""
+        try:
+            if entry.action == JOB:
+                self._job(entry.to_dict())
+            elif entry.action == RUN:
+                await self.offering.agent(entry.target)
+            else:
+                offer = await self._offer(entry.to_dict())
+                await self.offering.check(offer)
+                await self.offering.refuse_duplicate(offer)
+        except (AgentError, RunError, InputError) as error:
+            return {"code": error.code, "reason": str(error)}
+        return None
+
+    # --- what an entry makes -------------------------------------------------------------------------------------------
+
+    async def _settle(self, job: Job) -> None:
+        told = json.loads(job.payload or b"{}")
+        if told["refusal"] is not None:
+            await self._move(job.job_id, "rejected", {"rejection": told["refusal"]})
+            return
+        try:
+            made = await self._make(told)
+        except TooManyWaiting:
+            return
+        except (AgentError, RunError, InputError) as error:
+            await self._move(job.job_id, "rejected", {"rejection": {"code": error.code, "reason": str(error)}})
+            return
+        await self._move(job.job_id, "processed", {"made": made})
+
+    async def _make(self, told: Mapping[str, Any]) -> dict[str, str]:
+        key, intent = f"inbox:{told['id']}", told["intent"]
+        if intent["action"] == RUN:
+            run = await self.layer.trigger(intent["target"], intent["payload"], kind=TriggerKind.MANUAL, key=key)
+            return {"run_id": run}
+        if intent["action"] == JOB:
+            (job,) = await self.ledger.submit(self.gateway, [self._job(told, key)])
+            return {"job_id": job.job_id}
+        made = await self.ledger.answered(KEY_SCOPE, key, ENTRY)
+        if made is not None:  # also when its target is not what it was any more
+            return {"proposal_id": made.job_id}
+        return {"proposal_id": (await self.offering.make(await self._offer(told, key))).id}
+
+    def _job(self, told: Mapping[str, Any], key: str | None = None) -> NewJob:
+        asked, target = self.new_job(told["intent"]["payload"]), told["intent"]["target"]
+        if asked.type != target:
+            raise InputError(detail=f"the target is {target!r} and the job would be a {asked.type!r}; name the same")
+        return replace(
+            asked,
+            idempotency_key=key,
+            idempotency_scope=KEY_SCOPE,
+            fingerprint=ENTRY,
+            id_is_given=False,
+            correlation_id=told["metadata"]["correlation_id"],
+            parent_id=JobId(told["id"]),
+        )
+
+    async def _offer(self, told: Mapping[str, Any], key: str | None = None) -> Offer:
+        slug, _, target = str(told["intent"]["target"]).partition("/")
+        await self.offering.agent(slug)
+        return Offer(
+            agent_slug=slug,
+            draft=await self.offering.about_file(slug, told["intent"]["action"], target, told["intent"]["payload"]),
+            source=Source(
+                type=told["source"]["type"],
+                identity=told["source"]["identity"],
+                run_id=None,
+                inbox_entry_id=told["id"],
+            ),
+            priority=told["metadata"]["priority"],
+            key=None if key is None else IdempotencyKey(scope=KEY_SCOPE, key=key, fingerprint=ENTRY),
+            correlation_id=told["metadata"]["correlation_id"],
+        )
+
+    async def _move(self, entry: JobId, target: str, told: Mapping[str, Any]) -> None:
+        data = json.dumps(told, ensure_ascii=False).encode()
+        request = RequestId(f"settle:{entry}")
+        await self.ledger.move(self.gateway, Move(job_id=entry, target=target, request_id=request, data=data))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """What one pass did."""
+
+    settled: int = 0
+    more: bool = False
+
+
+@dataclass(kw_only=True)
+class InboxKeeper:
+    """The service: settles what a gateway left pending, because it died or because there was no room for a run."""
+
+    inbox: Inbox
+    name: str = "inbox-keeper"
+    _cursor: str | None = None
+
+    async def run_once(self) -> Pass:
+        """A page of the pending entries, the whole of them in turn."""
+        where = JobFilter(lifecycle=INBOX_ENTRY.name, state="pending")
+        page = await self.inbox.ledger.jobs(where, limit=SETTLE_BATCH_MAX, cursor=self._cursor)
+        self._cursor = page.cursor
+        standings = [await self.inbox.settle(job.job_id) for job in page.jobs]
+        return Pass(settled=sum(one.status != "pending" for one in standings), more=page.cursor is not None)
+
+    def pause_s(self, report: Pass) -> float:
+        """At once while there is more to look at."""
+        return 0.0 if report.more else SETTLE_POLL_S
+
+
+def _data(event: Event) -> dict[str, Any]:
+    return json.loads(event.data) if event.data is not None else {}

@@ -1,0 +1,167 @@
+"""Proposals that come from outside a run's steps: over HTTP, and by the inbox (D22, D25, D51, AUTH-6).
+
+They are proposals like any other: the agent's file must list their kind, a memory update of normal priority approves itself, everything
+else waits for a person, and the apply engine alone changes anything. Their ids are random; asked twice under one key, the ledger
+answers with the first.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trellis.agents.catalog import AgentMissing, Catalog
+from trellis.agents.definition import AgentDefinition, AgentMalformed
+from trellis.agents.errors import AgentNotFound, DefinitionMalformed
+from trellis.engine.clock import Clock
+from trellis.engine.errors import IdempotencyMismatch
+from trellis.engine.jobs import Actor, JobId, Mismatch, NewJob, Submitted
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, IdempotencyKey, JobFilter
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.runs import ids, proposals, targets
+from trellis.runs.applying import APPLYING, FAILED, ApplyEngine, settled
+from trellis.runs.documents import Request, sha256
+from trellis.runs.errors import DuplicateProposal, OutputRefused, RunNotFound, RunOfAnother, TargetRefused
+from trellis.runs.proposals import Draft, Source
+from trellis.storage.keys import object_key
+from trellis.storage.objects import ObjectStore
+
+PATIENCE_S = 5.0
+"""How long a caller waits for a memory update that approved itself; then it is told that it is pending, and it goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """What is proposed, by whom, and under which key."""
+
+    agent_slug: str
+    draft: Draft
+    source: Source
+    priority: str = "normal"
+    key: IdempotencyKey | None = None
+    correlation_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offered:
+    """The proposal, and whether this offer made it."""
+
+    id: JobId
+    status: str
+    created: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offering:
+    """Takes offers in the gateway's name."""
+
+    ledger: Ledger
+    gateway: Actor
+    objects: ObjectStore
+    catalog: Catalog
+    apply_engine: ApplyEngine
+    clock: Clock
+    random_text: Callable[[], str]
+
+    async def make(self, offer: Offer) -> Offered:
+        """Store the proposal, and see it applied if it needs no person; raises AgentNotFound, OutputRefused, IdempotencyMismatch."""
+        await self.check(offer)
+        made = await self._store(offer)
+        return Offered(id=made.job_id, status=await self._status(made.job_id), created=made.created)
+
+    async def again(self, proposal: JobId) -> Offered:
+        """The answer to an offer that came before; raises ProposalNotFound."""
+        return Offered(id=proposal, status=await self._status(proposal), created=False)
+
+    async def check(self, offer: Offer) -> None:
+        """Nothing, when this may be proposed now; raises what `make` would raise."""
+        definition = await self.agent(offer.agent_slug)
+        if offer.draft.action not in {output.value for output in definition.safe_outputs}:
+            raise OutputRefused(slug=offer.agent_slug, action=offer.draft.action)
+        if offer.draft.action != proposals.MEMORY_UPDATE:
+            targets.checked_target(offer.draft.action, offer.draft.target)
+        if offer.source.run_id is not None:
+            await self._check_run(offer.agent_slug, offer.source.run_id)
+
+    async def agent(self, slug: str) -> AgentDefinition:
+        """The agent; raises SlugInvalid, AgentNotFound, DefinitionMalformed."""
+        found = await self.catalog.load(slug)
+        match found:
+            case AgentMissing():
+                raise AgentNotFound(slug=slug)
+            case AgentMalformed():
+                raise DefinitionMalformed(problems=str(found))
+            case _:
+                return found
+
+    async def about_file(self, slug: str, action: str, target: str, content: Mapping[str, Any]) -> Draft:
+        """A draft about a file of the agent as it is now; raises TargetRefused when the change does not fit what is there."""
+        change = targets.file_change(slug, {"action": action, "target": target, "content": content})
+        there = await self.objects.get(object_key("agents", slug, *target.split("/")))
+        if action != proposals.LOGIC_UPDATE and (there is None) is not (change.kind == "create"):
+            raise TargetRefused(action=f"{action} ({change.kind})", target=target)
+        known = None if there is None else sha256(there.body)
+        return Draft(action=action, target=target, content=content, target_hash=known)
+
+    async def refuse_duplicate(self, offer: Offer) -> None:
+        """Nothing, unless the same waits for a person already; raises DuplicateProposal."""
+        where = JobFilter(lifecycle=PROPOSAL.name, state="pending", concurrency_key=_likeness(offer))
+        found = (await self.ledger.jobs(where, limit=1)).jobs
+        if found:
+            raise DuplicateProposal(proposal=found[0].job_id)
+
+    async def _check_run(self, slug: str, run_id: str) -> None:
+        ids.run_date(run_id)
+        job = await self.ledger.job(JobId(run_id))
+        if job is None or job.payload is None:
+            raise RunNotFound(run_id=run_id)
+        found = Request.read(job.payload).agent_slug
+        if found != slug:
+            raise RunOfAnother(run_id=run_id, found=found, slug=slug)
+
+    async def _store(self, offer: Offer) -> Submitted:
+        proposal = ids.make_proposal_id(await self.ledger.now(), self.random_text())
+        key, parent = offer.key, offer.source.run_id or offer.source.inbox_entry_id
+        job = NewJob(
+            job_id=proposal,
+            type=proposals.TYPE,
+            lifecycle=PROPOSAL.name,
+            payload=proposals.body_of(proposal, offer.agent_slug, offer.source, offer.draft, priority=offer.priority),
+            # Equal proposals are applied one after the other, and found by this.
+            concurrency_key=_likeness(offer),
+            idempotency_key=None if key is None else key.key,
+            idempotency_scope="" if key is None else key.scope,
+            fingerprint=b"" if key is None else key.fingerprint,
+            parent_id=None if parent is None else JobId(parent),
+            correlation_id=offer.source.run_id or offer.correlation_id,
+        )
+        (answer,) = await self.ledger.submit(self.gateway, [job])
+        if isinstance(answer, Mismatch):
+            raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+        return answer
+
+    async def _status(self, proposal: JobId) -> str:
+        """`auto_applied`, `pending`, or `failed` when it approved itself and could not be applied: the first answer, however often asked."""
+        body: dict[str, Any] = json.loads((await proposals.found(self.ledger, proposal)).payload or b"{}")
+        if not proposals.may_approve_itself(body):
+            return "pending"
+        await proposals.approve_itself(self.ledger, self.gateway, proposal, body)
+        await settled(self.apply_engine, self.clock, proposal, PATIENCE_S)
+        return outcome(await self.ledger.events(proposal))
+
+
+def outcome(events: Sequence[Event]) -> str:
+    """What came of the first try to apply a proposal that needed no person."""
+    tries = [event.target for event in events if event.source == APPLYING and event.data is not None]
+    if not tries or all(event.target != "auto_approved" for event in events):
+        return "pending"
+    return FAILED if tries[0] == FAILED else "auto_applied"
+
+
+def _likeness(offer: Offer) -> str:
+    """The same for proposals that would do the same."""
+    told = [offer.agent_slug, offer.draft.action, offer.draft.target, dict(offer.draft.content)]
+    canonical = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f"proposal:{hashlib.sha256(canonical.encode('utf-8', 'surrogatepass')).hexdigest()}"

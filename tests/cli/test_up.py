@@ -1,0 +1,149 @@
+"""`trellis up` with a gateway: which roles run, who is let in, and how it stops."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cli.conftest import Terminal
+from tests.net.listening import make_certificates
+from trellis.cli import main
+
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Up:
+    """The program as a process, up and reachable."""
+
+    process: "subprocess.Popen[str]"
+    said: str
+
+    @property
+    def address(self) -> str:
+        found = re.search(r"^gateway +(\S+)$", self.said, re.MULTILINE)
+        assert found is not None, self.said
+        return found[1]
+
+
+@contextmanager
+def up(folder: Path, *arguments: str, **environment: str) -> Iterator[Up]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trellis", "up", *arguments],
+        cwd=folder,
+        env={**os.environ, "TRELLIS_PORT": "0", **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        while "Ctrl-C" not in said:
+            line = process.stdout.readline()
+            assert line, said + (process.stderr.read() if process.stderr else "")
+            said += line
+        yield Up(process, said)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.requirement("RUN-10")
+def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_when_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with up(tmp_path, "--roles", "gateway", "--demo") as running:
+        assert "services  none in this process" in running.said
+        assert "token issue --role owner --ledger sqlite:///trellis.db" in running.said
+        capsys.readouterr()
+        assert main(["token", "issue", "--role", "owner", "--data", str(tmp_path)]) == 0
+        headers = {"Authorization": f"Bearer {capsys.readouterr().out.strip()}"}
+        with httpx2.Client(base_url=running.address, headers=headers) as client:
+            begun = client.post("/agents/run", json={"agent_slug": "archivist-violin"})
+            assert begun.status_code == 202
+            assert client.get(begun.headers["location"]).json()["status"] in {"requested", "queued"}
+            with client.stream("GET", "/events/stream") as events:
+                assert events.status_code == 200
+                running.process.send_signal(signal.SIGTERM)
+                assert "the server stops" in "".join(events.iter_text())
+        assert running.process.wait(PATIENCE_S) == 0
+        assert running.process.stdout is not None
+        assert running.process.stdout.read() == "stopped\n"
+
+
+@pytest.mark.requirement("AUTH-5")
+def test_with_tls_and_a_key_set_only_tokens_of_its_issuer_are_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    certificates = make_certificates(tmp_path, "localhost", "127.0.0.1")
+    private, jwks = tmp_path / "private.jwk", tmp_path / "keys.json"
+    assert main(["token", "key", "2026-02", "--out", str(private)]) == 0
+    jwks.write_text(json.dumps({"keys": [json.loads(capsys.readouterr().out)]}))
+    jwks.chmod(0o644)
+    environment = {
+        "TRELLIS_TOKEN_JWKS_FILE": str(jwks),
+        "TRELLIS_TOKEN_ISSUER": "https://issuer.example.test",
+        "TRELLIS_TLS_CERT_FILE": str(certificates.chain),
+        "TRELLIS_TLS_KEY_FILE": str(certificates.key),
+    }
+    with up(tmp_path, "--roles", "gateway", "--host", "0.0.0.0", **environment) as running:
+        assert "tokens    of https://issuer.example.test" in running.said
+        port = running.address.rpartition(":")[2]
+        tokens: list[str] = []
+        signing = {**environment, "TRELLIS_TOKEN_SIGNING_KEY_FILE": str(private)}
+        for chosen in (signing, {}):
+            with monkeypatch.context() as patch:
+                for name, value in chosen.items():
+                    patch.setenv(name, value)
+                assert main(["token", "issue", "--role", "owner", "--data", str(tmp_path)]) == 0
+            tokens.append(capsys.readouterr().out.strip())
+        with httpx2.Client(base_url=f"https://127.0.0.1:{port}", verify=certificates.client()) as client:
+            answers = [client.get("/agents", headers={"Authorization": f"Bearer {token}"}) for token in tokens]
+        assert [answer.status_code for answer in answers] == [200, 401]
+
+
+@pytest.mark.requirement("AUTH-5")
+def test_nothing_is_served_to_others_without_a_configured_key(local: Terminal):
+    answer = local("up", "--host", "0.0.0.0", "--port", "0")
+    assert answer.code == 1
+    assert "TRELLIS_TOKEN_JWKS_FILE" in answer.err
+    assert "Ctrl-C" not in answer.out
+
+
+def test_a_port_in_use_is_one_clear_error(local: Terminal):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer = local("up", "--port", str(port))
+    assert answer.code == 1
+    assert f"127.0.0.1:{port}: another process listens there" in answer.err
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("roles", ["", "gateways", "gateway,", "gateway,worker"])
+def test_a_role_that_there_is_not_is_refused(local: Terminal, roles: str):
+    answer = local("up", "--roles", roles)
+    assert (answer.code, "choose of gateway, orchestrator" in answer.err) == (2, True)
+
+
+def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
+    from trellis.cli.up import ROLES
+    from trellis.instance import open_instance, role_of
+    from trellis.settings import Settings
+
+    async def names() -> set[str]:
+        async with open_instance(Settings.model_validate({}), f"sqlite:///{tmp_path}/t.db") as instance:
+            return {role_of(service.name) for service in instance.services()}
+
+    assert asyncio.run(names()) | {"gateway"} == set(ROLES)

@@ -1,0 +1,314 @@
+"""Every rule, every role, every route, one's own and another's: what is granted works, what is not is 403 and changes nothing."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+import trellis.gateway.routes
+from tests.gateway.conftest import VIOLIN, Client, Gateway
+from tests.gateway.world import LOGICIAN, World, everything, make_world, refusals
+from trellis.engine.authority import Principal
+from trellis.engine.errors import NotAllowed
+from trellis.engine.matrices import RULES, Grant, permit
+from trellis.gateway import callbacks
+from trellis.gateway.callers import Requires
+from trellis.gateway.limits import REFUSALS_PER_MINUTE_MAX
+from trellis.lifecycles import Role
+
+# --- the matrices of document 000, section 4, row by row ---------------------------------------------------------------
+
+Y, N, OWN = Grant.YES, Grant.NO, Grant.OWN
+COLUMNS = {
+    "4.1": ("jobs.create", "jobs.read", "jobs.update", "jobs.delete"),
+    "4.2": ("artifacts.write", "artifacts.read", "artifacts.modify", "artifacts.registry", "artifacts.cleanup"),
+    "4.3": ("memory.read", "memory.read-deep", "memory.propose", "memory.commit"),
+}
+DOCUMENTED: Mapping[str, Mapping[Role, tuple[Grant, ...]]] = {
+    # Create, read, update status, delete.
+    "4.1": {
+        Role.OWNER: (Y, Y, N, N),  # "Gateway (Owner via Frontend)" is both of them
+        Role.GATEWAY: (Y, Y, N, N),
+        Role.ORCHESTRATOR: (Y, Y, Y, N),
+        Role.NLM_BACKEND: (N, OWN, OWN, N),
+        Role.AGENT_RUNTIME: (N, N, N, N),
+        Role.CONTROL_PLANE: (N, Y, Y, N),
+        Role.FRONTEND: (N, Y, N, N),
+    },
+    # Write new, read, modify; of the control plane: registry metadata and admin cleanup.
+    "4.2": {
+        Role.NLM_BACKEND: (Y, Y, N, N, N),
+        Role.ORCHESTRATOR: (N, Y, N, N, N),
+        Role.MEMORY: (N, Y, N, N, N),
+        Role.CONTROL_PLANE: (N, Y, N, Y, Y),
+        Role.FRONTEND: (N, Y, N, N, N),
+        Role.GATEWAY: (N, Y, N, N, N),
+    },
+    # Layer 1, layer 2, write via a proposal, and the git commit of the apply engine.
+    "4.3": {
+        Role.ORCHESTRATOR: (Y, N, Y, N),
+        Role.AGENT_RUNTIME: (Y, Y, Y, N),
+        Role.NLM_BACKEND: (Y, N, N, N),
+        Role.FRONTEND: (N, N, N, N),
+        Role.APPLY_ENGINE: (Y, Y, N, Y),
+    },
+}
+ADDED: Mapping[str, Mapping[Role, tuple[Grant, ...]]] = {
+    # Engine jobs (003, 004): who submits and works them, and the services of the bus.
+    "4.1": {
+        Role.SUBMITTER: (Y, OWN, N, N),
+        Role.WORKER: (Y, Y, OWN, N),
+        Role.SCHEDULER: (N, Y, Y, N),
+        Role.SAFETY_KERNEL: (N, Y, Y, N),
+        Role.RECONCILER: (N, Y, Y, N),
+        Role.SWEEPER: (N, Y, Y, N),
+        Role.PROJECTOR: (N, Y, N, N),
+    },
+    "4.2": {Role.OWNER: (N, Y, N, N, N)},
+    # D44: the owner is a person and reads what the agents remember.
+    "4.3": {Role.OWNER: (Y, Y, N, N)},
+}
+
+
+@pytest.mark.requirement("AUTH-1", "AUTH-7", "D44")
+@pytest.mark.parametrize("matrix", COLUMNS)
+def test_every_cell_of_a_matrix_is_as_the_document_has_it(matrix: str):
+    rows = {**ADDED[matrix], **DOCUMENTED[matrix]}
+    nothing = (N,) * len(COLUMNS[matrix])
+    expected = {role: rows.get(role, nothing) for role in Role}
+    assert {role: tuple(RULES[rule].grants[role] for rule in COLUMNS[matrix]) for role in Role} == expected
+
+
+@pytest.mark.requirement("AUTH-7")
+def test_every_rule_has_a_row_for_every_role():
+    assert {name: set(rule.grants) for name, rule in RULES.items()} == {name: set(Role) for name in RULES}
+
+
+@pytest.mark.requirement("AUTH-1", "AUTH-2")
+@pytest.mark.parametrize("rule", RULES)
+def test_one_check_says_yes_to_what_the_table_grants_and_names_the_rule_otherwise(rule: str):
+    for role, grant in RULES[rule].grants.items():
+        principal = Principal(name="ada", roles=frozenset({role}))
+        for own, passes in {None: grant is not N, True: grant is not N, False: grant is Y}.items():
+            if passes:
+                assert permit(principal, rule, own=own).role is role
+                continue
+            with pytest.raises(NotAllowed, match=f"rule {rule} ") as refusal:
+                permit(principal, rule, own=own)
+            assert refusal.value.data["rule"] == rule
+
+
+# --- the routes --------------------------------------------------------------------------------------------------------
+
+OPEN = {
+    ("GET", "/system/health"): "load balancers ask it, and it tells only whether the gateway answers",
+    ("POST", "/jobs/{job_id}/result"): "a signature over the body is its credential (D26)",
+}
+UNENDING = {("GET", "/events/stream")}
+"""Routes whose answer does not end; their own tests ask them in every role."""
+
+
+def routes() -> Iterator[APIRoute]:
+    package = trellis.gateway.routes
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    modules = [*(importlib.import_module(f"{package.__name__}.{name}") for name in names), callbacks]
+    for module in modules:
+        yield from (route for route in module.router.routes if isinstance(route, APIRoute))
+
+
+def rule_of(dependant: Dependant) -> Iterator[str]:
+    for inner in dependant.dependencies:
+        if isinstance(inner.call, Requires):
+            yield inner.call.rule
+        yield from rule_of(inner)
+
+
+RULE_OF_ROUTE: dict[tuple[str, str], list[str]] = {
+    (method, route.path): list(rule_of(route.dependant)) for route in routes() for method in route.methods or ()
+}
+GUARDED = {place: rules[0] for place, rules in RULE_OF_ROUTE.items() if place not in OPEN}
+
+Ask = Callable[[World, str], dict[str, Any]]
+ENTRY = {"intent": {"action": "propose-note", "target": f"{VIOLIN}/notes/x.md"}}
+UPDATE = {"file": "facts.md", "operation": "append", "content": "- one more fact"}
+REQUESTS: dict[tuple[str, str], Ask] = {
+    ("POST", "/agents/run"): lambda *_: {"json": {"agent_slug": VIOLIN}},
+    ("PATCH", "/agents/{slug}/status"): lambda *_: {"slug": LOGICIAN, "json": {"status": "paused"}},
+    ("GET", "/agents/{slug}"): lambda *_: {"slug": VIOLIN},
+    ("GET", "/runs/{run_id}"): lambda world, _: {"run_id": world.run},
+    ("GET", "/runs/{run_id}/status"): lambda world, _: {"run_id": world.run},
+    ("GET", "/runs/{run_id}/steps"): lambda world, _: {"run_id": world.run},
+    ("GET", "/runs/{run_id}/manifest"): lambda world, _: {"run_id": world.run, "expect": 404},
+    ("POST", "/runs/{run_id}/cancel"): lambda world, _: {"run_id": world.run},
+    ("POST", "/jobs"): lambda *_: {"json": {"type": "work"}},
+    ("GET", "/jobs/{job_id}"): lambda _, job: {"job_id": job},
+    ("GET", "/jobs/{job_id}/events"): lambda _, job: {"job_id": job},
+    ("POST", "/jobs/{job_id}/cancel"): lambda _, job: {"job_id": job},
+    ("POST", "/jobs/{job_id}/requeue"): lambda world, _: {"job_id": world.dead},
+    ("GET", "/dlq/{job_id}"): lambda world, _: {"job_id": world.also_dead},
+    ("POST", "/dlq/requeue"): lambda world, _: {"json": {"job_ids": [world.also_dead]}},
+    ("GET", "/memory/{agent_id}/read"): lambda *_: {"agent_id": VIOLIN},
+    ("GET", "/memory/{agent_id}/deep"): lambda *_: {"agent_id": VIOLIN, "params": {"part": "decisions"}},
+    ("GET", "/memory/{agent_id}/history"): lambda *_: {"agent_id": VIOLIN},
+    ("POST", "/memory/{agent_id}/propose"): lambda *_: {
+        "agent_id": VIOLIN,
+        "json": {"summary": "one more", "updates": [UPDATE]},
+    },
+    ("POST", "/logic/{agent_id}/propose"): lambda *_: {
+        "agent_id": LOGICIAN,
+        "json": {"summary": "better", "text": "Weed."},
+    },
+    ("GET", "/proposals/{proposal_id}"): lambda world, _: {"proposal_id": world.pending},
+    ("PATCH", "/proposals/{proposal_id}"): lambda world, _: {
+        "proposal_id": world.pending,
+        "json": {"decision": "approve"},
+    },
+    ("POST", "/proposals/{proposal_id}/apply"): lambda world, _: {"proposal_id": world.approved},
+    ("POST", "/inbox/submit"): lambda *_: {"json": ENTRY},
+    ("GET", "/lifecycles/{name}"): lambda *_: {"name": "run"},
+}
+"""What a request to a route needs beside its method and path; a route that needs nothing is not here."""
+ABOUT_A_JOB = {("GET", "/jobs/{job_id}"), ("GET", "/jobs/{job_id}/events"), ("POST", "/jobs/{job_id}/cancel")}
+
+
+async def ask(client: Client, place: tuple[str, str], world: World, job: str) -> tuple[int, dict[str, Any]]:
+    method, path = place
+    wanted = REQUESTS.get(place, lambda *_: {})(world, job)
+    options = {name: wanted.pop(name) for name in ("json", "params") if name in wanted}
+    expect = wanted.pop("expect", None)
+    answer = await client.request(method, path.format(**wanted), **options)
+    body: dict[str, Any] = answer.json()
+    return (200 if answer.status_code == expect else answer.status_code), body
+
+
+def test_every_route_has_one_rule_or_is_meant_to_be_open():
+    assert {place for place, rules in RULE_OF_ROUTE.items() if not rules} == set(OPEN)
+    assert {rule for rules in RULE_OF_ROUTE.values() for rule in rules} <= set(RULES)
+    assert {place for place, rules in RULE_OF_ROUTE.items() if len(rules) > 1} == set()
+
+
+async def test_the_description_has_no_route_that_is_not_looked_at_here(gateway: Gateway):
+    described = (await gateway.anonymous().get("/openapi.json")).json()["paths"]
+    assert {(method.upper(), path) for path, told in described.items() for method in told} == set(RULE_OF_ROUTE)
+
+
+def client_in(gateway: Gateway, role: Role, world: World) -> Client:
+    return gateway.client(role, name=f"a {role}", job_id=world.own_job if role is Role.NLM_BACKEND else None)
+
+
+@pytest.mark.requirement("AUTH-2", "AUTH-3", "AUTH-4", "AUTH-7", "D9", "D43", "D44")
+async def test_every_role_is_refused_what_no_rule_gives_it_and_nothing_changes(gateway: Gateway):
+    world = await make_world(gateway, "mine")
+    before = await everything(gateway)
+    asked = 0
+    for role in Role:
+        client = client_in(gateway, role, world)
+        refused = {place: rule for place, rule in GUARDED.items() if RULES[rule].grants[role] is N}
+        own_only = {place: GUARDED[place] for place in ABOUT_A_JOB if RULES[GUARDED[place]].grants[role] is OWN}
+        for place, rule in {**refused, **own_only}.items():
+            if place not in UNENDING:
+                status, problem = await ask(client, place, world, world.foreign_job)
+                assert (role, place, status, problem["code"]) == (role, place, 403, "FORBIDDEN")
+                assert (problem["rule"], f"rule {rule} " in problem["detail"]) == (rule, True)
+                asked += 1
+        assert await everything(gateway) == before, role
+    assert asked > 100
+
+
+@pytest.mark.requirement("AUTH-2", "AUTH-3", "AUTH-4", "D9", "D22", "D43", "D44")
+async def test_every_role_does_what_its_rules_give_it(gateway: Gateway):
+    for role in Role:
+        world = await make_world(gateway, f"a {role}")
+        client = client_in(gateway, role, world)
+        granted = {place: RULES[rule].grants[role] for place, rule in GUARDED.items() if place not in UNENDING}
+        for place, grant in granted.items():
+            jobs = {Y: [world.foreign_job, world.own_job], OWN: [world.own_job], N: []}[grant]
+            for job in jobs if place in ABOUT_A_JOB else jobs[:1]:
+                status, body = await ask(client, place, world, job)
+                assert 200 <= status < 300, (role, place, body)
+        assert any(grant is not N for grant in granted.values())
+
+
+@pytest.mark.requirement("AUTH-3")
+async def test_what_is_anothers_and_what_is_not_there_look_the_same_to_whoever_has_its_own_alone(gateway: Gateway):
+    world = await make_world(gateway, "mine")
+    for client in (gateway.client("submitter", name="mine"), gateway.client("nlm-backend", job_id=world.own_job)):
+        answers = [await client.get(f"/jobs/{job}") for job in (world.foreign_job, "nobodys", world.run)]
+        assert [answer.status_code for answer in answers] == [403, 403, 403]
+        assert len({answer.json()["detail"] for answer in answers}) == 1
+        listed = (await client.get("/jobs")).json()
+        assert [job["job_id"] for job in listed["items"]] == [world.own_job]
+
+
+@pytest.mark.requirement("AUTH-3")
+async def test_a_backend_whose_token_names_no_job_has_none(gateway: Gateway):
+    world = await make_world(gateway, "nlm-backend")
+    client = gateway.client("nlm-backend")
+    assert (await client.get(f"/jobs/{world.own_job}")).status_code == 403
+    assert (await client.get("/jobs")).json()["items"] == []
+
+
+@pytest.mark.requirement("AUTH-2", "D51")
+@pytest.mark.parametrize(
+    "action, target, payload, rule",
+    [
+        ("run", VIOLIN, {}, "runs.trigger"),
+        ("job", "work", {"type": "work"}, "jobs.create"),
+    ],
+)
+async def test_an_entry_gives_nobody_a_right_it_has_not(
+    gateway: Gateway, action: str, target: str, payload: dict[str, Any], rule: str
+):
+    before = await everything(gateway)
+    entry = {"intent": {"action": action, "target": target, "payload": payload}}
+    answer = await gateway.client("agent-runtime").post("/inbox/submit", json=entry)
+    assert (answer.status_code, answer.json()["rule"]) == (403, rule)
+    assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("AUTH-2")
+async def test_several_roles_give_what_each_of_them_gives(gateway: Gateway):
+    world = await make_world(gateway, "mine")
+    client = gateway.client("owner", "control-plane", name="iryna")
+    assert (await client.post(f"/jobs/{world.dead}/requeue")).status_code == 200
+    assert (await client.patch(f"/proposals/{world.pending}", json={"decision": "approve"})).status_code == 200
+
+
+@pytest.mark.requirement("AUTH-2", "OBS-1")
+async def test_a_refusal_is_audited_with_its_rule_and_only_so_many_a_minute(gateway: Gateway):
+    client = gateway.client("frontend", name="screen")
+    answer = await client.get("/dlq", headers={"X-Correlation-ID": "look-1"})
+    assert answer.status_code == 403
+    (record,) = await refusals(gateway)
+    expected = {
+        "event": "access.refused",
+        "actor": "frontend",
+        "actor_name": "screen",
+        "rule": "dead-letters.read",
+        "method": "GET",
+        "path": "/dlq",
+        "correlation_id": "look-1",
+        "left_out": 0,
+        "ts": "2026-01-01T00:00:00.000Z",
+    }
+    assert {name: record[name] for name in expected} == expected
+    for _ in range(REFUSALS_PER_MINUTE_MAX + 4):
+        await client.get("/dlq")
+    assert len(await refusals(gateway)) == REFUSALS_PER_MINUTE_MAX
+    gateway.clock.advance(60)
+    await client.get("/dlq")
+    records = await refusals(gateway)
+    assert len(records) == REFUSALS_PER_MINUTE_MAX + 1
+    assert max(int(str(one["left_out"])) for one in records) == 5
+
+
+@pytest.mark.requirement("AUTH-1")
+async def test_the_table_is_shown_as_it_is_held(gateway: Gateway):
+    shown = (await gateway.client("worker").get("/authority")).json()["items"]
+    assert {rule["name"]: rule["grants"] for rule in shown} == {
+        name: {role.value: grant.value for role, grant in rule.grants.items()} for name, rule in RULES.items()
+    }

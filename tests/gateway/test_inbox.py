@@ -1,0 +1,253 @@
+"""The inbox: one gate, one effect for each entry, and everything counted."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import VIOLIN, Gateway
+from tests.gateway.world import GATEWAY, everything
+from trellis.engine.jobs import Actor, JobId
+from trellis.engine.records import JobFilter
+from trellis.gateway import GatewayOptions
+from trellis.lifecycles import Role
+from trellis.runs.inbox import Entry, InboxKeeper
+from trellis.runs.layer import TriggerKind
+from trellis.runs.projector import Projector
+from trellis.runs.publishing import Publisher
+
+IRYNA = Actor(role=Role.GATEWAY, name="iryna")
+NOTE = {"summary": "humidity", "change": {"type": "create", "text": "45 %"}}
+
+
+def entry(action: str, target: str, payload: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"intent": {"action": action, "target": target, "payload": payload or {}}, **more}
+
+
+async def jobs(gateway: Gateway, lifecycle: str) -> list[JobId]:
+    return [job.job_id for job in (await gateway.instance.ledger.jobs(JobFilter(lifecycle=lifecycle), limit=500)).jobs]
+
+
+@pytest.mark.requirement("D51", "JQ-12")
+@pytest.mark.parametrize(
+    "wish, made, lifecycle",
+    [
+        (entry("run", VIOLIN, {"topic": "bows"}), "run_id", "run"),
+        (entry("job", "work", {"type": "work", "payload": {"n": 1}, "max_attempts": 2}), "job_id", "leased-job"),
+        (entry("propose-note", f"{VIOLIN}/notes/humidity.md", NOTE), "proposal_id", "proposal"),
+    ],
+)
+async def test_an_entry_makes_what_it_asks_for_and_is_linked_to_it(
+    gateway: Gateway, wish: dict[str, Any], made: str, lifecycle: str
+):
+    client = gateway.client("owner", name="iryna")
+    wish = {**wish, "source": {"type": "ui"}, "metadata": {"correlation_id": "press-1"}}
+    answer = (await client.post("/inbox/submit", json=wish)).json()
+    assert (answer["status"], answer["correlation_id"], answer["rejection"]) == ("processed", "press-1", None)
+    assert [answer[made]] == await jobs(gateway, lifecycle)
+    job = await gateway.instance.ledger.job(answer[made])
+    assert job is not None
+    if made != "run_id":  # a run is what it is about, by itself
+        assert (job.parent_id, job.correlation_id) == (answer["id"], "press-1")
+    (event, *_) = await gateway.instance.ledger.events(answer[made])
+    assert (event.role, event.actor) == (Role.GATEWAY, "iryna")
+    (shown,) = (await client.get("/inbox/entries")).json()["items"]
+    assert shown["source"] == {"type": "ui", "identity": "iryna", "timestamp": "2026-01-01T00:00:00.000Z"}
+    assert shown["metadata"] == {"correlation_id": "press-1", "priority": "normal", "ttl_hours": 72.0}
+    assert (shown["intent"], shown[made]) == (wish["intent"], answer[made])
+
+
+@pytest.mark.requirement("D51", "JQ-12")
+async def test_the_same_entry_twice_is_the_same_answer_and_one_job(gateway: Gateway):
+    client = gateway.client("owner")
+    wish = entry("job", "work", {"type": "work"}, id="inbox_2026-01-01_mine")
+    first, again = [await client.post("/inbox/submit", json=wish) for _ in range(2)]
+    assert (first.status_code, again.status_code, again.content) == (202, 202, first.content)
+    assert (first.headers.get("Idempotency-Replayed"), again.headers.get("Idempotency-Replayed")) == (None, "true")
+    assert len(await jobs(gateway, "leased-job")) == 1
+    other = await client.post("/inbox/submit", json=entry("job", "more", {"type": "more"}, id="inbox_2026-01-01_mine"))
+    foreign = await gateway.client("owner", name="olena").post("/inbox/submit", json=wish)
+    assert [answer.json()["code"] for answer in (other, foreign)] == ["IDEMPOTENCY_MISMATCH"] * 2
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (entry("run", "nobody"), "NOT_FOUND", "no agent nobody"),
+    (entry("run", "No Body"), "VALIDATION_FAILED", "no agent slug"),
+    (entry("propose-edit", "nobody/notes/x.md", NOTE), "NOT_FOUND", "no agent nobody"),
+    (entry("propose-tag", f"{VIOLIN}/_agent.md", NOTE), "VALIDATION_FAILED", "may not touch"),
+    (entry("propose-note", f"{VIOLIN}/../x.md", NOTE), "VALIDATION_FAILED", "may not touch"),
+    (entry("propose-note", f"{VIOLIN}/notes/x.md", {"summary": "s"}), "VALIDATION_FAILED", "may not touch"),
+    (
+        entry("propose-note", f"{VIOLIN}/notes/x.md", {"summary": "s", "change": {"type": "append", "text": "t"}}),
+        "VALIDATION_FAILED",
+        "may not touch",
+    ),
+    (entry("propose-artifact", f"{VIOLIN}/artifacts/x.md", NOTE), "VALIDATION_FAILED", "safe_outputs"),
+    (entry("job", "work", {"type": "other"}), "VALIDATION_FAILED", "the target is 'work'"),
+    (entry("job", "work", {}), "VALIDATION_FAILED", "found none"),
+    (entry("job", "RESEARCH", {"job_type": "RESEARCH"}), "VALIDATION_FAILED", "not served here yet"),
+    (entry("job", "work", {"type": "work", "max_attempts": 0}), "VALIDATION_FAILED", "max_attempts"),
+]
+"""What the gate refuses, with the code and a part of the reason."""
+
+
+@pytest.mark.requirement("D51")
+async def test_what_the_gate_refuses_is_kept_with_the_reason_and_makes_nothing(gateway: Gateway):
+    client = gateway.client("owner")
+    for wish, code, told in REFUSED:
+        answer = (await client.post("/inbox/submit", json=wish)).json()
+        assert (wish, answer["status"], answer["rejection"]["code"]) == (wish, "rejected", code)
+        assert told in answer["rejection"]["reason"]
+        assert (answer["run_id"], answer["job_id"], answer["proposal_id"]) == (None, None, None)
+        (shown,) = (await client.get("/inbox/entries?status=rejected&limit=1")).json()["items"]
+        assert (shown["id"], shown["rejection"]) == (answer["id"], answer["rejection"])
+    for lifecycle in ("run", "leased-job", "proposal"):
+        assert await jobs(gateway, lifecycle) == []
+
+
+@pytest.mark.requirement("D51")
+async def test_what_waits_for_a_person_is_not_proposed_twice(gateway: Gateway):
+    client, wish = gateway.client("owner"), entry("propose-note", f"{VIOLIN}/notes/humidity.md", NOTE)
+    first, second = [(await client.post("/inbox/submit", json=wish)).json() for _ in range(2)]
+    assert (first["status"], second["status"]) == ("processed", "rejected")
+    assert second["rejection"]["code"] == "DUPLICATE_ENTRY"
+    assert first["proposal_id"] in second["rejection"]["reason"]
+    note = {"decision": "reject", "note": "not needed at all"}
+    assert (await client.patch(f"/proposals/{first['proposal_id']}", json=note)).status_code == 200
+    third = (await client.post("/inbox/submit", json=wish)).json()
+    assert third["status"] == "processed"
+
+
+MALFORMED: list[dict[str, Any]] = [
+    {},
+    entry("memory-update", VIOLIN),
+    entry("run", ""),
+    entry("run", VIOLIN, id="job-7"),
+    entry("run", VIOLIN, metadata={"ttl_hours": 0}),
+    entry("run", VIOLIN, metadata={"ttl_hours": 10_000}),
+    entry("run", VIOLIN, source={"type": "ui", "identity": "somebody else"}),
+]
+
+
+async def test_what_is_no_entry_is_refused_and_nothing_is_stored(gateway: Gateway):
+    before, client = await everything(gateway), gateway.client("owner")
+    for wish in MALFORMED:
+        answer = await client.post("/inbox/submit", json=wish)
+        assert (wish, answer.status_code, answer.json()["code"]) == (wish, 422, "VALIDATION_FAILED")
+    assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("D51")
+async def test_too_many_entries_a_minute_are_refused_and_not_stored(make_gateway: Callable[..., Gateway]):
+    gateway = make_gateway(GatewayOptions(entries_per_minute=2))
+    client, wish = gateway.client("owner"), entry("job", "work", {"type": "work"})
+    answers = [await client.post("/inbox/submit", json=wish) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [202, 202, 429]
+    assert answers[2].headers["Retry-After"] == "30"
+    assert len(await jobs(gateway, "inbox-entry")) == 2
+    gateway.clock.advance(30)
+    assert (await client.post("/inbox/submit", json=wish)).status_code == 202
+    other = await gateway.client("owner", name="olena").post("/inbox/submit", json=wish)
+    assert other.status_code == 202
+
+
+@pytest.mark.requirement("RUN-4", "JQ-12", "D51")
+async def test_statistics_match_the_stored_entries(gateway: Gateway):
+    client = gateway.client("owner")
+    inbox = gateway.instance.inbox(GATEWAY)
+    gateway.clock.advance(23.5 * 3600)
+    for action, target in (("run", VIOLIN), ("run", "nobody"), ("job", "work"), ("job", "work")):
+        await client.post("/inbox/submit", json=entry(action, target, {"type": "work"} if action == "job" else {}))
+    for number, hours in enumerate((0.25, 48)):
+        await inbox.submit(await unsettled(gateway, f"inbox_2026-01-01_{number}", ttl_hours=hours), key=None)
+    gateway.clock.advance(0.25 * 3600)
+    await gateway.sweep()
+    stats = (await client.get("/inbox/stats")).json()
+    assert stats == {"pending": 1, "processed_today": 3, "rejected_today": 1, "expired_today": 1}
+    assert stats == await counted(gateway)
+    gateway.clock.advance(3600)  # past midnight
+    stats = (await client.get("/inbox/stats")).json()
+    assert stats == {"pending": 1, "processed_today": 0, "rejected_today": 0, "expired_today": 0}
+
+
+async def counted(gateway: Gateway) -> dict[str, int]:
+    client = gateway.client("frontend")
+    listed = {
+        status: len((await client.get("/inbox/entries", params={"status": status})).json()["items"])
+        for status in ("pending", "processed", "rejected", "expired")
+    }
+    return {"pending": listed.pop("pending"), **{f"{status}_today": found for status, found in listed.items()}}
+
+
+async def unsettled(gateway: Gateway, id_: str, *, ttl_hours: float = 72.0, action: str = "job") -> Entry:
+    payload = {"type": "work"} if action == "job" else {}
+    return Entry(
+        id=JobId(id_),
+        source_type="api",
+        identity="iryna",
+        at=await gateway.instance.ledger.now(),
+        action=action,
+        target="work" if action == "job" else VIOLIN,
+        payload=payload,
+        correlation_id="press-1",
+        priority="normal",
+        ttl_hours=ttl_hours,
+    )
+
+
+@pytest.mark.requirement("JQ-12")
+async def test_an_entry_whose_gateway_died_is_settled_by_another_once(gateway: Gateway):
+    inbox = gateway.instance.inbox(IRYNA)
+    await inbox.submit(await unsettled(gateway, "inbox_2026-01-01_left"), key=None)
+    keeper = InboxKeeper(inbox=gateway.instance.inbox(GATEWAY))
+    assert (await keeper.run_once()).settled == 1
+    assert (await keeper.run_once()).settled == 0
+    standing = await inbox.settle(JobId("inbox_2026-01-01_left"))
+    assert standing.status == "processed"
+    assert standing.made == {"job_id": (await jobs(gateway, "leased-job"))[0]}
+    assert len(await jobs(gateway, "leased-job")) == 1
+
+
+@pytest.mark.requirement("JQ-12")
+@pytest.mark.parametrize("action", ["run", "job"])
+async def test_an_entry_that_died_after_its_effect_makes_no_second_one(gateway: Gateway, action: str):
+    inbox, id_ = gateway.instance.inbox(IRYNA), JobId(f"inbox_2026-01-01_{action}")
+    await inbox.submit(await unsettled(gateway, id_, action=action), key=None)
+    job = await inbox.found(id_)
+    first = await inbox._make(json.loads(job.payload or b""))  # type: ignore[reportPrivateUsage]  # and here it dies
+    await gateway.client("owner").patch(f"/agents/{VIOLIN}/status", json={"status": "paused"})
+    assert (await inbox.settle(id_)).made == first
+    assert len(await jobs(gateway, "run" if action == "run" else "leased-job")) == 1
+
+
+@pytest.mark.requirement("D51", "D25")
+async def test_an_entry_waits_while_its_agent_has_too_many_runs_and_is_served_when_there_is_room(gateway: Gateway):
+    usual = gateway.instance.inbox(GATEWAY)
+    crowded = replace(usual, layer=replace(gateway.instance.layer, waiting_max=1))
+    run = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    made = await crowded.submit(await unsettled(gateway, "inbox_2026-01-01_late", action="run"), key=None)
+    assert (await crowded.settle(made.job_id)).status == "pending"
+    keeper = InboxKeeper(inbox=crowded)
+    assert (await keeper.run_once()).settled == 0
+    await gateway.client("owner").post(f"/runs/{run}/cancel", json={"mode": "hard"})
+    assert (await keeper.run_once()).settled == 1
+    standing = await usual.standing(made.job_id)
+    assert (standing.status, await jobs(gateway, "run")) == ("processed", [(standing.made or {})["run_id"], run])
+
+
+@pytest.mark.requirement("D51", "OBS-1")
+async def test_every_step_of_an_entry_is_audited_like_that_of_any_job(gateway: Gateway):
+    answer = (await gateway.client("owner").post("/inbox/submit", json=entry("job", "work", {"type": "work"}))).json()
+    instance = gateway.instance
+    projector = Projector(
+        ledger=instance.ledger,
+        actor=instance.actor(Role.PROJECTOR),
+        publisher=Publisher(instance.objects),
+        clock=gateway.clock,
+    )
+    await projector.run_once()
+    keys = [item.key for item in (await instance.objects.list(f"audit/20260101/{answer['id']}")).items]
+    assert keys == [f"audit/20260101/{answer['id']}-{version}.json" for version in (1, 2)]
+    await projector.let_go()

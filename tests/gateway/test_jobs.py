@@ -1,0 +1,194 @@
+"""Jobs and dead letters over HTTP."""
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import Gateway
+from tests.gateway.world import SOMEBODY, dead_job, everything, job
+from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, Lease, Turn, TypeClaim
+from trellis.lifecycles import Role
+from trellis.wiring import new_id
+
+WORKER = Actor(role=Role.WORKER, name="worker@test")
+
+
+async def claimed(gateway: Gateway, type_: str = "work") -> Lease:
+    claim = Claim(claim_id=ClaimId(new_id()), types=(TypeClaim(type=type_),))
+    (found,) = (await gateway.instance.ledger.turn(Turn(actor=WORKER, claim=claim))).claimed
+    return found.lease
+
+
+async def test_a_job_is_submitted_with_everything_that_was_said_about_it(gateway: Gateway):
+    wish = {
+        "type": "index.document",
+        "payload": {"id": 7, "ü": [1.5, None]},
+        "priority": "interactive",
+        "run_at": "2026-01-01T01:00:00+00:00",
+        "deadline_s": 7200,
+        "max_attempts": 3,
+        "concurrency_key": "doc-7",
+        "correlation_id": "order-1",
+    }
+    answer = await gateway.client("submitter", name="ada").post("/jobs", json=wish)
+    made = answer.json()
+    assert (answer.status_code, made["lifecycle"], made["status"]) == (202, "leased-job", "queued")
+    assert answer.headers["Location"] == f"/jobs/{made['job_id']}"
+    found = (await gateway.client("submitter", name="ada").get(f"/jobs/{made['job_id']}")).json()
+    told = {name: found[name] for name in ("type", "payload", "priority", "max_attempts", "correlation_id")}
+    assert told == {name: wish[name] for name in told}
+    assert (found["due_at"], found["deadline_at"]) == ("2026-01-01T01:00:00.000Z", "2026-01-01T02:00:00.000Z")
+    (event,) = await gateway.instance.ledger.events(made["job_id"])
+    assert (event.role, event.actor) == (Role.SUBMITTER, "ada")
+
+
+async def test_an_owner_submits_through_the_gateway_and_by_its_own_name(gateway: Gateway):
+    answer = await gateway.client("owner", name="iryna").post(
+        "/jobs", json={"type": "work"}, headers={"X-Correlation-ID": "press-1"}
+    )
+    (event,) = await gateway.instance.ledger.events(answer.json()["job_id"])
+    assert (event.role, event.actor, event.correlation_id) == (Role.GATEWAY, "iryna", "press-1")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "exactly one of 'type', 'job_type', 'topic'; found none"),
+    ({"type": "a", "topic": "b"}, "found 'type' and 'topic'"),
+    ({"job_type": "RESEARCH"}, "'job_type' (queue-job) are not served here yet"),
+    ({"topic": "mail"}, "'topic' (bus-job) are not served here yet"),
+    ({"type": "no good"}, "no good"),
+    ({"type": "a", "run_at": "2026-01-01T00:00:00"}, "timezone"),
+    ({"type": "a", "priority": "soon"}, "priority"),
+    ({"type": "a", "max_attempts": 0}, "max_attempts"),
+    ({"type": "a", "surprise": 1}, "surprise"),
+    ({"type": "a", "concurrency_key": "a\x00b"}, "cannot be stored"),
+]
+
+
+@pytest.mark.requirement("JQ-11")
+async def test_what_cannot_be_a_job_is_refused_and_nothing_is_stored(gateway: Gateway):
+    before, client = await everything(gateway), gateway.client("owner")
+    for wish, told in REFUSED:
+        answer = await client.post("/jobs", json=wish)
+        assert (wish, answer.status_code, answer.json()["code"]) == (wish, 422, "VALIDATION_FAILED")
+        assert told in answer.json()["detail"]
+    assert await everything(gateway) == before
+
+
+async def test_jobs_are_listed_by_what_they_are_and_page_by_page(gateway: Gateway):
+    client = gateway.client("owner")
+    jobs = [await job(gateway, type_=type_) for type_ in ("a", "b", "a", "b", "a")]
+    dead = await dead_job(gateway, type_="b")
+    await client.post("/agents/run", json={"agent_slug": "archivist-violin"})
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
+        page = (await client.get("/jobs", params=params)).json()
+        seen += [item["job_id"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == [dead, *reversed(jobs)]
+    listed = {
+        name: [item["job_id"] for item in (await client.get(f"/jobs?{name}")).json()["items"]]
+        for name in ("type=a", "status=dead_lettered", "lifecycle=queue-job", "type=b&status=queued")
+    }
+    assert listed == {
+        "type=a": [jobs[4], jobs[2], jobs[0]],
+        "status=dead_lettered": [dead],
+        "lifecycle=queue-job": [],
+        "type=b&status=queued": [jobs[3], jobs[1]],
+    }
+    assert (await client.get("/jobs?status=lost")).status_code == 422
+
+
+async def test_runs_and_proposals_are_no_jobs_of_this_collection(gateway: Gateway):
+    run_id = (await gateway.client("owner").post("/agents/run", json={"agent_slug": "archivist-violin"})).json()[
+        "run_id"
+    ]
+    client = gateway.client("worker")
+    assert (await client.get(f"/jobs/{run_id}")).status_code == 404
+    assert (await client.get("/jobs?status=queued")).json()["items"] == []
+
+
+@pytest.mark.requirement("DJ-13", "DJ-15")
+async def test_events_have_the_nine_fields_oldest_first_page_by_page(gateway: Gateway):
+    job_id = await job(gateway)
+    lease = await claimed(gateway)
+    done = Advance(lease, "running", "complete", result=b'{"ok":true}')
+    await gateway.instance.ledger.turn(Turn(actor=WORKER, advances=(done,)))
+    client = gateway.client("owner")
+    first = (await client.get(f"/jobs/{job_id}/events", params={"limit": 2})).json()
+    rest = (await client.get(f"/jobs/{job_id}/events", params={"cursor": first["next_cursor"]})).json()
+    events = first["items"] + rest["items"]
+    fields = {"id", "job_id", "type", "ts", "actor", "correlation_id", "cause", "payload", "version"}
+    assert {frozenset(event) for event in events} == {frozenset(fields)}
+    assert [(event["type"], event["payload"]["from"], event["payload"]["to"]) for event in events] == [
+        ("job_queued", None, "queued"),
+        ("job_claimed", "queued", "assigned"),
+        ("job_started", "assigned", "running"),
+        ("job_succeeded", "running", "succeeded"),
+    ]
+    assert rest["next_cursor"] is None
+    assert (await client.get(f"/jobs/{job_id}")).json()["result"] == {"ok": True}
+
+
+@pytest.mark.requirement("DJ-11", "D19", "D43")
+async def test_a_soft_cancel_asks_the_holder_and_a_hard_one_ends_the_job(gateway: Gateway):
+    operator = gateway.client("control-plane")
+    job_id = await job(gateway)
+    await claimed(gateway)
+    soft = await operator.post(f"/jobs/{job_id}/cancel", json={"mode": "soft"})
+    assert (soft.status_code, soft.json()["status"]) == (200, "running")
+    assert (await operator.get(f"/jobs/{job_id}")).json()["cancel_requested"] is True
+    hard = await operator.post(f"/jobs/{job_id}/cancel", json={"mode": "hard", "reason": "not wanted"})
+    assert (hard.status_code, hard.json()["status"]) == (200, "cancelled")
+    late = await operator.post(f"/jobs/{job_id}/cancel", json={"mode": "hard"})
+    assert (late.status_code, late.json()["code"]) == (409, "INVALID_TRANSITION")
+    assert "cancelled" in late.json()["detail"]
+
+
+@pytest.mark.requirement("DJ-12", "D9")
+async def test_dead_letters_are_listed_looked_at_and_requeued(gateway: Gateway):
+    jobs = [await dead_job(gateway, type_=type_) for type_ in ("a", "b", "a")]
+    operator = gateway.client("control-plane")
+    first = (await operator.get("/dlq", params={"limit": 2})).json()
+    rest = (await operator.get("/dlq", params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert [item["job_id"] for item in first["items"] + rest["items"]] == jobs[::-1]
+    letter = (await operator.get(f"/dlq/{jobs[1]}")).json()
+    assert (letter["reason_code"], letter["stage"], letter["last_error"]) == ("policy_violation", "input", "no good")
+    assert (letter["last_owner"], letter["last_lease_expires_at"], letter["type"]) == (None, None, "b")
+    answer = (await operator.post("/dlq/requeue", json={"filter": {"type": "a"}, "reason": "repaired"})).json()
+    assert [(item["job_id"], item["requeued"], item["status"]) for item in answer["items"]] == [
+        (jobs[0], True, "queued"),
+        (jobs[2], True, "queued"),
+    ]
+    named = (await operator.post("/dlq/requeue", json={"job_ids": [jobs[0], jobs[1]]})).json()
+    assert [item["requeued"] for item in named["items"]] == [False, True]
+    assert (await operator.get("/dlq")).json()["items"] == []
+    assert (await operator.get(f"/dlq/{jobs[1]}")).status_code == 404
+
+
+async def test_a_requeue_that_is_not_clear_or_too_large_is_refused(gateway: Gateway):
+    unclear: list[dict[str, Any]] = [{}, {"job_ids": []}, {"job_ids": ["a"], "filter": {}}]
+    too_large: list[dict[str, Any]] = [{"filter": {}, "limit": 201}, {"job_ids": ["a"] * 201}]
+    client = gateway.client("control-plane")
+    for wish in (*unclear, *too_large):
+        answer = await client.post("/dlq/requeue", json=wish)
+        assert (wish, answer.status_code, answer.json()["code"]) == (wish, 422, "VALIDATION_FAILED")
+
+
+async def test_a_requeue_of_an_unknown_job_requeues_none(gateway: Gateway):
+    dead = await dead_job(gateway)
+    before = await everything(gateway)
+    answer = await gateway.client("control-plane").post("/dlq/requeue", json={"job_ids": [dead, "nobody"]})
+    assert answer.status_code == 404
+    assert await everything(gateway) == before
+
+
+async def test_workers_are_shown_with_what_they_hold(gateway: Gateway):
+    await gateway.instance.ledger.beat(WORKER, b'{"types":["work"]}')
+    await job(gateway, by=SOMEBODY)
+    await claimed(gateway)
+    (worker,) = (await gateway.client("owner").get("/workers")).json()["items"]
+    assert (worker["name"], worker["held"], worker["info"]) == ("worker@test", 1, {"types": ["work"]})

@@ -1,0 +1,202 @@
+"""Proposals, memory and logic over HTTP: anybody who may proposes, a person decides, the apply engine changes."""
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import VIOLIN, Gateway
+from tests.gateway.world import LOGICIAN, everything, make_world, proposal
+from trellis.engine.jobs import JobId
+from trellis.runs.layer import TriggerKind
+
+FACT = {"file": "facts.md", "operation": "append", "content": "- TB-02 was rehaired in March"}
+
+
+def memory_wish(**more: Any) -> dict[str, Any]:
+    return {"summary": "one more fact", "updates": [FACT], **more}
+
+
+@pytest.mark.requirement("RUN-4")
+async def test_proposals_are_listed_by_state_page_by_page(gateway: Gateway):
+    client = gateway.client("frontend")
+    made = [await proposal(gateway) for _ in range(3)]
+    approved = await proposal(gateway, approved=True)
+    first = (await client.get("/proposals/pending", params={"limit": 2})).json()
+    rest = (await client.get("/proposals/pending", params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert [item["id"] for item in first["items"] + rest["items"]] == made[::-1]
+    assert rest["next_cursor"] is None
+    assert [item["id"] for item in (await client.get("/proposals?status=approved")).json()["items"]] == [approved]
+    assert len((await client.get("/proposals")).json()["items"]) == 4
+    assert (await client.get("/proposals?status=lost")).status_code == 422
+
+
+async def test_a_proposal_is_read_with_its_version_as_its_etag(gateway: Gateway):
+    id_ = await proposal(gateway, text="keep the humidity at 45 %")
+    client = gateway.client("owner")
+    found = await client.get(f"/proposals/{id_}")
+    assert (found.headers["ETag"], found.json()["version"], found.json()["status"]) == ('"1"', 1, "pending")
+    assert found.json()["content"]["change"]["text"] == "keep the humidity at 45 %"
+    assert (await client.get(f"/proposals/{id_}", headers={"If-None-Match": '"1"'})).status_code == 304
+    assert (await client.get(f"/proposals/{id_}", headers={"If-None-Match": '"2"'})).status_code == 200
+    assert (await client.get("/proposals/prop_2026-01-01_nothing")).status_code == 404
+
+
+@pytest.mark.requirement("D22", "AUTH-6")
+async def test_a_person_approves_what_was_seen_and_it_is_applied_once(gateway: Gateway):
+    id_, client = await proposal(gateway), gateway.client("owner", name="iryna")
+    stale = await client.patch(f"/proposals/{id_}", json={"decision": "approve"}, headers={"If-Match": '"7"'})
+    assert (stale.status_code, stale.json()["code"], stale.headers["ETag"]) == (412, "PRECONDITION_FAILED", '"1"')
+    decided = await client.patch(
+        f"/proposals/{id_}", json={"decision": "approve", "note": "yes"}, headers={"If-Match": '"1"'}
+    )
+    assert (decided.status_code, decided.json()["status"], decided.headers["ETag"]) == (200, "approved", '"2"')
+    assert decided.json()["approval"]["decided_by"] == "iryna"
+    applied = await client.post(f"/proposals/{id_}/apply")
+    assert (applied.status_code, applied.json()["status"]) == (200, "applied")
+    key = f"agents/{VIOLIN}/notes/{id_}.md"
+    assert applied.json()["apply_result"]["object_key"] == key
+    written = await gateway.instance.objects.get(key)
+    assert written is not None
+    before = await everything(gateway)
+    again = await client.post(f"/proposals/{id_}/apply")
+    assert (again.status_code, again.json()["status"]) == (200, "applied")
+    assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("D22")
+async def test_rejecting_says_why_and_ends_it(gateway: Gateway):
+    id_, client = await proposal(gateway), gateway.client("owner")
+    short = await client.patch(f"/proposals/{id_}", json={"decision": "reject", "note": "no"})
+    assert (short.status_code, short.json()["code"]) == (422, "VALIDATION_FAILED")
+    rejected = await client.patch(f"/proposals/{id_}", json={"decision": "reject", "note": "the source says not"})
+    assert rejected.json()["status"] == "rejected"
+    again = await client.patch(f"/proposals/{id_}", json={"decision": "reject", "note": "the source says not"})
+    assert again.status_code == 200
+    late = await client.patch(f"/proposals/{id_}", json={"decision": "approve"})
+    assert (late.status_code, late.json()["code"]) == (409, "INVALID_TRANSITION")
+    apply = await client.post(f"/proposals/{id_}/apply")
+    assert (apply.status_code, apply.json()["status_now"]) == (409, "rejected")
+
+
+@pytest.mark.requirement("D22")
+async def test_what_changed_meanwhile_fails_and_is_applied_again_when_it_fits(gateway: Gateway):
+    id_, client = await proposal(gateway, approved=True), gateway.client("owner")
+    key = f"agents/{VIOLIN}/notes/{id_}.md"
+    await gateway.instance.objects.put(key, b"somebody was faster\n")
+    failed = (await client.post(f"/proposals/{id_}/apply")).json()
+    assert (failed["status"], "conflict" in failed["apply_result"]["error"]) == ("failed", True)
+    await gateway.instance.objects.delete(key)
+    assert (await client.post(f"/proposals/{id_}/apply")).json()["status"] == "applied"
+
+
+@pytest.mark.requirement("D22", "AUTH-6")
+async def test_a_memory_update_of_normal_priority_is_applied_at_once_and_names_its_proposal(gateway: Gateway):
+    run_id = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    client = gateway.client("agent-runtime", name="runtime-1")
+    answer = await client.post(f"/memory/{VIOLIN}/propose", json=memory_wish(run_id=run_id))
+    assert (answer.status_code, answer.json()["status"]) == (202, "auto_applied")
+    owner = gateway.client("owner")
+    read = (await owner.get(f"/memory/{VIOLIN}/read", params={"mode": "wide"})).json()
+    assert "- TB-02 was rehaired in March" in read["files"]["facts.md"]
+    assert "facts.md" not in (await owner.get(f"/memory/{VIOLIN}/read")).json()["files"]
+    newest = (await owner.get(f"/memory/{VIOLIN}/history", params={"limit": 1})).json()
+    (change,) = newest["items"]
+    told = (change["proposal_id"], change["run_id"], change["auto_approved"], change["version"])
+    assert told == (answer.json()["proposalId"], run_id, True, read["version"])
+    older = (await owner.get(f"/memory/{VIOLIN}/history", params={"cursor": newest["next_cursor"]})).json()
+    assert [item["version"] for item in older["items"]] == [1]
+
+
+@pytest.mark.requirement("D22")
+async def test_a_memory_update_of_high_priority_waits_for_a_person(gateway: Gateway):
+    client, before = gateway.client("orchestrator"), gateway.instance.memory.read(VIOLIN).version
+    answer = (await client.post(f"/memory/{VIOLIN}/propose", json=memory_wish(priority="high"))).json()
+    assert answer["status"] == "pending"
+    assert gateway.instance.memory.read(VIOLIN).version == before
+    owner = gateway.client("owner")
+    await owner.patch(f"/proposals/{answer['proposalId']}", json={"decision": "approve"})
+    assert (await owner.post(f"/proposals/{answer['proposalId']}/apply")).json()["status"] == "applied"
+    assert gateway.instance.memory.read(VIOLIN).version == before + 1
+
+
+@pytest.mark.requirement("D22", "AUTH-6")
+async def test_a_memory_update_for_an_older_version_fails_and_changes_no_memory(gateway: Gateway):
+    client = gateway.client("orchestrator")
+    answer = await client.post(f"/memory/{VIOLIN}/propose", json=memory_wish(expected_version=0))
+    assert answer.json()["status"] == "failed"
+    again = await client.post(f"/memory/{VIOLIN}/propose", json=memory_wish(expected_version=0))
+    assert again.json()["proposalId"] != answer.json()["proposalId"]
+    assert gateway.instance.memory.read(VIOLIN).version == 1
+
+
+@pytest.mark.requirement("D22")
+@pytest.mark.parametrize("priority", ["normal", "high"])
+async def test_logic_always_waits_for_a_person(gateway: Gateway, priority: str):
+    await make_world(gateway, "mine")
+    client, owner = gateway.client("agent-runtime"), gateway.client("owner")
+    wish = {"summary": "ask first", "text": "1. Ask.\n", "priority": priority}
+    answer = (await client.post(f"/logic/{LOGICIAN}/propose", json=wish)).json()
+    assert (answer["status"], answer["requiresHumanReview"]) == ("pending", True)
+    await gateway.instance.apply_engine().run_once()
+    found = (await owner.get(f"/proposals/{answer['proposalId']}")).json()
+    assert (found["status"], found["action"], found["target"]) == ("pending", "logic-update", "pseudocode.md")
+    await owner.patch(f"/proposals/{answer['proposalId']}", json={"decision": "approve"})
+    await owner.post(f"/proposals/{answer['proposalId']}/apply")
+    written = await gateway.instance.objects.get(f"agents/{LOGICIAN}/pseudocode.md")
+    assert written is not None
+    assert written.body == b"1. Ask.\n"
+
+
+REFUSED: list[tuple[str, dict[str, Any], int]] = [
+    (f"/logic/{VIOLIN}/propose", {"summary": "s", "text": "t"}, 422),  # not among its safe outputs
+    ("/memory/nobody/propose", memory_wish(), 404),
+    ("/memory/No-Body/propose", memory_wish(), 422),
+    (f"/memory/{VIOLIN}/propose", memory_wish(run_id="run_2026-01-01_000000_nobody"), 404),
+    (f"/memory/{VIOLIN}/propose", memory_wish(run_id="../secrets"), 422),
+    (f"/memory/{VIOLIN}/propose", memory_wish(updates=[]), 422),
+    (f"/memory/{VIOLIN}/propose", memory_wish(updates=[FACT] * 33), 422),
+    (f"/memory/{VIOLIN}/propose", memory_wish(autoApprove=True), 422),
+    (f"/logic/{VIOLIN}/propose", {"summary": "s", "text": "t", "requiresHumanReview": False}, 422),
+]
+
+
+async def test_what_cannot_be_proposed_is_refused_and_nothing_is_stored(gateway: Gateway):
+    before, client = await everything(gateway), gateway.client("agent-runtime")
+    for path, wish, status in REFUSED:
+        answer = await client.post(path, json=wish)
+        assert (path, wish, answer.status_code) == (path, wish, status)
+    assert await everything(gateway) == before
+
+
+async def test_nobody_proposes_in_the_name_of_another_agents_run(gateway: Gateway):
+    run_id = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    wish = memory_wish(run_id=run_id)
+    answer = await gateway.client("agent-runtime").post("/memory/architect-guardian/propose", json=wish)
+    assert (answer.status_code, f"{run_id} is a run of agent {VIOLIN}" in answer.json()["detail"]) == (422, True)
+
+
+@pytest.mark.requirement("AUTH-4")
+async def test_layer_2_is_read_part_by_part_and_never_with_layer_1(gateway: Gateway):
+    runtime = gateway.client("agent-runtime")
+    for number in range(3):
+        decision = {"file": "decisions.md", "operation": "append", "content": f"## Decision {number}\n\nKeep it."}
+        made = await runtime.post(f"/memory/{VIOLIN}/propose", json=memory_wish(updates=[decision]))
+        assert made.json()["status"] == "auto_applied"
+    first = (await runtime.get(f"/memory/{VIOLIN}/deep", params={"part": "decisions", "limit": 2})).json()
+    cursor = first["next_cursor"]
+    rest = (await runtime.get(f"/memory/{VIOLIN}/deep", params={"part": "decisions", "cursor": cursor})).json()
+    told = [item["text"] for item in first["items"] + rest["items"]]
+    assert ["Decision 2" in told[0], "Decision 1" in told[1], "Decision 0" in told[2]] == [True, True, True]
+    assert rest["next_cursor"] is None
+    read = (await runtime.get(f"/memory/{VIOLIN}/read", params={"mode": "wide"})).json()
+    assert set(read["files"]) == {"snapshot.md", "open_loops.md", "facts.md"}
+    assert (await runtime.get(f"/memory/{VIOLIN}/deep", params={"part": "secrets"})).status_code == 422
+    assert (await runtime.get("/memory/nobody/read")).status_code == 404
+
+
+async def test_a_proposal_is_no_other_kind_of_job(gateway: Gateway):
+    world = await make_world(gateway, "mine")
+    owner = gateway.client("owner")
+    assert (await owner.get(f"/proposals/{world.own_job}")).status_code == 404
+    assert (await owner.patch(f"/proposals/{world.run}", json={"decision": "approve"})).status_code == 404
+    assert len(await gateway.instance.ledger.events(JobId(world.run))) == 2

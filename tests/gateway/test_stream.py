@@ -1,0 +1,323 @@
+"""Live events: their shapes, who gets which, and where a stream goes on."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.stand import BEGINNING, ORCHESTRATOR, Stand, standing
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.matrices import RULES, Grant
+from trellis.engine.records import Event
+from trellis.gateway.events import rule_of, tell, types_of
+from trellis.gateway.hub import PAUSE_S_MAX, PAUSE_S_MIN, Hub
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import LIFECYCLES, Role
+from trellis.runs import ids
+from trellis.wiring import SystemClock
+
+ALL = f"last_event_id={BEGINNING}"
+OWNER = Actor(role=Role.OWNER, name="iryna")
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+    async with standing(tmp_path) as made:
+        yield made
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("RUN-5", "RUN-10", "PIPE-9")
+async def test_a_run_is_told_from_the_ledger_while_no_orchestrator_runs(stand: Stand):
+    async with stand.listen() as listener:
+        run_id = await stand.run_to_its_end()
+        told = await listener.until_events(5)
+    assert [(data["type"], data.get("status"), data.get("step")) for data in told] == [
+        ("run.status.changed", "requested", None),
+        ("run.status.changed", "queued", None),
+        ("run.status.changed", "running", None),
+        ("run.step.completed", None, 1),
+        ("run.status.changed", "completed", None),
+    ]
+    assert {data["runId"] for data in told} == {run_id}
+    assert {data["agentSlug"] for data in told} == {"archivist-violin"}
+    assert [data["version"] for data in told] == [1, 2, 3, 4, 5]
+    assert [data["eventId"] for data in told] == [event.id for event in await stand.ledger.events(run_id)]
+
+
+@pytest.mark.requirement("RUN-5")
+async def test_a_proposal_is_created_once_and_then_changes(stand: Stand):
+    run_id = await stand.run_requested()
+    async with stand.listen() as listener:
+        proposal = await stand.proposal_of(run_id)
+        await stand.ledger.move(OWNER, Move(job_id=proposal, target="approved", request_id=RequestId("1")))
+        created, approved = await listener.until_events(2)
+    assert (created["type"], created["proposalId"]) == ("proposal.created", proposal)
+    assert (approved["type"], approved["proposalId"], approved["status"]) == (
+        "proposal.status.changed",
+        proposal,
+        "approved",
+    )
+    assert created["agentSlug"] == approved["agentSlug"] == "archivist-violin"
+    assert created["correlationId"] == run_id
+
+
+async def test_other_jobs_say_their_lifecycle(stand: Stand):
+    (job_id,) = await stand.jobs(1)
+    (_, told), *_ = (await stand.heard(ALL)).heard.events
+    assert (told["type"], told["jobId"], told["lifecycle"], told["status"]) == (
+        "job.status.changed",
+        job_id,
+        "leased-job",
+        "queued",
+    )
+    assert "agentSlug" not in told
+
+
+def event(lifecycle: str, type_: str, source: str | None, target: str, data: bytes | None = None) -> Event:
+    return Event(
+        id="a-1",
+        job_id=JobId("a"),
+        lifecycle=lifecycle,
+        type=type_,
+        ts=datetime(2026, 2, 14, tzinfo=UTC),
+        role=Role.WORKER,
+        actor="w",
+        correlation_id="a",
+        cause=None,
+        source=source,
+        target=target,
+        generation=0,
+        attempt=0,
+        epoch=Epoch(1),
+        version=1,
+        data=data,
+    )
+
+
+@pytest.mark.parametrize("lifecycle", LIFECYCLES)
+def test_every_event_of_every_lifecycle_has_one_type_and_a_change_of_status_changes_it(lifecycle: str):
+    for step in LIFECYCLES[lifecycle].transitions:
+        told = tell(event(lifecycle, step.event, step.source, step.target), BEGINNING, None)
+        assert told.type in types_of(lifecycle)
+        assert told.type.endswith(".status.changed") == (step.source != step.target and told.type != "proposal.created")
+
+
+@pytest.mark.parametrize("data", [None, b"null", b"[]", b'{"other": 1}'])
+def test_a_step_that_does_not_say_which_is_told_without_a_number(data: bytes | None):
+    told = tell(event("run", "run.step.completed", "running", "running", data), BEGINNING, None)
+    assert b'"step":null' in told.frame
+
+
+def test_what_a_name_holds_cannot_make_another_line():
+    told = tell(event("leased-job", "job_queued", None, "queued\nid: 9\n\ndata: {}"), BEGINNING, None)
+    assert told.frame.count(b"\n") == 3
+
+
+# --- where a stream begins and goes on -----------------------------------------------------------------------------
+
+
+async def test_a_stream_begins_now_and_can_go_on_before_its_first_event(stand: Stand):
+    await stand.jobs(3)
+    first = await stand.heard()
+    assert first.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert first.headers["cache-control"] == "no-cache"
+    assert first.headers["x-accel-buffering"] == "no"
+    assert first.heard.events == []
+    assert first.heard.retry_ms is not None
+    assert 1_000 <= first.heard.retry_ms <= 3_000
+    (job_id,) = await stand.jobs(1)
+    again = await stand.heard(Last_Event_ID=first.heard.last_id)
+    assert [data["jobId"] for _, data in again.heard.events] == [job_id]
+
+
+@pytest.mark.requirement("RUN-5")
+async def test_a_stream_goes_on_exactly_after_any_event(stand: Stand):
+    await stand.run_to_its_end()
+    await stand.jobs(4)
+    whole = (await stand.heard(ALL)).heard.events
+    assert len(whole) == 9
+    for number, (position, _) in enumerate(whole, 1):
+        assert (await stand.heard(f"last_event_id={position}")).heard.events == whole[number:]
+
+
+async def test_the_header_of_a_reconnect_counts_more_than_the_address(stand: Stand):
+    await stand.jobs(3)
+    positions = [position for position, _ in (await stand.heard(ALL)).heard.events]
+    assert len((await stand.heard(ALL, Last_Event_ID=positions[1])).heard.events) == 1
+
+
+NO_POSITIONS = ("abc", "1", "-000000000000001", "9" * 16, "9" * 500, "0" * 17, "0" * 14 + ".1", "%D9%A0" * 16)
+
+
+async def test_what_is_no_position_of_this_feed_is_refused(stand: Stand):
+    await stand.jobs(2)
+    for position in NO_POSITIONS:
+        answer = await stand.heard(f"last_event_id={position}")
+        assert answer.status == 422, position
+        assert b"leave it out to begin now" in answer.body
+
+
+async def test_positions_of_postgresql_are_taken_and_others_refused(postgres_url: str):
+    ledger = await open_ledger(postgres_url)
+    try:
+        hub = Hub(ledger=ledger, clock=SystemClock(), rng=random.Random(1))
+        for number in range(32):  # as many transactions as the feed looks at in one go
+            await _submit(ledger, f"job-{number}")
+        page = await ledger.feed(None, limit=500)
+        for position in (*page.positions, page.position, await ledger.feed_end()):
+            assert await hub.begin(position) == position
+        foreign = page.position.split(".")
+        foreign[0] = f"{int(foreign[0]) + 1:020}"
+        for position in ("abc", "1.2.3", ".".join(foreign)):
+            with pytest.raises(OptionInvalid, match="leave it out"):
+                await hub.begin(position)
+        with pytest.raises(OptionInvalid, match="a position the feed gave"):
+            await ledger.feed(f"{1:020}.{10**20 - 1:020}.{0:010}", limit=1)
+    finally:
+        await ledger.close()
+
+
+async def _submit(ledger: Ledger, job_id: str) -> None:
+    await ledger.submit(Actor(role=Role.SUBMITTER, name="s"), [NewJob(job_id=JobId(job_id), type="index")])
+
+
+# --- filters -------------------------------------------------------------------------------------------------------
+
+
+async def test_filters_take_what_was_asked_for(stand: Stand):
+    violin = await stand.run_to_its_end("archivist-violin")
+    drum = await stand.run_to_its_end("archivist-drum")
+    proposal = await stand.proposal_of(drum, "archivist-drum")
+    await stand.jobs(2)
+
+    async def heard(query: str) -> set[str]:
+        found = (await stand.heard(f"{ALL}&{query}")).heard.events
+        return {data.get("runId") or data.get("proposalId") or data["type"] for _, data in found}
+
+    assert await heard(f"run={violin}") == {violin}
+    assert await heard(f"run={ids.short_form(drum)}") == {drum, proposal}
+    assert await heard("agent=archivist-drum") == {drum, proposal}
+    assert await heard("lifecycle=proposal") == {proposal}
+    assert await heard("type=job.status.changed&type=proposal.created") == {proposal, "job.status.changed"}
+    assert await heard(f"run={violin}&type=proposal.created") == set()
+    assert (await stand.heard(f"{ALL}&type=run.step.completed")).heard.types == ["run.step.completed"] * 2
+
+
+async def test_an_agent_is_known_also_when_its_run_began_long_before(stand: Stand):
+    run_id = await stand.run_requested()
+    async with stand.listen("agent=archivist-violin") as listener:
+        await stand.ledger.move(ORCHESTRATOR, Move(job_id=run_id, target="queued", request_id=RequestId("1")))
+        (told,) = await listener.until_events(1)
+    assert told["agentSlug"] == "archivist-violin"
+
+
+async def test_a_filter_that_means_nothing_is_refused(stand: Stand):
+    for query in ("type=run.done", "lifecycle=walk", "lifecycle=run&type=proposal.created", "for_s=-1"):
+        assert (await stand.heard(query)).status == 422, query
+
+
+# --- authority -----------------------------------------------------------------------------------------------------
+
+
+def grant(role: Role, lifecycle: str) -> Grant:
+    return RULES[rule_of(lifecycle)].grants[role]
+
+
+@pytest.mark.requirement("AUTH-5", "RUN-5")
+async def test_every_role_gets_what_it_may_read_and_nothing_else(stand: Stand):
+    run_id = await stand.run_to_its_end()
+    await stand.proposal_of(run_id)
+    await stand.jobs(1, by="somebody")
+    (mine,) = await stand.jobs(1, by="mine", type_="other")
+    await stand.claim_job("other")
+    for role in Role:
+        given = mine if role is Role.NLM_BACKEND else None
+        answer = await stand.heard(ALL, role=role, name="mine", job_id=given)
+        granted = {name: grant(role, name) for name in LIFECYCLES}
+        if set(granted.values()) == {Grant.NO}:
+            assert answer.status == 403, role
+            continue
+        found = answer.heard.events
+        kinds = {data.get("lifecycle") or data["type"].partition(".")[0] for _, data in found}
+        assert kinds == {name for name in ("run", "proposal", "leased-job") if granted[name] is not Grant.NO}, role
+        jobs = [data["jobId"] for _, data in found if "jobId" in data]
+        if granted["leased-job"] is Grant.OWN:
+            assert jobs == [mine] * 3, role  # also what the worker did to it
+
+
+def test_whoever_may_read_any_kind_may_follow_events():
+    for role in Role:
+        best = {grant(role, name) for name in LIFECYCLES}
+        expected = next(found for found in (Grant.YES, Grant.OWN, Grant.NO) if found in best)
+        assert RULES["events.read"].grants[role] is expected, role
+
+
+async def test_its_own_job_is_known_also_when_it_was_submitted_long_before(stand: Stand):
+    (mine,) = await stand.jobs(1, by="mine")
+    async with stand.listen(role=Role.SUBMITTER, name="mine") as listener:
+        await stand.claim_job()
+        told = await listener.until_events(2)
+    assert [data["jobId"] for data in told] == [mine, mine]
+
+
+async def test_a_token_for_one_job_tells_of_that_job_alone(stand: Stand):
+    first, second = await stand.jobs(2, by="mine")
+    for role in (Role.SUBMITTER, Role.NLM_BACKEND):
+        found = (await stand.heard(ALL, role=role, name="mine", job_id=second)).heard.events
+        assert [data["jobId"] for _, data in found] == [second]
+    assert (await stand.heard(ALL, role=Role.NLM_BACKEND, name="mine")).heard.events == []
+    assert len((await stand.heard(ALL, role=Role.SUBMITTER, name="mine")).heard.events) == len({first, second})
+
+
+async def test_asking_for_a_kind_one_may_not_read_is_refused_with_the_rule(stand: Stand):
+    answer = await stand.heard("lifecycle=run", role=Role.WORKER)
+    assert answer.status == 403
+    assert b"runs.read" in answer.body
+
+
+async def test_without_a_token_nothing_is_told(stand: Stand):
+    async with stand.client(None) as client:
+        assert (await client.get("/events/stream")).status_code == 401
+        assert (await client.post("/events/tickets")).status_code == 401
+
+
+# --- the description and the pace ----------------------------------------------------------------------------------
+
+
+async def test_the_description_says_how_a_stream_reads(stand: Stand):
+    paths = stand.app.openapi()["paths"]
+    answer = paths["/events/stream"]["get"]["responses"]["200"]["content"]["text/event-stream"]
+    assert set(answer["x-event-data"]["properties"]["type"]["enum"]) == set().union(*map(types_of, LIFECYCLES))
+    assert "id: " in answer["example"]
+    names = {one["name"] for one in paths["/events/stream"]["get"]["parameters"]}
+    assert names >= {"run", "agent", "type", "lifecycle", "last-event-id", "last_event_id", "ticket", "for_s"}
+
+
+async def test_it_looks_at_once_while_there_is_more_and_slowly_when_nothing_happens(stand: Stand):
+    hub = stand.hub
+    assert hub.pause_s(500) == 0
+    assert hub.pause_s(1) == PAUSE_S_MIN
+    pauses = [hub.pause_s(0) for _ in range(30)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == PAUSE_S_MAX
+    assert hub.pause_s(1) == PAUSE_S_MIN
+
+
+async def test_nothing_is_read_while_nobody_listens(stand: Stand):
+    async with stand.listen() as listener:
+        await stand.jobs(1)
+        await listener.until_events(1)
+        assert stand.hub.listeners == 1
+    assert stand.hub.listeners == 0
+    await asyncio.gather(*stand.hub._tasks)
+    assert not stand.hub._tasks
+    (late,) = await stand.jobs(1)
+    assert [data["jobId"] for _, data in (await stand.heard(ALL)).heard.events][-1] == late

@@ -1,0 +1,263 @@
+"""Streams that fall behind, that end, and that begin with a ticket. The hub's time is the test's where time matters."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.listening import listening
+from tests.gateway.stand import BEGINNING, Stand, standing
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.ledger import Ledger
+from trellis.gateway.hub import READ_MAX, StreamOptions
+from trellis.gateway.streaming import EXPIRED, OUTAGE, STOPPING, UNTRUSTED
+from trellis.gateway.tickets import KEPT_S, TTL_S, TicketRefused
+from trellis.identity import Identity
+from trellis.lifecycles import Role
+from trellis.testing import FakeClock
+
+ALL = f"last_event_id={BEGINNING}"
+RING = 10
+
+
+@pytest.fixture
+async def timed(tmp_path: Path) -> AsyncIterator[Stand]:
+    """Nothing ends, and no sign of life is due, unless the test moves the clock."""
+    async with standing(tmp_path, clock=FakeClock()) as made:
+        yield made
+
+
+async def tick(stand: Stand, seconds: float) -> None:
+    """Move the clock when both services of the hub sleep, so that each of them sees the time that was meant."""
+    assert stand.clock is not None
+    async with asyncio.timeout(30):
+        while stand.clock.sleeping < 2:  # noqa: ASYNC110 - they come back from the ledger's thread
+            await asyncio.sleep(0)
+    stand.clock.advance(seconds)
+
+
+# --- behind the ring -----------------------------------------------------------------------------------------------
+
+
+async def test_a_listener_that_fell_behind_the_ring_gets_everything_from_the_ledger(tmp_path: Path):
+    async with standing(tmp_path, StreamOptions(ring=RING)) as stand, stand.listen() as slow, stand.listen() as quick:
+        slow.blocked = asyncio.Event()
+        made = []
+        for _ in range(8):
+            made += await stand.jobs(2 * RING)
+            await quick.until_events(len(made))
+        assert stand.hub._ring is not None
+        assert len(stand.hub._ring._told) <= 2 * RING
+        assert stand.hub._ring.floor > (slow.heard.last_id or "")
+        slow.blocked.set()
+        told = await slow.until_events(len(made))
+        assert [data["jobId"] for data in told] == made
+
+
+async def test_what_happens_while_a_listener_catches_up_is_not_lost_and_not_repeated(tmp_path: Path):
+    async with standing(tmp_path, StreamOptions(ring=RING)) as stand:
+        made = await stand.jobs(3 * READ_MAX)
+        async with stand.listen() as live, stand.listen(ALL) as late:
+            for _ in range(10):
+                made += await stand.jobs(RING + 1)
+            await late.until(lambda: len(late.heard.events) >= len(made))
+            await live.until(lambda: len(live.heard.events) >= 10 * (RING + 1))
+        assert [data["jobId"] for _, data in late.heard.events] == made
+        assert [data["jobId"] for _, data in live.heard.events] == made[3 * READ_MAX :]
+
+
+async def test_a_listener_of_one_agent_is_told_where_to_go_on_also_by_events_of_others(timed: Stand):
+    async with timed.listen("agent=archivist-violin") as listener:
+        begun = listener.heard.last_id
+        await timed.jobs(3)
+        await tick(timed, 0.3)
+        await tick(timed, 15)
+        await listener.until(lambda: "still here" in listener.heard.comments)
+        assert listener.heard.last_id == await timed.ledger.feed_end() > (begun or "")
+        assert listener.heard.events == []
+
+
+# --- the end -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_sign_of_life_comes_when_nothing_else_does(timed: Stand):
+    async with timed.listen() as listener:
+        for number in (1, 2):
+            await tick(timed, 15)
+            await listener.until(lambda: len(listener.heard.comments) >= number)  # noqa: B023 - awaited here
+        assert listener.heard.comments == ["still here"] * 2
+
+
+@pytest.mark.requirement("AUTH-5")
+async def test_the_stream_ends_with_its_token(timed: Stand):
+    token = timed.token(ttl_s=60)
+    async with listening(timed.app, Authorization=f"Bearer {token}") as listener:
+        await tick(timed, 59)
+        await listener.until(lambda: listener.heard.comments == ["still here"])
+        await timed.jobs(1)
+        await tick(timed, 2)
+        heard = await listener.ended()
+    assert heard.comments[-1] == EXPIRED
+    assert heard.events == []
+    assert listener.over
+    assert timed.hub.listeners == 0
+
+
+async def test_the_stream_ends_soon_after_its_key_is_no_longer_trusted(timed: Stand):
+    async with timed.listen() as listener:
+        timed.keys.clear()
+        await tick(timed, 15)
+        assert (await listener.ended()).comments == [UNTRUSTED]
+
+
+async def test_every_stream_ends_when_the_server_stops_and_none_begins(timed: Stand):
+    async with timed.listen() as one, timed.listen() as other:
+        await timed.hub.close()
+        for listener in (one, other):
+            assert (await listener.ended()).comments == [STOPPING]
+            assert listener.over
+    assert (await timed.heard()).status == 429
+
+
+async def test_a_stream_ends_after_the_time_that_was_asked_for(timed: Stand):
+    async with timed.listen("for_s=5") as listener:
+        await tick(timed, 6)
+        assert (await listener.ended()).comments == ["the time that was asked for is over"]
+
+
+class Unwell:
+    """A ledger that stops answering the feed when it is told to."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self.down = ledger, False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "feed" and self.down:
+            return self._no_answer
+        return getattr(self._ledger, name)
+
+    async def _no_answer(self, *_: Any, **__: Any) -> None:
+        raise LedgerUnavailable(reason="it is gone")
+
+
+async def test_a_listener_behind_the_ring_is_sent_away_while_the_ledger_does_not_answer(tmp_path: Path):
+    async with standing(tmp_path, StreamOptions(ring=RING)) as stand, stand.listen() as quick, stand.listen() as slow:
+        unwell = Unwell(stand.ledger)
+        stand.hub.ledger = unwell  # type: ignore[assignment]
+        slow.blocked = asyncio.Event()
+        made = 0
+        while stand.hub._ring is None or stand.hub._ring.floor <= (slow.heard.last_id or ""):
+            made += len(await stand.jobs(RING))
+            await quick.until_events(made)
+        unwell.down = True
+        slow.blocked.set()
+        heard = await slow.ended()
+        assert heard.comments == [OUTAGE]
+        unwell.down = False
+        again = await stand.heard(Last_Event_ID=heard.last_id or "")
+        assert len(heard.events) + len(again.heard.events) == made
+        assert not quick.task.done()
+
+
+async def test_a_listener_that_takes_nothing_is_dropped_and_can_go_on(tmp_path: Path):
+    async with standing(tmp_path, StreamOptions(send_timeout_s=0.01)) as stand:
+        async with stand.listen() as slow:
+            slow.blocked = asyncio.Event()
+            made = await stand.jobs(3)
+            heard = await slow.ended()
+        assert not slow.over
+        assert stand.hub.listeners == 0
+        again = await stand.heard(Last_Event_ID=heard.last_id or "")
+        assert [data["jobId"] for _, data in again.heard.events] == made
+
+
+async def test_there_is_a_bound_on_streams_and_a_place_is_free_again_at_once(tmp_path: Path):
+    options = StreamOptions(listeners_max=3, listeners_per_principal_max=2)
+    async with standing(tmp_path, options) as stand, stand.listen(name="anna"):
+        async with stand.listen(name="anna"):
+            refused = await stand.heard(name="anna")
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            assert b"anna has 2 streams open" in refused.body
+            async with stand.listen(name="iryna"):
+                refused = await stand.heard(name="olena")
+                assert refused.status == 429
+                assert b"This server has 3 streams open" in refused.body
+        assert (await stand.heard(name="anna")).status == 200
+        assert stand.hub.listeners == 1
+
+
+# --- tickets -------------------------------------------------------------------------------------------------------
+
+
+async def new_ticket(stand: Stand, role: Role = Role.OWNER, name: str = "iryna") -> str:
+    async with stand.client(role, name=name) as client:
+        answer = await client.post("/events/tickets")
+    assert answer.status_code == 201
+    assert answer.json()["expires_in"] == TTL_S
+    return answer.json()["ticket"]
+
+
+async def test_a_ticket_opens_one_stream_with_the_rights_of_its_token(timed: Stand):
+    await timed.run_to_its_end()
+    (job_id,) = await timed.jobs(1)
+    ticket = await new_ticket(timed, Role.WORKER)
+    async with listening(timed.app, f"for_s=0&{ALL}&ticket={ticket}") as listener:
+        assert [data.get("jobId") for _, data in (await listener.ended()).events] == [job_id]
+    async with listening(timed.app, f"for_s=0&ticket={ticket}") as again:
+        await again.ended()
+    assert again.status == 401
+    assert b"it has been used" in again.body
+
+
+async def test_of_many_who_show_one_ticket_at_once_one_gets_in(timed: Stand):
+    ticket = await new_ticket(timed)
+    found = await asyncio.gather(*(timed.tickets.take(ticket) for _ in range(20)), return_exceptions=True)
+    assert sum(isinstance(one, Identity) for one in found) == 1
+    assert sum(isinstance(one, TicketRefused) for one in found) == 19
+
+
+async def test_a_ticket_is_good_for_half_a_minute_and_leaves_nothing_behind(timed: Stand):
+    assert timed.clock is not None
+    tickets = [await new_ticket(timed) for _ in range(3)]
+    listed = [info.key for info in (await timed.objects.list("tickets/")).items]
+    assert len(listed) == 3
+    assert not any(ticket.partition(".")[2] in key for ticket in tickets for key in listed)
+    timed.clock.advance(TTL_S)
+    with pytest.raises(TicketRefused, match="good for 30 s"):
+        await timed.tickets.take(tickets[0])
+    timed.clock.advance(KEPT_S)
+    await new_ticket(timed)
+    assert len((await timed.objects.list("tickets/")).items) == 1
+
+
+async def test_a_stream_by_ticket_ends_with_the_token_that_got_it(timed: Stand):
+    identity = Identity(
+        name="iryna", roles=frozenset({Role.SUBMITTER}), issuer="tests", expires_at=timed.began + 20, job_id="job-1"
+    )
+    assert await timed.tickets.take(await timed.tickets.issue(identity)) == identity
+    ticket = await timed.tickets.issue(identity)
+    async with listening(timed.app, f"ticket={ticket}") as listener:
+        await tick(timed, 21)
+        assert (await listener.ended()).comments[-1] == EXPIRED
+
+
+async def test_what_nobody_gave_out_is_no_ticket(timed: Stand):
+    good = await new_ticket(timed)
+    seconds, _, _ = good.partition(".")
+    for wrong in ("", "x", f"{seconds}.{'0' * 64}", f"{seconds}.{'../' * 21}0", good.upper() + "x", "9" * 90):
+        async with listening(timed.app, f"ticket={wrong}") as listener:
+            await listener.ended()
+        assert listener.status == 401, wrong
+    async with listening(timed.app, f"ticket={'9' * 101}") as listener:
+        await listener.ended()
+    assert listener.status == 422
+
+
+async def test_a_role_that_may_read_nothing_gets_no_ticket(timed: Stand):
+    async with timed.client(Role.MEMORY) as client:
+        answer = await client.post("/events/tickets")
+    assert answer.status_code == 403
+    assert "events.read" in answer.json()["detail"]
+    assert not (await timed.objects.list("tickets/")).items

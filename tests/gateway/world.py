@@ -1,0 +1,137 @@
+"""One of everything that a route can be about, in a gateway of its own; and everything a request could have changed."""
+
+import asyncio
+import json
+import sqlite3
+from dataclasses import dataclass
+
+from tests.agents.files import agent_file
+from tests.gateway.conftest import VIOLIN, Gateway
+from trellis.engine.jobs import (
+    Actor,
+    DeathCertificate,
+    JobId,
+    Move,
+    Moved,
+    NewJob,
+    ReasonCode,
+    RequestId,
+    Stage,
+    Submitted,
+)
+from trellis.lifecycles import Role
+from trellis.runs import proposals
+from trellis.runs.layer import TriggerKind
+from trellis.runs.proposals import Draft, Source
+from trellis.wiring import new_id
+
+SOMEBODY = Actor(role=Role.SUBMITTER, name="somebody")
+OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")
+PERSON = Actor(role=Role.OWNER, name="owner")
+GATEWAY = Actor(role=Role.GATEWAY, name="gateway")
+LOGICIAN = "logician"
+"""An agent that may propose logic, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Ids of things in the ledger."""
+
+    run: str
+    own_job: str
+    foreign_job: str
+    dead: str
+    also_dead: str
+    pending: str
+    approved: str
+
+
+async def job(gateway: Gateway, *, by: Actor = SOMEBODY, type_: str = "work") -> JobId:
+    """A queued leased-job."""
+    (answer,) = await gateway.instance.ledger.submit(
+        by, [NewJob(job_id=JobId(new_id()), type=type_, payload=b'{"n":1}')]
+    )
+    assert isinstance(answer, Submitted)
+    return answer.job_id
+
+
+async def dead_job(gateway: Gateway, *, type_: str = "work") -> JobId:
+    """A leased-job that an operator gave up."""
+    job_id = await job(gateway, type_=type_)
+    death = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+    move = Move(job_id=job_id, target="dead_lettered", request_id=RequestId(new_id()), death=death)
+    assert isinstance(await gateway.instance.ledger.move(OPERATOR, move), Moved)
+    return job_id
+
+
+async def proposal(gateway: Gateway, *, approved: bool = False, text: str = "a note") -> JobId:
+    """A note that somebody proposes for the violin's archivist."""
+    ledger = gateway.instance.ledger
+    id_ = JobId(f"prop_2026-01-01_{new_id()[:8]}")
+    draft = Draft(
+        action="propose-note",
+        target=f"notes/{id_}.md",
+        content={"summary": text, "change": {"type": "create", "text": text}},
+    )
+    source = Source(type="agent", identity=VIOLIN, run_id=None)
+    body = proposals.body_of(id_, VIOLIN, source, draft, priority="normal")
+    await ledger.submit(GATEWAY, [NewJob(job_id=id_, type=proposals.TYPE, lifecycle="proposal", payload=body)])
+    if approved:
+        await proposals.decide(ledger, PERSON, id_, approve=True, note=None, request_id=RequestId(new_id()))
+    return id_
+
+
+async def make_world(gateway: Gateway, name: str) -> World:
+    """One of everything; `own_job` was submitted under this name."""
+    instance = gateway.instance
+    await instance.objects.put(
+        f"agents/{LOGICIAN}/_agent.md", agent_file(slug=LOGICIAN, safe_outputs="[logic-update, memory-update]")
+    )
+    return World(
+        run=await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL),
+        own_job=await job(gateway, by=Actor(role=Role.SUBMITTER, name=name)),
+        foreign_job=await job(gateway),
+        dead=await dead_job(gateway),
+        also_dead=await dead_job(gateway),
+        pending=await proposal(gateway),
+        approved=await proposal(gateway, approved=True),
+    )
+
+
+async def everything(gateway: Gateway) -> dict[str, list[str]]:
+    """Every row of every table, every object and every commit; but for the records of refusals."""
+    found = await asyncio.to_thread(_rows, gateway.instance.places.ledger.removeprefix("sqlite:///"))
+    objects = [item for item in await _objects(gateway) if "/refused-" not in item]
+    commits = [
+        str(entry.commit) for slug in (VIOLIN, LOGICIAN) for entry in gateway.instance.memory.history(slug).entries
+    ]
+    return {**found, "objects": objects, "commits": commits}
+
+
+async def refusals(gateway: Gateway) -> list[dict[str, object]]:
+    """The audit records of refusals."""
+    keys = [item.split(" ")[0] for item in await _objects(gateway, "audit/") if "/refused-" in item]
+    bodies = [await gateway.instance.objects.get(key) for key in keys]
+    return [json.loads(found.body) for found in bodies if found is not None]
+
+
+async def _objects(gateway: Gateway, prefix: str = "") -> list[str]:
+    found: list[str] = []
+    after = None
+    while True:
+        page = await gateway.instance.objects.list(prefix, after=after)
+        found += [f"{item.key} {item.etag}" for item in page.items]
+        if not page.more:
+            return found
+        after = page.items[-1].key
+
+
+def _rows(path: str) -> dict[str, list[str]]:
+    connection = sqlite3.connect(path)
+    try:
+        tables = [
+            row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+        ]
+        return {table: [repr(row) for row in connection.execute(f'SELECT * FROM "{table}"')] for table in tables}
+    finally:
+        connection.close()
