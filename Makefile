@@ -24,7 +24,7 @@ demo: ## An agent from trigger to proposals (ARGS=--crash: a worker killed in th
 	$(bootstrap) run
 	@$(BIN)/trellis demo $(ARGS)
 
-up: ## Run sweeper and retention on an embedded ledger until stopped
+up: ## Serve an instance on an embedded ledger, with its HTTP gateway, until stopped
 	$(bootstrap) run
 	@$(BIN)/trellis up $(ARGS)
 

@@ -137,6 +137,8 @@ BAD: dict[str, tuple[Callable[[], str], str]] = {
     "a role inside a role": (lambda: token(role=[["owner"]]), "role"),
     "roles by number": (lambda: token(role=1), "role"),
     "more roles than there are": (lambda: token(role=["worker"] * 40), "role"),
+    "a job that is no id": (lambda: token(job_id="../job"), "job_id is '../job'"),
+    "jobs in a list": (lambda: token(job_id=["job-7"]), "job_id"),
 }
 
 
@@ -171,8 +173,15 @@ def test_an_issued_token_gives_exactly_the_roles_it_names_until_it_expires(roles
         verify(made, [KEY], now=NOW + 60)
 
 
+@pytest.mark.requirement("AUTH-3")
+def test_a_token_may_be_for_one_job():
+    made = issue(KEY, name="nlm", roles={Role.NLM_BACKEND}, ttl_s=60, now=NOW, job_id="job-7")
+    assert verify(made, [KEY], now=NOW).job_id == "job-7"
+
+
 @pytest.mark.parametrize(
-    "changes", [{"ttl_s": 0}, {"ttl_s": TTL_S_MAX + 1}, {"ttl_s": float("nan")}, {"roles": []}, {"name": ""}]
+    "changes",
+    [{"job_id": "no id"}, {"ttl_s": 0}, {"ttl_s": TTL_S_MAX + 1}, {"ttl_s": float("nan")}, {"roles": []}, {"name": ""}],
 )
 def test_a_token_that_would_be_refused_is_not_issued(changes: dict[str, Any]):
     with pytest.raises(OptionInvalid):

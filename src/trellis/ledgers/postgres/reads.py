@@ -206,7 +206,8 @@ class Reads:
                 after = (last, ID_MAX, 0)
                 break
             else:
-                after = (last, ID_MAX, 0)  # never beyond `feed_end`, so that who keeps it can tell it from a foreign one
+                # Never beyond `feed_end`, so that who keeps it can tell it from a foreign one.
+                after = (last, ID_MAX, 0)
         return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
 
     async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
@@ -326,13 +327,10 @@ def _cursor(cursor: str | None) -> int:
 def _position(text: str | None) -> tuple[int, int, int]:
     if text is None:
         return BEGINNING
-    try:
-        pos, key, version = (int(part) for part in text.split("."))
-        if not (text.isascii() and max(pos, key) <= ID_MAX and version <= VERSION_MAX):
-            raise ValueError(text)
-    except ValueError:
-        raise OptionInvalid(option="position", value=text, expected="a position the feed gave") from None
-    return pos, key, version
+    parts = [int(part) for part in text.split(".") if part.isascii() and part.isdigit()]
+    if text.count(".") != 2 or len(parts) != 3 or max(parts[:2]) > ID_MAX or parts[2] > VERSION_MAX:
+        raise OptionInvalid(option="position", value=text, expected="a position the feed gave")
+    return parts[0], parts[1], parts[2]
 
 
 def _position_text(position: tuple[int, int, int]) -> str:
