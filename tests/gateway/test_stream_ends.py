@@ -20,6 +20,8 @@ from trellis.testing import FakeClock
 
 ALL = f"last_event_id={BEGINNING}"
 RING = 10
+BEHIND = StreamOptions(ring=RING, keep_alive_s=3_600.0)
+"""A small ring, and no sign of life that could wake a listener which nobody woke for an event."""
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ async def tick(stand: Stand, seconds: float) -> None:
 
 
 async def test_a_listener_that_fell_behind_the_ring_gets_everything_from_the_ledger(tmp_path: Path):
-    async with standing(tmp_path, StreamOptions(ring=RING)) as stand, stand.listen() as slow, stand.listen() as quick:
+    async with standing(tmp_path, BEHIND) as stand, stand.listen() as slow, stand.listen() as quick:
         slow.blocked = asyncio.Event()
         made = []
         for _ in range(8):
@@ -57,7 +59,7 @@ async def test_a_listener_that_fell_behind_the_ring_gets_everything_from_the_led
 
 
 async def test_what_happens_while_a_listener_catches_up_is_not_lost_and_not_repeated(tmp_path: Path):
-    async with standing(tmp_path, StreamOptions(ring=RING)) as stand:
+    async with standing(tmp_path, BEHIND) as stand:
         made = await stand.jobs(3 * READ_MAX)
         async with stand.listen() as live, stand.listen(ALL) as late:
             for _ in range(10):
@@ -143,7 +145,7 @@ class Unwell:
 
 
 async def test_a_listener_behind_the_ring_is_sent_away_while_the_ledger_does_not_answer(tmp_path: Path):
-    async with standing(tmp_path, StreamOptions(ring=RING)) as stand, stand.listen() as quick, stand.listen() as slow:
+    async with standing(tmp_path, BEHIND) as stand, stand.listen() as quick, stand.listen() as slow:
         unwell = Unwell(stand.ledger)
         stand.hub.ledger = unwell  # type: ignore[assignment]
         slow.blocked = asyncio.Event()
