@@ -28,14 +28,14 @@ def stores(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFac
     made.close()
 
 
-@pytest.mark.parametrize("subject", ["trellis", "ledger", "floor_postgres"])
+@pytest.mark.parametrize("subject", ["trellis", pytest.param("ledger", marks=pytest.mark.prove), "floor_postgres"])
 def test_postgres_is_drained(stores: Stores, subject: str):
     drained = drain(stores, subject, TASK)
     assert drained.per_s > 0
     assert drained.wal_bytes > 0
 
 
-@pytest.mark.parametrize("subject", ["trellis", "ledger", "floor_sqlite"])
+@pytest.mark.parametrize("subject", ["trellis", pytest.param("ledger", marks=pytest.mark.prove), "floor_sqlite"])
 def test_sqlite_is_drained(stores: Stores, subject: str):
     assert drain_file(stores, subject, TASK).per_s > 0
 
@@ -46,6 +46,7 @@ def test_runs_are_taken_to_their_end_by_two_processes(stores: Stores):
     assert drain(stores, RUN_SUBJECTS["runs"], task, workers=2).per_s > 0
 
 
+@pytest.mark.prove
 def test_published_runs_count_when_readers_see_them_completed(stores: Stores):
     task, shown = _run_task(stores, SMALL, "published")
     assert shown is not None
@@ -63,6 +64,7 @@ def test_a_run_that_failed_for_its_readers_is_no_figure(stores: Stores):
         folder.wait()
 
 
+@pytest.mark.prove
 def test_each_guard_can_be_taken_away_and_jobs_still_end(stores: Stores):
     for guard in GUARDS[1:-1]:
         database = stores.database("ledger")
@@ -107,6 +109,7 @@ def test_a_group_names_its_figures(stores: Stores):
     assert set(figures) == {"drain1.sqlite.trellis", "cpu1.sqlite.trellis"}
 
 
+@pytest.mark.prove
 def test_every_listener_of_a_gateway_hears_everything_once(stores: Stores):
     task = Task(url="", jobs=5, concurrency=20, per_s=50.0)
     ((action, figures),) = asked(stores, "sqlite", "gateway", {"fan_out": task})

@@ -39,6 +39,7 @@ def test_the_guide_to_testing_does_what_it_says(tmp_path: Path):
     assert re.findall(r"\d passed", output) == ["3 passed", "1 passed"], output
 
 
+@pytest.mark.prove
 def test_the_operators_guide_does_what_it_says(tmp_path: Path, new_postgres_database: Callable[..., str]):
     output = run(OPERATE, tmp_path, {"DATABASE_URL": new_postgres_database()})
     assert "no violation" in output

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.docs.documents import LINK, ROOT, run
 
 PAGE = ROOT / "docs" / "how-to" / "rebuild.md"
 
 
+@pytest.mark.prove
 def test_the_guide_to_rebuilding_does_what_it_says(tmp_path: Path):
     output = run(PAGE, tmp_path, {})
     assert "no violation" in output

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.docs.documents import LINK, ROOT, run
 from trellis.gateway.bodies import BODY_BYTES_MAX, BODY_S, DEPTH_MAX, LARGE_BODY_BYTES_MAX
 from trellis.gateway.server import ServerOptions
@@ -10,6 +12,7 @@ from trellis.settings import Settings
 PAGE = ROOT / "docs" / "how-to" / "secure.md"
 
 
+@pytest.mark.prove
 def test_the_guide_to_security_does_what_it_says(tmp_path: Path):
     output = run(PAGE, tmp_path, {})
     assert "is owner with it for 10 min" in output

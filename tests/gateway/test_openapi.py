@@ -36,7 +36,7 @@ CHECKS = [
     response_schema_conformance,
     ignored_auth,
 ]
-EXAMPLES = 5
+EXAMPLES = 3
 EXAMPLES_LONG = 40
 TIMEOUT_S = 60.0
 FAILURE_CHARS = 1_500
