@@ -18,7 +18,7 @@ from trellis.runs.errors import TargetRefused
 from trellis.runs.proposals import Draft, Proposal
 from trellis.runs.targets import checked_target
 from trellis.storage.memory import MemoryRepository, ReadMode, open_memory
-from trellis.storage.objects import ObjectStore
+from trellis.storage.objects import ObjectStore, Refused, Stored, When
 from trellis.storage.open import open_objects
 
 SLUG = "archivist-violin"
@@ -253,6 +253,75 @@ async def test_whoever_waits_for_a_proposal_waits_for_the_engine_that_has_it(
     assert waiting.result() == "applied"
     await asyncio.gather(applying, return_exceptions=True)
     assert len(workshop.memory.history(SLUG).entries) == 1
+
+
+@pytest.mark.requirement("D22")
+@pytest.mark.parametrize(
+    "other, told, body",
+    [(None, Pass(applied=1), b"# Bows\n\nnew\n"), (b"another", Pass(failed=1), b"another")],
+    ids=["same", "another"],
+)
+async def test_a_twin_that_put_the_same_a_moment_earlier_is_no_conflict(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, other: bytes | None, told: Pass, body: bytes
+):
+    await workshop.objects.put(NOTE, BEFORE)
+    await workshop.approved("propose-edit", "sources/bows.md", edit("new", "append"), sha256(BEFORE))
+    put = workshop.objects.put
+
+    async def second(key: str, body: bytes, *, when: When) -> Stored | Refused:
+        await put(key, other or body, when=when)
+        return await put(key, body, when=when)
+
+    monkeypatch.setattr(workshop.objects, "put", second)
+    assert await workshop.engine().run_once() == told
+    assert await workshop.body(NOTE) == body
+
+
+@pytest.mark.requirement("PIPE-11", "D22")
+@pytest.mark.parametrize(
+    "kind, before, after",
+    [
+        ("append", b"# Bows", b"# Bows\n\nnew\n"),
+        ("append", b"# Bows\n\n\n", b"# Bows\n\nnew\n"),
+        ("append", b"", b"new\n"),
+        ("append", None, b"new\n"),
+        ("replace", BEFORE, b"new\n"),
+        ("create", None, b"new\n"),
+    ],
+)
+async def test_a_file_that_is_as_approved_is_applied_though_no_note_of_it_is_left(
+    workshop: Workshop, kind: str, before: bytes | None, after: bytes
+):
+    """As after the ledger was made again, which does not bring back notes of what was under way."""
+    expected = None if before is None else sha256(before)
+    await workshop.objects.put(NOTE, after)
+    await workshop.approved("propose-edit", "sources/bows.md", edit("new", kind), expected)
+    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.body(NOTE) == after
+
+
+@pytest.mark.requirement("D22")
+@pytest.mark.parametrize("there", [b"# Bows\n\nold\n\nnew\n", b"# Bows\nnew\n", b"new\n", b"# Bows\n\nnew\n\nnew\n"])
+async def test_a_file_that_only_ends_as_approved_is_a_conflict(workshop: Workshop, there: bytes):
+    await workshop.objects.put(NOTE, there)
+    await workshop.approved("propose-edit", "sources/bows.md", edit("new", "append"), sha256(BEFORE))
+    assert await workshop.engine().run_once() == Pass(failed=1)
+    assert await workshop.body(NOTE) == there
+
+
+@pytest.mark.requirement("D22")
+async def test_an_error_that_nobody_foresaw_ends_its_proposal_and_no_other(workshop: Workshop):
+    updates = [{"file": "facts.md", "operation": "explode"}]
+    content = {"summary": "impossible", "updates": updates, "expected_version": 0}
+    bad = await workshop.approved("memory-update", "facts.md", content)
+    good = await workshop.approved("propose-note", "notes/idea.md", edit("an idea", "create"))
+    engine = workshop.engine()
+    assert await engine.run_once() == Pass(applied=1, failed=1)
+    document = await workshop.document(bad.id)
+    assert (document["status"], document["apply_result"]["error"][:10]) == ("failed", "ValueError")
+    assert "explode" in document["apply_result"]["error"]
+    assert (await workshop.document(good.id))["status"] == "applied"
+    assert await engine.run_once() == Pass(), "it waits for a person"
 
 
 @pytest.mark.parametrize(

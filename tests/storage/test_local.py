@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.storage.test_keys import legal_keys
 from tests.storage.test_store import keys_of
 from trellis.storage import folders
-from trellis.storage.local import SETTLED_NS, LocalObjects
+from trellis.storage.local import LocalObjects
 from trellis.storage.objects import CREATE, Refused, Stored, StoreRefused, StoreUnavailable, if_match
 from trellis.storage.open import open_objects, random_name
+from trellis.storage.walk import SETTLED_NS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,8 +2,9 @@
 
 It alone writes memory and agents' files, and only for proposals that were approved. An engine that dies in between leaves a
 proposal that another takes up when its lease is over, without asking anybody again: a memory knows the proposals it holds, and
-of a file the digest it was going to have is noted in the ledger before it is written. A proposal that was refused, or that
-loses one engine after the other, waits for a person.
+of a file the digest it was going to have is noted in the ledger before it is written; where the note was lost with the ledger,
+the file itself tells. A proposal that was refused, that raised whatever error, or that loses one engine after the other, waits for a
+person.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from trellis.lifecycles import Trigger
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.errors import ApplyRefused
-from trellis.runs.targets import FileChange, changed, file_change
+from trellis.runs.targets import FileChange, changed, file_change, is_changed
 from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, VersionConflict
 from trellis.storage.objects import CREATE, ObjectStore, Stored, StoreUnavailable, if_match
 
@@ -157,6 +158,10 @@ class ApplyEngine:
             return None
         except TrellisError as error:
             return await self._settle(lease, Trigger.FAIL, {"error": str(error)[:ERROR_CHARS_MAX]})
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one proposal, it is told, and the others go on
+            _log.exception("apply_broke", proposal=lease.job_id)
+            told = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]}
+            return await self._settle(lease, Trigger.FAIL, told)
         return await self._settle(lease, Trigger.COMPLETE, told)
 
     async def _settle(self, lease: Lease, trigger: str, told: Mapping[str, Any]) -> bool | None:
@@ -203,7 +208,8 @@ class ApplyEngine:
         there = await self.objects.get(change.key)
         before = None if there is None else there.body
         noted = (await self.ledger.read_journal(lease.job_id)).get(INTENT)
-        if noted is not None and before is not None and _digest(before) == noted.decode():
+        was_written = before is not None and noted is not None and _digest(before) == noted.decode()
+        if was_written or (before is not None and is_changed(change, expected, before)):
             return {"object_key": change.key}
         if (None if before is None else _digest(before)) != expected:
             raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
@@ -211,9 +217,15 @@ class ApplyEngine:
         if isinstance(await self.ledger.journal(lease, INTENT, _digest(after).encode()), LeaseLost):
             raise _Gone
         when = CREATE if there is None else if_match(there.etag)
-        if not isinstance(await self.objects.put(change.key, after, when=when), Stored):
+        stored = await self.objects.put(change.key, after, when=when)
+        if not isinstance(stored, Stored) and not await self._shows(change.key, after):
             raise ApplyRefused(reason=f"conflict: {change.key} was changed at the same moment")
         return {"object_key": change.key}
+
+    async def _shows(self, key: str, body: bytes) -> bool:
+        """Whether an engine whose lease is over put the very same, or this one did and was not told so."""
+        there = await self.objects.get(key)
+        return there is not None and there.body == body
 
 
 class _Gone(Exception):

@@ -4,6 +4,7 @@ A proposal changes a memory, the agent's logic, or a text in the agent's own fol
 definition, not a run, not another proposal, not another agent.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ CONTENT_FILE = re.compile(r"(sources|notes|artifacts|comments)(/[A-Za-z0-9_][A-Z
 CONTENT_ACTIONS = frozenset(
     {"propose-edit", "propose-summary", "propose-tag", "propose-artifact", "propose-note", "propose-comment"}
 )
+NEWLINES_MAX = 100
+"""A text with more of them at its end is not recognized in what was appended to it."""
 CHANGES = frozenset({"create", "append", "replace"})
+_EMPTY = hashlib.sha256().hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,26 @@ def file_change(slug: str, body: Mapping[str, Any]) -> FileChange:
 
 def changed(change: FileChange, before: bytes | None) -> bytes:
     """The file after the change."""
-    text = change.text if change.text.endswith("\n") else change.text + "\n"
     if change.kind != "append" or not before:
-        return text.encode()
-    return before.rstrip(b"\n") + b"\n\n" + text.encode()
+        return _text(change)
+    return before.rstrip(b"\n") + b"\n\n" + _text(change)
+
+
+def is_changed(change: FileChange, expected: str | None, there: bytes) -> bool:
+    """Whether the file is what the change makes of the one with the expected sha256, None for no file."""
+    end = b"\n\n" + _text(change)
+    if change.kind != "append" or expected in {None, _EMPTY}:
+        return there == _text(change)
+    if not there.endswith(end):
+        return False
+    # What it was appended to ended in any number of newlines, and only the digest still tells in how many.
+    before = hashlib.sha256(there.removesuffix(end))
+    for _ in range(NEWLINES_MAX):
+        if before.hexdigest() == expected:
+            return True
+        before.update(b"\n")
+    return False
+
+
+def _text(change: FileChange) -> bytes:
+    return (change.text if change.text.endswith("\n") else change.text + "\n").encode()

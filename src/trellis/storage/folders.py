@@ -3,6 +3,8 @@
 - Every step down is taken without following links, so nothing outside the folder is reached whatever lies in it.
 - A file becomes visible only when its bytes are on the disk: it is written under a scratch name, synced, and then linked or
   renamed; the folder is synced after it. Killed between any two calls, the old file or the new one is there.
+- Whoever writes into a folder, or says what is in it, has synced it and every folder above it: what a process that was killed
+  has left unsynced is not built upon.
 - A scratch file is locked by its writer as long as that lives; what nobody holds any more can be swept.
 - Locks are `flock`s on a fixed set of files, so they hold across threads and processes and end with their owner.
 """
@@ -25,6 +27,7 @@ LOCK_WAIT_S = 10.0
 LOCK_POLL_S = (0.001, 0.02)
 SCRATCH_TRIES = 8
 SWEEP_MAX = 10_000
+SYNCED_MAX = 10_000
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,14 +38,22 @@ class Folders:
     """A folder, and the hidden one in it that holds scratch files and locks."""
 
     def __init__(self, path: Path, new_name: Callable[[], str]) -> None:
+        path = path.absolute()
+        made = [above for above in path.parents if not above.exists()]
         path.mkdir(parents=True, exist_ok=True)
         self._new_name = new_name
+        self._above = (path.parent, *(above.parent for above in made))
+        """What must be synced before the first write, so that the folder itself is not lost."""
+        self._synced: dict[tuple[bytes, ...], tuple[int, int]] = {}
+        """Folders that are on the disk, with all above them, and their inodes: another process may remove one and make it again."""
         self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with self.folder((OWN_FOLDER, SCRATCH), make=True) as fd:
-                self._scratch = os.dup(fd)
-            with self.folder((OWN_FOLDER, LOCKS), make=True) as fd:
-                self._locks = os.dup(fd)
+            own = _made(self._root, OWN_FOLDER)
+            try:
+                self._scratch = _made(own, SCRATCH)
+                self._locks = _made(own, LOCKS)
+            finally:
+                os.close(own)
         except OSError:
             os.close(self._root)
             raise
@@ -53,21 +64,76 @@ class Folders:
             os.close(fd)
 
     @contextlib.contextmanager
-    def folder(self, names: Sequence[bytes], *, make: bool = False) -> Generator[int]:
-        """A folder below, by its names; raises FileNotFoundError unless it is to be made."""
-        # Opened afresh: a duplicate would share its place in the listing with every other one.
-        if names:
-            fd = _step(self._root, names[0], make=make)
-        else:
-            fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+    def folder(self, names: Sequence[bytes]) -> Generator[int]:
+        """A folder below, by its names; raises FileNotFoundError."""
+        fd = self._open(names)
         try:
-            for name in names[1:]:
-                below = _step(fd, name, make=make)
-                os.close(fd)
-                fd = below
             yield fd
         finally:
             os.close(fd)
+
+    @contextlib.contextmanager
+    def synced(self, names: Sequence[bytes], *, make: bool) -> Generator[int]:
+        """A folder that is itself on the disk, for a write; raises FileNotFoundError unless it is to be made."""
+        fd = self._open_synced(tuple(names), make=make)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open(self, names: Sequence[bytes]) -> int:
+        # Opened afresh: a duplicate would share its place in the listing with every other one.
+        fd = os.open(names[0] if names else b".", _OPEN_FOLDER, dir_fd=self._root)
+        for name in names[1:]:
+            above = fd
+            try:
+                fd = os.open(name, _OPEN_FOLDER, dir_fd=above)
+            finally:
+                os.close(above)
+        return fd
+
+    def _open_synced(self, names: tuple[bytes, ...], *, make: bool) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            fd = self._open(names)
+            if self._synced.get(names) == _identity(fd):
+                return fd
+            os.close(fd)
+        for above in self._above:
+            _sync_path(above)
+        self._above = ()
+        fd = self._open(())
+        for depth in range(1, len(names) + 1):
+            above = fd
+            try:
+                fd = self._step(above, names[:depth], make=make)
+            finally:
+                os.close(above)
+        if not names:
+            self._keep(names, fd)
+        return fd
+
+    def _step(self, above: int, names: tuple[bytes, ...], *, make: bool) -> int:
+        """One folder further down, after its entry in the one above is on the disk."""
+        try:
+            fd = os.open(names[-1], _OPEN_FOLDER, dir_fd=above)
+        except FileNotFoundError:
+            if not make:
+                raise
+            self._synced.pop(names, None)  # a new folder may get the inode of one that was removed
+            fd = _made(above, names[-1])
+        try:
+            if self._synced.get(names) != _identity(fd):
+                os.fsync(above)
+                self._keep(names, fd)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _keep(self, names: tuple[bytes, ...], fd: int) -> None:
+        if len(self._synced) >= SYNCED_MAX:
+            self._synced.clear()
+        self._synced[names] = _identity(fd)
 
     @contextlib.contextmanager
     def scratch(self, body: bytes) -> Generator[bytes]:
@@ -133,16 +199,25 @@ class Folders:
         return swept
 
 
-def _step(fd: int, name: bytes, *, make: bool) -> int:
-    try:
-        return os.open(name, _OPEN_FOLDER, dir_fd=fd)
-    except FileNotFoundError:
-        if not make:
-            raise
+def _made(above: int, name: bytes) -> int:
+    """The folder of this name, made unless it is there."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=fd)
-    os.fsync(fd)
-    return os.open(name, _OPEN_FOLDER, dir_fd=fd)
+        os.mkdir(name, dir_fd=above)
+    return os.open(name, _OPEN_FOLDER, dir_fd=above)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def _sync_path(path: Path) -> None:
+    with contextlib.suppress(PermissionError):  # a folder that we may not read is not ours to sync
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _write(fd: int, body: bytes) -> None:

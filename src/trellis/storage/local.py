@@ -6,24 +6,24 @@ Of the system calls, `folders` says what holds when a process dies between them.
 """
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TypeVar
 
 from trellis.storage.folders import Folders
 from trellis.storage.keys import checked_key, checked_page, is_key
-from trellis.storage.names import Kind, file_path, read_name
+from trellis.storage.names import file_path
 from trellis.storage.objects import (
     OBJECT_BYTES_MAX,
     OVERWRITE,
@@ -42,12 +42,11 @@ from trellis.storage.objects import (
     When,
 )
 from trellis.storage.probe import prove
+from trellis.storage.walk import SETTLED_NS, Place, Walk
 
 THREADS = 4
 PLACE_TRIES = 16
 ETAGS_KEPT = 20_000
-SETTLED_NS = 2_000_000_000
-"""A file younger than this may change again within one tick of its time stamps; its hash is not kept."""
 READ_AT_ONCE_MAX = 1024 * 1024
 """A longer file is hashed piece by piece."""
 
@@ -63,15 +62,6 @@ _REFUSALS = {
 }
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Something in the folder that a listing still has to look at; `key` is all of its key that is known."""
-
-    path: tuple[bytes, ...]
-    key: str
-    kind: Kind
 
 
 class LocalObjects:
@@ -90,6 +80,7 @@ class LocalObjects:
         self._new_name = new_name
         self._bytes_max = object_bytes_max
         self._etags = _Etags(now_ns)
+        self._walk = Walk(self._folders, now_ns)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
         self._url = path.absolute().as_uri()
 
@@ -149,9 +140,11 @@ class LocalObjects:
         try:
             if found.st_size > self._bytes_max:
                 raise ObjectTooLarge(key=key, size=found.st_size, limit=self._bytes_max)
-            body = _read(fd, found.st_size)[: self._bytes_max]
+            body = _read(fd, found.st_size, self._bytes_max)
         finally:
             os.close(fd)
+        if len(body) > self._bytes_max:  # it grew meanwhile
+            raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
         return Object(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(found))
 
     def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
@@ -179,7 +172,7 @@ class LocalObjects:
         path = file_path(key)
         for _ in range(PLACE_TRIES):
             try:
-                with self._folders.folder(path[:-1], make=not isinstance(when, IfMatch)) as folder:
+                with self._folders.synced(path[:-1], make=not isinstance(when, IfMatch)) as folder:
                     return self._put_into(folder, path[-1], key, body, when)
             except FileNotFoundError:
                 if isinstance(when, IfMatch):
@@ -191,7 +184,7 @@ class LocalObjects:
         if isinstance(when, Create):  # asked first, because what is there already needs no scratch file
             there = self._etag(folder, name, key)
             if there is not None:
-                return Refused(there)
+                return self._refused(folder, name, there)
         with self._folders.scratch(body) as scratch:
             return self._place(scratch, folder, name, key, when) or Stored(_digest(body))
 
@@ -200,48 +193,62 @@ class LocalObjects:
             try:
                 self._folders.link(scratch, folder, name)
             except FileExistsError:
-                return Refused(self._etag(folder, name, key))
+                return self._refused(folder, name, self._etag(folder, name, key))
             return None
         with self._folders.lock(key):
             if isinstance(when, IfMatch):
                 there = self._etag(folder, name, key)
                 if there != when.etag:
-                    return Refused(there)
+                    return self._refused(folder, name, there)
             self._folders.replace(scratch, folder, name)
         return None
 
+    def _refused(self, folder: int, name: bytes, etag: str | None) -> Refused:
+        """Whoever is refused relies on what is there, and its writer may have died before it was synced."""
+        with contextlib.suppress(FileNotFoundError):
+            fd, _ = _open(folder, name)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        os.fsync(folder)
+        return Refused(etag)
+
     def _delete(self, key: str) -> bool:
         path = file_path(key)
+        was_there = True
         try:
             with self._folders.folder(path[:-1]) as folder, self._folders.lock(key):
-                os.unlink(path[-1], dir_fd=folder)
+                try:
+                    os.unlink(path[-1], dir_fd=folder)
+                except FileNotFoundError:
+                    was_there = False
                 os.fsync(folder)
         except FileNotFoundError:
             return False
-        self._folders.prune(path[:-1])
-        return True
+        if was_there:
+            self._folders.prune(path[:-1])
+        return was_there
 
     def _list(self, prefix: str, after: str | None, limit: int) -> ObjectPage:
-        found = tuple(islice(self._walk(prefix, after), limit + 1))
+        found = tuple(islice(self._listed(prefix, after), limit + 1))
         return ObjectPage(found[:limit], more=len(found) > limit)
 
-    def _walk(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
-        """Every object of the listing in the order of keys: depth first, each folder in the order of its pieces."""
-        places = [_Place((), "", Kind.FOLDER)]
-        while places:
-            place = places.pop()
-            if place.kind is not Kind.FILE:
-                below = [found for found in self._below(place) if _wanted(found, prefix, after)]
-                places.extend(sorted(below, key=lambda found: found.key, reverse=True))
-            elif is_key(place.key) and (info := self._info(place.path, place.key)):
-                yield info
+    def _listed(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
+        places = (place for place in self._walk.places(prefix, after) if is_key(place.key))
+        for path, files in groupby(places, key=lambda place: place.path[:-1]):
+            with contextlib.suppress(FileNotFoundError), self._folders.folder(path) as folder:
+                for file in files:
+                    with contextlib.suppress(FileNotFoundError):
+                        yield self._look_at(folder, file)
 
-    def _below(self, place: _Place) -> Sequence[_Place]:
-        try:
-            with self._folders.folder(place.path) as folder, os.scandir(folder) as entries:
-                return [found for entry in entries if (found := _read_entry(place, entry))]
-        except FileNotFoundError:
-            return []  # it was emptied and removed meanwhile
+    def _look_at(self, folder: int, file: Place) -> ObjectInfo:
+        """As `_look`, without opening a file whose hash is known."""
+        found = os.stat(file.path[-1], dir_fd=folder, follow_symlinks=False)
+        etag = self._etags.known(found)
+        if etag is None:
+            return self._look(folder, file.path[-1], file.key)
+        return ObjectInfo(key=file.key, etag=etag, size=found.st_size, modified_at=_time(found))
 
 
 class _Etags:
@@ -252,18 +259,24 @@ class _Etags:
         self._kept: OrderedDict[tuple[int, ...], str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, fd: int, found: os.stat_result) -> str:
-        """The etag of an open file."""
-        identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    def known(self, found: os.stat_result) -> str | None:
+        """The etag of a file that is still as it was."""
+        identity = _identity(found)
         with self._lock:
             if identity in self._kept:
                 self._kept.move_to_end(identity)
-                return self._kept[identity]
+            return self._kept.get(identity)
+
+    def of(self, fd: int, found: os.stat_result) -> str:
+        """The etag of an open file."""
+        known = self.known(found)
+        if known is not None:
+            return known
         settled = self._now_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > SETTLED_NS
         etag = _digest_of(fd, found.st_size)
         if settled:
             with self._lock:
-                self._kept[identity] = etag
+                self._kept[_identity(found)] = etag
                 while len(self._kept) > ETAGS_KEPT:
                     self._kept.popitem(last=False)
         return etag
@@ -278,18 +291,24 @@ def _open(folder: int, name: bytes) -> tuple[int, os.stat_result]:
     return fd, found
 
 
-def _read(fd: int, size: int) -> bytes:
-    """All of a file that had this size; one that grew meanwhile, because a person writes to it, is read to its end."""
-    body = os.read(fd, size + 1)
-    if len(body) <= size:
-        return body
-    with os.fdopen(os.dup(fd), "rb") as file:
-        return body + file.read(OBJECT_BYTES_MAX)
+def _read(fd: int, size: int, most: int) -> bytes:
+    """All of a file that had this size; one that grew meanwhile, because a person writes to it, is read to its end.
+
+    A read may give less than was asked for, and only an empty one says that nothing follows. At most one byte over `most` is read.
+    """
+    body = b""
+    while len(body) <= most and (piece := os.read(fd, min(most, max(size, 2 * len(body))) + 1 - len(body))):
+        body += piece
+        if len(body) == size:
+            break
+    if len(body) < size:
+        raise OSError(errno.EIO, f"it ends after {len(body)} of {size} bytes")
+    return body
 
 
 def _digest_of(fd: int, size: int) -> str:
     if size <= READ_AT_ONCE_MAX:
-        return _digest(_read(fd, size))
+        return _digest(_read(fd, size, OBJECT_BYTES_MAX))
     with os.fdopen(os.dup(fd), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -298,27 +317,12 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
 def _time(found: os.stat_result) -> datetime:
     return datetime.fromtimestamp(found.st_mtime, UTC)
-
-
-def _read_entry(place: _Place, entry: "os.DirEntry[str]") -> _Place | None:
-    raw = os.fsencode(entry.name)
-    name = read_name(raw)
-    if name is None:
-        return None
-    is_right = entry.is_file if name.kind is Kind.FILE else entry.is_dir
-    if not is_right(follow_symlinks=False):
-        return None
-    return _Place((*place.path, raw), place.key + name.piece, name.kind)
-
-
-def _wanted(place: _Place, prefix: str, after: str | None) -> bool:
-    """Whether the listing needs this object, or anything in this folder."""
-    if place.kind is Kind.FILE:
-        return place.key.startswith(prefix) and (after is None or place.key > after)
-    reaches = place.key.startswith(prefix) or prefix.startswith(place.key)
-    return reaches and (after is None or place.key > after or after.startswith(place.key))
 
 
 def _store_error(error: OSError, verb: str, key: str) -> StoreError:

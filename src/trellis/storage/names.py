@@ -50,6 +50,8 @@ def read_name(name: bytes) -> Name | None:
         written = name.decode()
     except UnicodeDecodeError:
         return None
+    if len(name) == len(written) < CUT_BYTES and written and written[0] != "." and "%" not in written:
+        return Name(written, Kind.FILE if "." in written else Kind.FOLDER)  # nearly every name, and far sooner read
     kind = next((kind for kind in Kind if written.endswith(kind)), None)
     escaped = written.removesuffix(kind) if kind else written
     kind = kind or (Kind.FILE if "." in escaped else Kind.FOLDER)

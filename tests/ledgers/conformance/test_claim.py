@@ -240,7 +240,9 @@ async def test_what_a_repeated_claim_returns_does_not_count_against_the_rate(rig
 
 
 @pytest.mark.requirement("JQ-6", "BUS-1")
-@pytest.mark.parametrize("lifecycle", sorted(LIFECYCLES))
+@pytest.mark.parametrize(
+    "lifecycle", sorted(name for name, one in LIFECYCLES.items() if any(state.claimable for state in one.states))
+)
 async def test_only_the_declared_role_may_claim(rig: Rig, lifecycle: str):
     claimable = next(state.name for state in LIFECYCLES[lifecycle].states if state.claimable)
     allowed = LIFECYCLES[lifecycle].by_trigger[claimable, Trigger.CLAIM].actors

@@ -19,6 +19,8 @@ async def _plan(rig: Rig, statement: str, *arguments: object) -> str:
     await rig.admin_sql("BEGIN")
     try:
         await rig.admin_sql("SET LOCAL search_path = trellis")
+        await rig.admin_sql("SET LOCAL enable_seqscan = off")
+        await rig.admin_sql("SET LOCAL enable_bitmapscan = off")
         await rig.admin_sql("DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE " + OURS + ")")
         await rig.admin_sql("UPDATE pg_class SET reltuples = 1e6, relpages = 1 WHERE " + OURS)
         rows = await rig.admin_sql("EXPLAIN (FORMAT JSON) " + statement, *arguments)

@@ -1,0 +1,104 @@
+"""What the store in a folder says is there is on the disk, also when a process died between a change and its sync."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.storage.test_local import opened
+from trellis.storage.objects import CREATE, Refused, Stored, StoreUnavailable, if_match
+
+
+class Syncs:
+    """Every file and folder that is synced, by its path; those that end as `failing` are not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[Path] = []
+        self.failing: str | None = None
+        self._sync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._traced)
+
+    def _traced(self, fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if self.failing is not None and path.name == self.failing:
+            raise OSError(errno.EIO, "Input/output error")
+        self._sync(fd)
+        self.paths.append(path)
+
+    def taken(self) -> list[Path]:
+        taken, self.paths = self.paths, []
+        return taken
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
+    return Syncs(monkeypatch)
+
+
+@pytest.mark.requirement("D14")
+@pytest.mark.parametrize("verb", ["create", "match"])
+async def test_what_was_not_synced_is_synced_before_it_refuses_anybody(tmp_path: Path, syncs: Syncs, verb: str):
+    async with opened(tmp_path) as store:
+        await store.put("audit/day/first.json", b"1")
+        when, key = CREATE, "audit/day/second.json"
+        if verb == "match":
+            when = if_match((await store.put(key, b"old")).etag or "")
+        syncs.failing = "day"
+        for _ in range(2):  # the first makes the change, and no second one may rely on it
+            with pytest.raises(StoreUnavailable):
+                await store.put(key, b"new", when=when)
+        assert (tmp_path / key).read_bytes() == b"new"
+        syncs.failing = None
+        syncs.taken()
+        assert isinstance(await store.put(key, b"new", when=when), Refused)
+        assert {tmp_path / key, tmp_path / "audit/day"} <= set(syncs.taken())
+
+
+async def test_a_deletion_that_was_not_synced_is_synced_before_the_object_is_said_to_be_gone(
+    tmp_path: Path, syncs: Syncs
+):
+    async with opened(tmp_path) as store:
+        await store.put("audit/day/k.json", b"1")
+        syncs.failing = "day"
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await store.delete("audit/day/k.json")
+        syncs.failing = None
+        syncs.taken()
+        assert await store.delete("audit/day/k.json") is False
+        assert syncs.taken() == [tmp_path / "audit/day"]
+
+
+@pytest.mark.requirement("D14")
+@pytest.mark.parametrize("verb", ["create", "overwrite", "match"])
+async def test_folders_that_another_process_made_are_synced_once_before_a_write(
+    tmp_path: Path, syncs: Syncs, verb: str
+):
+    root = tmp_path / "new" / "objects"
+    async with opened(root) as store:
+        (root / "agents" / "a").mkdir(parents=True)
+        (root / "agents" / "a" / "k.md").write_bytes(b"old")
+        found = await store.get("agents/a/k.md")
+        assert found is not None
+        when = {"match": {"when": if_match(found.etag)}, "create": {"when": CREATE}}.get(verb, {})
+        key = "agents/a/new.md" if verb == "create" else "agents/a/k.md"
+        syncs.taken()
+        assert isinstance(await store.put(key, b"1", **when), Stored)
+        assert {tmp_path, tmp_path / "new", root, root / "agents", root / "agents/a"} <= set(syncs.taken())
+        await store.put("agents/a/more.md", b"2", when=CREATE)
+        scratch, folder = syncs.taken()
+        assert (scratch.parent.name, folder) == ("scratch", root / "agents/a")
+
+
+async def test_a_folder_whose_making_was_not_synced_is_synced_by_the_next_write(tmp_path: Path, syncs: Syncs):
+    async with opened(tmp_path) as store:
+        await store.put("agents/a/k.md", b"1")
+        syncs.failing = "agents"
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await store.put("agents/b/k.md", b"1", when=CREATE)
+        syncs.failing = None
+        syncs.taken()
+        assert isinstance(await store.put("agents/b/k.md", b"1", when=CREATE), Stored)
+        assert tmp_path / "agents" in syncs.taken()
