@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -49,12 +50,21 @@ _HEX = re.compile(f"(?:[0-9a-fA-F]{{2}}){{{KEY_BYTES},}}")
 _log = log_of("trellis.identity")
 
 
+if sys.platform == "linux":
+
+    def elapsed_s() -> float:
+        """This process's monotonic clock; Python's own stands still while a Linux machine sleeps, and leases do not."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+else:
+    elapsed_s = time.monotonic
+
+
 class SystemClock:
     """This process's own clock."""
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow."""
-        return time.monotonic()
+        """Seconds that only ever grow, also while the machine sleeps where the system counts them."""
+        return elapsed_s()
 
     async def sleep(self, seconds: float) -> None:
         """Wait that long."""
@@ -216,7 +226,7 @@ def principal_for(url: str, *, name: str, operator: bool, identity: Identity | N
         because = f"the token of {identity.name} gives {_listed(identity.roles)}"
         if not local:
             because += ", and the database role decides about the rest"
-        until = time.monotonic() + identity.expires_at - time.time()
+        until = elapsed_s() + identity.expires_at - time.time()
         return Principal(name=identity.name, roles=identity.roles, because=because, until=until)
     if not local:
         return Principal(name=name, roles=frozenset(Role), because="the database role decides")

@@ -3,16 +3,19 @@
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.runs.conftest import Stand
 from trellis.engine.jobs import JobId
 from trellis.runs import documents
+from trellis.runs.driver import Driver
 from trellis.runs.errors import NlmDown, StepFailed, UpstreamUnavailable
 from trellis.runs.ids import STEPS
 from trellis.runs.steps import StepContext, StepResult
 from trellis.storage.objects import StoreUnavailable
+from trellis.testing import FakeClock
 
 ONCE_EACH = dict.fromkeys(STEPS, 1)
 
@@ -252,3 +255,125 @@ async def test_a_run_that_is_asked_to_stop_fails_as_cancelled(stand: Stand):
     assert (await drive).state == "failed"
     assert told(documents.status(await stand.facts(run_id)))["error"] == "CANCELLED: stopped on request"
     assert not driver.wishes
+
+
+class TwoClocks:
+    """A driver whose process has a clock of its own beside the ledger's."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._stand, self.process = stand, FakeClock(start_s=5.0)
+        self.driver: Driver = stand.driver()
+        self.driver.clock = self.process
+        self.left_s: dict[str, float] = {}
+        self._usual = dict(stand.steps.acts)
+        for name in STEPS:
+            stand.steps.acts[name] = self._noted
+
+    async def _noted(self, context: StepContext, /) -> StepResult:
+        self.left_s[context.name] = context.left_s()
+        return await self._usual[context.name](context)
+
+    def pass_time(self, seconds: float) -> None:
+        self._stand.clock.advance(seconds)
+        self.process.advance(seconds)
+
+    def sleep_through(self, seconds: float) -> None:
+        """The lid is closed: the ledger's clock goes on and this one stands still."""
+        self._stand.clock.advance(seconds)
+
+    async def run(self) -> JobId:
+        run_id = await self._stand.run_of()
+        claimed = await self._stand.claim()
+        assert claimed is not None
+        await self.driver.drive(claimed)
+        return run_id
+
+    async def check_times(self, run_id: JobId) -> None:
+        """Every step lies between the event before it and the one that counts it."""
+        events = await self._stand.events(run_id)
+        counted = [(a, b) for a, b in itertools.pairwise(events) if b.type == "run.step.completed"]
+        assert counted
+        for before, event in counted:
+            file = told(event.data)
+            at = documents.timestamp
+            assert at(before.ts) <= str(file["started_at"]) <= str(file["finished_at"]) <= at(event.ts)
+
+
+@pytest.mark.requirement("D18", "RUN-6")
+async def test_a_machine_that_slept_between_two_runs_gives_the_second_no_more_time(stand: Stand):
+    clocks = TwoClocks(stand)
+    clocks.driver.options = replace(clocks.driver.options, step_timeout_s=10_000.0)
+    await clocks.check_times(await clocks.run())
+    clocks.sleep_through(8 * 3_600.0)
+    second = await clocks.run()
+    assert set(clocks.left_s.values()) == {600.0}
+    await clocks.check_times(second)
+
+
+@pytest.mark.requirement("D18", "RUN-6")
+async def test_a_machine_that_slept_in_a_step_finds_the_run_over_at_the_next(stand: Stand):
+    clocks = TwoClocks(stand)
+
+    async def sleeps(context: StepContext, /) -> StepResult:
+        clocks.sleep_through(601.0)
+        return StepResult(result={"summary": "s"})
+
+    stand.steps.acts["execute-agent"] = sleeps
+    run_id = await clocks.run()
+    assert (await stand.events(run_id))[-1].cause == "AGENT_TIMEOUT: execution exceeded 600s limit"
+    assert set(clocks.left_s) == {"load-context"}
+    await clocks.check_times(run_id)
+
+
+@pytest.mark.requirement("D18", "RUN-6")
+async def test_what_a_run_has_left_is_what_the_ledgers_clock_says_at_each_step(stand: Stand):
+    clocks = TwoClocks(stand)
+
+    async def takes(context: StepContext, /) -> StepResult:
+        clocks.pass_time(100.0)
+        clocks.sleep_through(450.0)
+        return StepResult(result={"summary": "s"})
+
+    stand.steps.acts["execute-agent"] = takes
+    run_id = await clocks.run()
+    assert clocks.left_s == {"load-context": 120.0, "persist-results": 50.0, "finalize": 50.0}
+    await clocks.check_times(run_id)
+    assert told((await stand.events(run_id))[4].data)["finished_at"] == "2026-01-01T00:09:10.000Z"
+
+
+@pytest.mark.requirement("D18")
+async def test_a_ledgers_clock_that_was_put_back_fails_no_run(stand: Stand):
+    clocks = TwoClocks(stand)
+    clocks.driver.options = replace(clocks.driver.options, step_timeout_s=10_000.0)
+    await clocks.run()
+    stand.clock.advance(-900.0)
+    run_id = await clocks.run()
+    assert await stand.state(run_id) == "completed"
+    assert set(clocks.left_s.values()) == {600.0}
+    await clocks.check_times(run_id)
+
+
+@pytest.mark.requirement("D18")
+async def test_a_ledgers_clock_that_was_put_back_under_a_run_gives_it_no_more_than_it_had(stand: Stand):
+    clocks = TwoClocks(stand)
+    clocks.driver.options = replace(clocks.driver.options, step_timeout_s=10_000.0)
+    await stand.run_of()
+    claimed = await stand.claim()
+    assert claimed is not None
+    stand.clock.advance(-1.0)
+    assert (await clocks.driver.drive(claimed)).state == "completed"
+    assert set(clocks.left_s.values()) == {600.0}
+
+
+@pytest.mark.requirement("D18")
+async def test_a_processs_clock_that_runs_ahead_takes_nothing_from_a_run(stand: Stand):
+    clocks = TwoClocks(stand)
+
+    async def jumps(context: StepContext, /) -> StepResult:
+        clocks.process.advance(1_000.0)
+        return StepResult(result={"summary": "s"})
+
+    stand.steps.acts["execute-agent"] = jumps
+    run_id = await clocks.run()
+    assert await stand.state(run_id) == "completed"
+    await clocks.check_times(run_id)

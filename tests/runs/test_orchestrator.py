@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
-from trellis.engine.jobs import Actor, CancelMode, RequestId
+from trellis.engine.jobs import Actor, Advance, Applied, CancelMode, LeaseLost, RequestId
 from trellis.lifecycles import Role
 from trellis.runs.orchestrator import ACCEPT_BATCH_MAX, TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.steps import StepContext, StepResult
@@ -132,6 +132,8 @@ async def test_renewed_runs_stay_and_lost_ones_are_let_go(stand: Stand):
         stand.clock.advance(10.0)
         assert await one.renew() == 1
     driving = next(iter(one._driving.values()))
+    one.claiming = False  # else it takes the run up again
+    driving.fence += 60.0  # the ledger says so first
     await stand.lose_leases()
     await one.renew()
     await asyncio.gather(driving.task, return_exceptions=True)
@@ -155,6 +157,143 @@ async def test_a_run_that_cannot_be_renewed_is_stopped_before_another_may_have_i
     one._fence_off()
     await asyncio.gather(driving.task, return_exceptions=True)
     assert driving.task.cancelled()
+
+
+class Hanging:
+    """A ledger that does not answer what it is told not to answer."""
+
+    def __init__(self, stand: Stand, *verbs: str) -> None:
+        self._ledger, self._verbs = stand.ledger, verbs
+
+    def __getattr__(self, name: str) -> object:
+        return self._never if name in self._verbs else getattr(self._ledger, name)
+
+    async def _never(self, *_: object) -> object:
+        return await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.requirement("D4", "D16")
+async def test_a_drive_is_cut_at_its_fence_while_a_renewal_hangs(stand: Stand):
+    hold, one = Hold(stand), orchestrator(stand)
+    one.ledger = Hanging(stand, "renew")  # type: ignore[assignment]
+    run = await stand.run_of()
+    await one.run_once()
+    await stand.until(lambda: hold.begun == [run])
+    driving = next(iter(one._driving.values()))
+    one.claiming = False
+    stand.clock.advance(10.0)
+    renewal = asyncio.ensure_future(one.renew())
+    await stand.until(lambda: stand.clock.sleeping >= 2)
+    assert not driving.task.done()
+    stand.clock.advance(driving.fence - stand.clock())
+    await stand.until(driving.task.done)
+    assert driving.task.cancelled()
+    job = await stand.ledger.job(run)
+    assert job is not None
+    assert job.lease_expires_at is not None
+    assert stand.clock() <= job.lease_expires_at.timestamp()
+    assert await renewal == 0  # and the next heartbeat is not kept waiting either
+
+
+@pytest.mark.requirement("D4", "D16")
+async def test_a_drive_is_cut_at_its_fence_without_any_heartbeat(stand: Stand):
+    hold, one = Hold(stand), orchestrator(stand)
+    await stand.run_of()
+    await one.run_once()
+    await stand.until(lambda: len(hold.begun) == 1)
+    driving = next(iter(one._driving.values()))
+    one.claiming = False
+    stand.clock.advance(driving.fence - stand.clock())
+    await stand.until(driving.task.done)
+    assert driving.task.cancelled()
+    await stand.until(lambda: stand.clock.sleeping == 0)  # nobody watches where nothing is driven
+
+
+@pytest.mark.requirement("D4", "D16")
+async def test_a_claim_that_was_answered_after_its_lease_is_not_taken_up(stand: Stand, monkeypatch: pytest.MonkeyPatch):
+    one, turn = orchestrator(stand), stand.ledger.turn
+    run = await stand.run_of()
+
+    async def late(*args: object) -> object:
+        answer = await turn(*args)  # type: ignore[arg-type]
+        stand.clock.advance(35.0)
+        return answer
+
+    monkeypatch.setattr(stand.ledger, "turn", late)
+    assert (await one.run_once()).driving == 0
+    assert await stand.state(run) == "running"  # until its lease is over and somebody else has it
+    assert stand.steps.done["load-context"] == 0
+
+
+@pytest.mark.requirement("D4", "D19")
+async def test_a_wish_does_not_keep_a_drive_that_is_cut(stand: Stand):
+    hold, one = Hold(stand), orchestrator(stand)
+    run = await stand.run_of()
+    await one.run_once()
+    await stand.until(lambda: hold.begun == [run])
+    driving = next(iter(one._driving.values()))
+    one.claiming = False
+    await stand.ledger.cancel(ORCHESTRATOR, run, CancelMode.SOFT, RequestId("c"), grace_s=30.0, cause="enough")
+    await one.renew()
+    driving.fence = stand.clock()
+    one._fence_off()
+    await asyncio.gather(driving.task, return_exceptions=True)
+    assert driving.task.cancelled()
+    assert await stand.state(run) == "running"
+
+
+class LastStep:
+    """A run's last transition waits here."""
+
+    def __init__(self, one: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on, self._advance = asyncio.Event(), asyncio.Event(), one.driver.advance
+        monkeypatch.setattr(one.driver, "advance", self)
+
+    async def __call__(self, advance: Advance) -> Applied | LeaseLost:
+        if advance.trigger in ("complete", "fail"):
+            self.begun.set()
+            await self.go_on.wait()
+        return await self._advance(advance)
+
+
+@pytest.mark.requirement("D19")
+async def test_a_soft_cancel_that_comes_while_the_run_completes_is_too_late(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+):
+    one = orchestrator(stand)
+    last, run = LastStep(one, monkeypatch), await stand.run_of()
+    await one.run_once()
+    await last.begun.wait()
+    await stand.ledger.cancel(ORCHESTRATOR, run, CancelMode.SOFT, RequestId("c"), grace_s=30.0, cause="enough")
+    assert await one.renew() == 1
+    await stand.until(lambda: not one.driver.wishes)
+    last.go_on.set()
+    await stand.until(lambda: not one._driving)
+    assert await stand.state(run) == "completed"
+
+
+@pytest.mark.requirement("D4", "D19")
+async def test_a_drive_is_cut_also_while_it_completes(stand: Stand, monkeypatch: pytest.MonkeyPatch):
+    one = orchestrator(stand)
+    last, run = LastStep(one, monkeypatch), await stand.run_of()
+    await one.run_once()
+    await last.begun.wait()
+    await one.drain()
+    last.go_on.set()
+    assert not one._driving
+    assert await stand.state(run) == "running"
+
+
+@pytest.mark.requirement("D19")
+async def test_a_soft_cancel_that_comes_while_the_run_is_loaded_ends_it(stand: Stand):
+    one = orchestrator(stand)
+    one.driver.ledger = Hanging(stand, "events")  # type: ignore[assignment]
+    run = await stand.run_of()
+    await one.run_once()
+    await stand.ledger.cancel(ORCHESTRATOR, run, CancelMode.SOFT, RequestId("c"), grace_s=30.0, cause="enough")
+    await one.renew()
+    await ended(stand, run)
+    assert (await stand.events(run))[-1].cause == "CANCELLED: stopped on request"
 
 
 @pytest.mark.requirement("D19")

@@ -4,21 +4,28 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.agents.files import agent_file
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from tests.runs.test_projector import Traced
 from trellis.agents import catalog
 from trellis.agents.catalog import Catalog
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.records import JobFilter
+from trellis.lifecycles import Role
+from trellis.runs import ids
 from trellis.runs.errors import ScheduleContended
-from trellis.runs.layer import BuiltinLayer, TriggerKind
+from trellis.runs.layer import CRON_SCOPE, BuiltinLayer, TriggerKind
+from trellis.runs.projector import Projector
 from trellis.runs.publishing import Publisher
 from trellis.runs.schedules import PAUSE_S_MIN, Fired, ScheduleRegistrar, Schedules
 from trellis.runs.timetable import Handled, Timetable, schedule_key
-from trellis.storage.objects import ObjectStore, Refused
+from trellis.storage.objects import ObjectStore, Refused, StoreUnavailable, When
 from trellis.storage.open import open_objects
 
 HOURLY = "{cron: 0 * * * *}"
@@ -64,6 +71,10 @@ async def clockwork(stand: Stand, tmp_path: Path) -> AsyncGenerator[Clockwork]:
     objects = await open_objects(f"file://{tmp_path / 'objects'}")
     yield Clockwork(stand, objects)
     await objects.close()
+
+
+def schedule_file(slug: str, cron: str | None) -> bytes:
+    return json.dumps({"agent_slug": slug, "cron": cron, "registered_at": "2026-01-01T00:00:00Z"}).encode()
 
 
 @pytest.mark.requirement("RUN-9", "D24")
@@ -139,7 +150,11 @@ async def test_what_became_of_an_instant_is_not_written_over_a_schedule_that_cha
 
 async def test_a_schedule_that_cannot_be_read_is_none_and_is_registered_anew(clockwork: Clockwork):
     layer = clockwork.layer()
-    for body in (b"{", b"{}", b'{"agent_slug": "two", "cron": null, "registered_at": "2026-01-01T00:00:00Z"}'):
+    for body in (
+        b"{",
+        b"{}",
+        *(schedule_file(*odd) for odd in (("two", None), ("../one", None), ("one", "61 * * * *"))),
+    ):
         await clockwork.objects.put(schedule_key("one"), body)
         assert await layer.schedules() == []
     await layer.register_schedule("one", "0 * * * *")
@@ -174,3 +189,116 @@ async def test_a_pass_says_how_long_it_is_until_the_next_instant(clockwork: Cloc
     assert (report.next_s, service.pause_s(report)) == (2.0, 2.0)
     assert service.pause_s(Fired(next_s=1_000.0)) == service.options.poll_s
     assert service.pause_s(Fired(next_s=0.0)) == PAUSE_S_MIN
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_a_schedule_that_means_nothing_stops_no_other(clockwork: Clockwork):
+    for slug in ("a-one", "b-two"):
+        await clockwork.agent(slug)
+        await clockwork.layer().register_schedule(slug, "0 * * * *")
+    await clockwork.objects.put(schedule_key("a-one"), schedule_file("a-one", "61 * * * *"))
+    clockwork.stand.clock.advance(3_600.0)
+    assert len((await clockwork.schedules().run_once()).runs) == 1
+    assert await clockwork.registered() == {"b-two": "0 * * * *"}
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_the_key_of_an_instant_cannot_be_taken_by_a_caller(clockwork: Clockwork):
+    await clockwork.agent("one")
+    layer, key = clockwork.layer(), "cron:one:2026-01-01T01:00:00Z"
+    await layer.register_schedule("one", "0 * * * *")
+    by_hand = await layer.trigger("one", {}, kind=TriggerKind.MANUAL, key=key)
+    clockwork.stand.clock.advance(3_600.0)
+    (fired,) = (await clockwork.schedules().run_once()).runs
+    assert fired != by_hand
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_an_instant_whose_key_meant_something_else_is_passed_over_and_stops_no_other(clockwork: Clockwork):
+    for slug in ("a-one", "b-two"):
+        await clockwork.agent(slug)
+        await clockwork.layer().register_schedule(slug, "0 * * * *")
+    job = NewJob(
+        job_id=JobId("j"), type="pay", idempotency_key="cron:a-one:2026-01-01T01:00:00Z", idempotency_scope=CRON_SCOPE
+    )
+    await clockwork.stand.ledger.submit(GATEWAY, [job])
+    clockwork.stand.clock.advance(3_600.0)
+    report = await clockwork.schedules().run_once()
+    assert (len(report.runs), report.skipped) == (1, 1)
+    first, second = await clockwork.layer().schedules()
+    assert first.last is not None
+    assert "cron:a-one" in (first.last.skipped or "")
+    assert second.last is not None
+    assert second.last.run_id == report.runs[0]
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_an_agent_whose_file_cannot_be_read_now_stops_no_other_and_stays_due(
+    clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch
+):
+    for slug in ("a-one", "b-two"):
+        await clockwork.agent(slug)
+        await clockwork.layer().register_schedule(slug, "0 * * * *")
+    clockwork.stand.clock.advance(3_600.0)
+    get = clockwork.objects.get
+
+    async def one_is_away(key: str) -> object:
+        if key == "agents/a-one/_agent.md":
+            raise StoreUnavailable(verb="get", key=key, reason="503")
+        return await get(key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(clockwork.objects, "get", one_is_away)
+        assert len((await clockwork.schedules().run_once()).runs) == 1
+    assert len((await clockwork.schedules().run_once()).runs) == 1
+    assert len(await clockwork.runs()) == 2
+
+
+async def test_a_schedule_that_others_keep_changing_keeps_no_other_from_being_registered(
+    clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch
+):
+    for slug in ("a-one", "b-two"):
+        await clockwork.agent(slug, triggers=HOURLY)
+    put = clockwork.objects.put
+
+    async def too_late(key: str, body: bytes, *, when: When) -> object:
+        return Refused(etag="another") if key == schedule_key("a-one") else await put(key, body, when=when)
+
+    monkeypatch.setattr(clockwork.objects, "put", too_late)
+    assert (await clockwork.registrar().run_once()).registered == ("b-two",)
+
+
+@pytest.mark.requirement("D13")
+async def test_a_run_that_is_in_the_ledger_is_begun_though_its_status_cannot_be_put(clockwork: Clockwork):
+    await clockwork.agent("one")
+    traced = Traced(clockwork.objects)
+    traced.down = 1
+    layer = replace(clockwork.layer(), publisher=Publisher(traced))  # type: ignore[arg-type]
+    run_id = await layer.trigger("one", {}, kind=TriggerKind.MANUAL)
+    assert await clockwork.runs() == [run_id]
+    assert (await layer.standing(run_id)).status == "queued"
+    assert await clockwork.objects.get(ids.status_key("one", run_id)) is None
+    projector = Projector(
+        ledger=clockwork.stand.ledger,
+        actor=Actor(role=Role.PROJECTOR, name="projector@test"),
+        publisher=Publisher(clockwork.objects),
+        clock=clockwork.stand.clock,
+    )
+    await projector.run_once()
+    assert await clockwork.objects.get(ids.status_key("one", run_id)) is not None
+
+
+@pytest.mark.requirement("D13")
+async def test_a_run_that_is_in_the_ledger_is_begun_though_the_ledger_is_gone_then(
+    clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch
+):
+    await clockwork.agent("one")
+
+    async def gone(*_: object) -> object:
+        raise LedgerUnavailable(reason="gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(clockwork.stand.ledger, "move", gone)
+        run_id = await clockwork.layer().trigger("one", {}, kind=TriggerKind.MANUAL)
+    assert await clockwork.runs() == [run_id]
+    assert (await clockwork.layer().standing(run_id)).status == "requested"

@@ -91,7 +91,7 @@ async def test_a_lost_lease_among_many_stops_only_its_own_run(stand: Stand):
     assert await stand.state(lost.lease.job_id) == "running"
 
 
-async def test_steps_carry_the_ledgers_time_without_asking_for_it_each_time(stand: Stand):
+async def test_steps_carry_the_ledgers_time_asked_once_for_a_step_and_again_after_a_long_one(stand: Stand):
     run_id = await stand.run_of()
     claimed, driver = await stand.claim(), stand.driver()
     counted = driver.ledger = Counted(stand.ledger)  # type: ignore[assignment]
@@ -104,11 +104,19 @@ async def test_steps_carry_the_ledgers_time_without_asking_for_it_each_time(stan
     stand.steps.acts["execute-agent"] = slow
     assert claimed is not None
     await asyncio.wait_for(driver.drive(claimed), PATIENCE_S)
-    assert counted.nows == 1
+    assert counted.nows == 5
     kept = {name: json.loads(body) for name, body in (await stand.ledger.read_journal(run_id)).items()}
     first, second = kept[STEP_ENTRY.format(number=1)], kept[STEP_ENTRY.format(number=2)]
     assert first["finished_at"] == second["started_at"] == "2026-01-01T00:00:00.000Z"
     assert second["finished_at"] == "2026-01-01T00:00:07.500Z"
+
+
+async def test_drives_that_ask_for_the_time_at_the_same_moment_ask_once(stand: Stand):
+    driver = stand.driver()
+    counted = driver.ledger = Counted(stand.ledger)  # type: ignore[assignment]
+    seen = await asyncio.gather(*(driver.ledger_time() for _ in range(RUNS)))
+    assert {one.now for one in seen} == {await stand.ledger.now()}
+    assert counted.nows == 1
 
 
 @pytest.mark.requirement("PIPE-3")

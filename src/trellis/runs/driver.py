@@ -27,8 +27,10 @@ from trellis.storage.objects import StoreUnavailable
 ERROR_CHARS_MAX = 2_000
 ADVANCES_MAX = 200
 """Steps of different runs that go in one transaction."""
-CLOCKS_ALIKE_S = 10.0
-"""How long the distance between this process's clock and the ledger's is taken to be the same."""
+LOOKS_MAX = 1_000
+"""Drives that are told the ledger's time by one question."""
+CLOCKS_ALIKE_S = 1.0
+"""In so short a time no two clocks come apart by a millisecond, and the ledger need not be asked what time it is."""
 RUNNING = "running"
 STEP = "step"
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -45,6 +47,15 @@ class DriverOptions:
     retry_delays_s: tuple[float, ...] = (1.0, 2.0, 4.0)
     publish_patience_s: float = 45.0
     """How long a counted step may take to show in the object store before the run fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTime:
+    """What the ledger's clock showed, and between which readings of this process's clock it was asked."""
+
+    now: datetime
+    asked_at: float
+    answered_at: float
 
 
 class Stopped(Exception):
@@ -71,47 +82,67 @@ class Driver:
     wishes: set[str] = field(default_factory=set[str])
     """Runs that somebody asked to stop; their drive is cancelled after they were put here."""
     _advances: Batcher[Advance, Applied | LeaseLost] = field(init=False)
-    _zero: datetime = EPOCH
-    _zero_until: float = float("-inf")
-    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _looks: Batcher[None, LedgerTime] = field(init=False)
 
     def __post_init__(self) -> None:
         self._advances = Batcher(self._advance_all, lambda _: 1, ADVANCES_MAX)
+        self._looks = Batcher(self._look_for_all, lambda _: 1, LOOKS_MAX)
 
     async def drive(self, claimed: Claimed) -> Outcome:
         """Take the run as far as it goes."""
         drive, run_id = _Drive(self, claimed), claimed.lease.job_id
         log = _log.bind(run_id=run_id, epoch=claimed.lease.epoch)
         try:
-            await drive.load()
             try:
-                summary = await drive.all_steps()
+                await drive.load()
+                ending = drive.complete(await drive.all_steps())
             except asyncio.CancelledError:
-                if run_id not in self.wishes:
+                if not self._heard(run_id):
                     raise
-                _take_back_cancellation()
-                return Outcome(state=await drive.fail("CANCELLED: stopped on request"))
+                ending = drive.fail("CANCELLED: stopped on request")
             except StepError as error:
                 log.warning("run_failed", code=error.code, error=str(error))
-                return Outcome(state=await drive.fail(f"{error.code}: {error}"))
-            return Outcome(state=await drive.complete(summary))
+                ending = drive.fail(f"{error.code}: {error}")
+            return Outcome(state=await self._ended(run_id, ending))
         except Stopped:
             log.info("run_left", reason="the lease is another's")
             return Outcome(state=None)
         finally:
             self.wishes.discard(run_id)
 
-    async def ledger_zero(self) -> datetime:
-        """What the ledger's clock shows when this process's monotonic one shows zero, or a moment earlier.
-
-        Asked for now and then: in between both clocks run alike, and a step need not ask what time it is.
+    async def ledger_time(self) -> LedgerTime:
+        """The ledger's time, asked for now, together with the drives that ask at the same moment. It is never remembered:
+        this process's clock may stand still while the machine sleeps, and the ledger's may be put right.
         """
-        async with self._asking:
-            if self.clock.monotonic() >= self._zero_until:
-                now = await self.ledger.now()
-                self._zero = now - timedelta(seconds=self.clock.monotonic())
-                self._zero_until = self.clock.monotonic() + CLOCKS_ALIKE_S
-        return self._zero
+        return await self._looks.put(None)
+
+    async def _look_for_all(self, askers: Sequence[None]) -> list[LedgerTime]:
+        asked_at = self.clock.monotonic()
+        now = await self.ledger.now()
+        return [LedgerTime(now, asked_at, self.clock.monotonic())] * len(askers)
+
+    def _heard(self, run_id: str) -> bool:
+        """Whether a cancellation was a wish, meant for what was under way; what follows must not be cut by it."""
+        if run_id not in self.wishes:
+            return False
+        self.wishes.discard(run_id)
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+        return True
+
+    async def _ended(self, run_id: str, ending: Coroutine[Any, Any, str]) -> str:
+        """Make the last transition. A wish that comes now is too late: the first of both wins. Whatever else cuts it, cuts it."""
+        making = asyncio.ensure_future(ending)
+        while True:
+            try:
+                return await asyncio.shield(making)
+            except asyncio.CancelledError:
+                if self._heard(run_id):
+                    continue
+                making.cancel()
+                await asyncio.gather(making, return_exceptions=True)
+                raise
 
     async def advance(self, advance: Advance) -> Applied | LeaseLost:
         """One fenced step of one run, in a transaction with the steps that other runs want at the same moment."""
@@ -132,21 +163,19 @@ class _Drive:
         self._journal: dict[str, bytes] = {}
         self._version = 0
         self._done = 0
+        self._started = EPOCH
         self._ends_at = 0.0
-        self._zero = EPOCH
 
     async def load(self) -> None:
-        """What is already there, and when this run is over in any case."""
+        """What is already there."""
         ledger = self._driver.ledger
         events = await ledger.events(self._run_id)
         started = next(event for event in events if event.type == documents.STARTED)
-        self._version = events[-1].version
+        self._started, self._version = started.ts, events[-1].version
         self._done = sum(event.type == documents.STEP_DONE for event in events)
         if self._done or started.epoch != self._lease.epoch:  # else nobody held the run before, and nothing was kept
             self._journal = await ledger.read_journal(self._run_id)
-        self._zero = await self._driver.ledger_zero()
-        left_of_run = timedelta(seconds=self._driver.options.run_timeout_s)
-        self._ends_at = (started.ts - self._zero + left_of_run).total_seconds()
+            await self._look()  # a step that was kept is counted, and waited for, without being begun
 
     async def all_steps(self) -> str | None:
         """Every step that was not counted yet; the agent's summary."""
@@ -181,7 +210,7 @@ class _Drive:
     async def _with_retries(self, number: int) -> tuple[StepResult, datetime, datetime]:
         delays = iter(self._driver.options.retry_delays_s)
         while True:
-            began = self._now()
+            began = await self._look()
             try:
                 result = await self._once_over(number)
             except StepError as error:
@@ -192,7 +221,7 @@ class _Drive:
                 _log.warning("step_failed", error=str(error), again_in_s=delay_s, **about)
                 await self._driver.clock.sleep(delay_s)
             else:
-                return result, began, self._now()
+                return result, began.now, await self._end_of(began)
 
     async def _once_over(self, number: int) -> StepResult:
         """One try, cut by the step's time and by the run's."""
@@ -296,19 +325,22 @@ class _Drive:
             raise Stopped
         return kept
 
-    def _now(self) -> datetime:
-        """The ledger's time."""
-        return self._zero + timedelta(seconds=self._driver.clock.monotonic())
+    async def _look(self) -> LedgerTime:
+        """The ledger's time, and by it when this run is over: so long after it was started, and never later than so long from now."""
+        seen, limit_s = await self._driver.ledger_time(), self._driver.options.run_timeout_s
+        gone_s = (seen.now - self._started).total_seconds()
+        self._ends_at = seen.asked_at + limit_s - max(0.0, gone_s)
+        return seen
+
+    async def _end_of(self, began: LedgerTime) -> datetime:
+        """The ledger's time now, for something that began then."""
+        took_s = self._driver.clock.monotonic() - began.answered_at
+        if took_s < CLOCKS_ALIKE_S:
+            return began.now + timedelta(seconds=took_s)
+        return max(began.now, (await self._driver.ledger_time()).now)
 
     def _left_s(self) -> float:
         return self._ends_at - self._driver.clock.monotonic()
-
-
-def _take_back_cancellation() -> None:
-    """The cancellation was meant for the steps; what follows must not be cut by it."""
-    task = asyncio.current_task()
-    while task is not None and task.cancelling():
-        task.uncancel()
 
 
 def _entry(number: int) -> str:

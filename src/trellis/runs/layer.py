@@ -13,23 +13,29 @@ from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.cron import EXPECTED as CRON_EXPECTED
 from trellis.agents.cron import cron_problem
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
-from trellis.engine.errors import IdempotencyMismatch
+from trellis.engine.errors import IdempotencyMismatch, LedgerError
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Mismatch, Moved, NewJob, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.run import RUN
 from trellis.runs import documents, ids
 from trellis.runs.documents import Facts, Publication, Request
-from trellis.runs.errors import AgentNotRunnable, CronInvalid, RunNotFound, TooManyWaiting
+from trellis.runs.errors import AgentNotRunnable, CronInvalid, DocumentDiffers, RunNotFound, TooManyWaiting
 from trellis.runs.health import last_failure
 from trellis.runs.orchestrator import TYPE, accept
 from trellis.runs.publishing import Publisher
 from trellis.runs.timetable import Schedule, Timetable
+from trellis.storage.objects import StoreUnavailable
 
 WAITING_MAX = 100
 WAITING_STATES = ("queued", "requested")
 GRACE_S = 30.0
 KEY_SCOPE = "runs"
+CRON_SCOPE = "schedules"
+"""What an instant's key is unique in: nobody who begins a run himself can have taken it."""
+
+_log = log_of("trellis.runs")
 
 
 class TriggerKind(StrEnum):
@@ -113,8 +119,8 @@ class BuiltinLayer:
     ) -> JobId:
         """Check the agent, write the run down, publish `requested`, and have it queued. Nothing is stored for a refusal."""
         request = Request(agent_slug, kind.value, dict(params))
-        asked = documents.sha256(request.to_bytes()).encode()
-        earlier = None if key is None else await self.ledger.answered(KEY_SCOPE, key, asked)
+        asked, scope = documents.sha256(request.to_bytes()).encode(), _scope_of(kind)
+        earlier = None if key is None else await self.ledger.answered(scope, key, asked)
         if isinstance(earlier, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
         if earlier is not None:  # also when the agent could not run any more
@@ -128,19 +134,31 @@ class BuiltinLayer:
             payload=request.to_bytes(),
             concurrency_key=f"run:{agent_slug}",
             idempotency_key=key,
-            idempotency_scope=KEY_SCOPE,
+            idempotency_scope=scope,
             fingerprint=asked,
         )
         (answer,) = await self.ledger.submit(self.gateway, [job])
         if isinstance(answer, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=answer.job_id)
-        run_id = answer.job_id
-        # The first status is the caller's to publish; if it dies here, the projector does it.
-        first = (await self.ledger.events(run_id))[:1]
-        facts = Facts(run_id, request, tuple(first))
-        await self.publisher.publish([Publication(ids.status_key(agent_slug, run_id), documents.status(facts), 1)])
-        await accept(self.ledger, self.orchestrator, run_id)
-        return run_id
+        await self._take_in(answer.job_id, request)
+        return answer.job_id
+
+    async def _take_in(self, run_id: JobId, request: Request) -> None:
+        """Publish `requested` and have the run queued.
+
+        It is in the ledger, so it is begun, and nobody may be told otherwise: what fails here, as if this process died here, the projector
+        and the orchestrators do.
+        """
+        try:
+            facts = Facts(run_id, request, tuple((await self.ledger.events(run_id))[:1]))
+            try:
+                status = Publication(ids.status_key(request.agent_slug, run_id), documents.status(facts), 1)
+                await self.publisher.publish([status])
+            except (StoreUnavailable, DocumentDiffers) as error:
+                _log.warning("status_left_to_projector", run_id=run_id, error=str(error))
+            await accept(self.ledger, self.orchestrator, run_id)
+        except LedgerError as error:
+            _log.warning("run_left_to_orchestrators", run_id=run_id, error=str(error))
 
     async def _check(self, slug: str, kind: TriggerKind) -> None:
         agent = await self.catalog.load(slug)
@@ -215,3 +233,7 @@ class BuiltinLayer:
         """The ledger answers, so a run would be taken."""
         await self.ledger.now()
         return LayerHealth(healthy=True, vendor="builtin")
+
+
+def _scope_of(kind: TriggerKind) -> str:
+    return CRON_SCOPE if kind is TriggerKind.CRON else KEY_SCOPE

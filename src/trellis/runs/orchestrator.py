@@ -2,14 +2,14 @@
 
 One run per agent is kept by the ledger (the concurrency key `run:<slug>`), and so is who drives a run (its lease). This process
 only claims, drives, renews, and lets go of what is no longer its own: a run whose lease it cannot renew in time is stopped here
-before anybody else can have it.
+before anybody else can have it, also while a renewal hangs.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trellis.engine.clock import Clock
+from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import (
     Actor,
@@ -33,6 +33,8 @@ TYPE = "agent-run"
 ACCEPT_BATCH_MAX = 100
 ACCEPT_PAGES_MAX = 100
 RENEW_RETRY_S_MIN = 0.5
+FENCE_LOOK_S_MAX = 1.0
+"""A timer stands still while the machine sleeps: fences are looked at so often."""
 
 _log = log_of("trellis.runs")
 
@@ -62,6 +64,7 @@ class _Driving:
     fence: float
     task: "asyncio.Task[None]"
     cancelled: bool = False
+    cut: bool = False
 
 
 @dataclass(kw_only=True)
@@ -79,6 +82,7 @@ class Orchestrator:
     _driving: dict[str, _Driving] = field(default_factory=dict[str, _Driving])
     _looking: "asyncio.Task[None] | None" = None
     _look_again: bool = False
+    _fencing: "asyncio.Task[None] | None" = None
 
     async def run_once(self) -> Pass:
         """Accept and claim. Raises LedgerError when the ledger does not answer."""
@@ -116,9 +120,14 @@ class Orchestrator:
         terms = TypeClaim(type=TYPE, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
         claim = Claim(claim_id=ClaimId(self.new_id()), types=(terms,), start=room, lifecycle="run")
         answer = await self.ledger.turn(Turn(actor=self.actor, claim=claim))
+        if answer.claimed and self._fence(sent_at) <= self.clock.monotonic():
+            _log.warning("claim_too_late", runs=[claimed.lease.job_id for claimed in answer.claimed])
+            return 0
         for claimed in answer.claimed:
             task = asyncio.get_running_loop().create_task(self._drive(claimed))
             self._driving[claimed.lease.job_id] = _Driving(claimed, self._fence(sent_at), task)
+        if self._driving and (self._fencing is None or self._fencing.done()):
+            self._fencing = asyncio.get_running_loop().create_task(self._keep_fences())
         return len(answer.claimed)
 
     def _fence(self, sent_at: float) -> float:
@@ -140,6 +149,9 @@ class Orchestrator:
             mine = self._driving.get(run_id)
             if mine is not None and mine.claimed is claimed:
                 del self._driving[run_id]
+            if not self._driving and self._fencing is not None:
+                self._fencing.cancel()
+                self._fencing = None
             self._look()
 
     def _look(self) -> None:
@@ -158,42 +170,62 @@ class Orchestrator:
 
     async def renew(self) -> int:
         """One heartbeat for every run driven here; how many are still this process's. Past its fence a drive is cut."""
-        driving, sent_at = list(self._driving.values()), self.clock.monotonic()
+        self._fence_off()
+        driving, sent_at = self._uncut(), self.clock.monotonic()
         if not driving:
             return 0
+        patience_s = min(mine.fence for mine in driving) - sent_at
         try:
-            answers = await self.ledger.renew(self.actor, [d.claimed.lease for d in driving])
-        except LedgerError as error:
-            _log.warning("renewal_failed", runs=len(driving), error=str(error))
+            renewal = self.ledger.renew(self.actor, [mine.claimed.lease for mine in driving])
+            answers = await within(self.clock, patience_s, renewal)
+        except (LedgerError, TimeoutError) as error:
+            problem = str(error) or f"no answer within {patience_s:g} s"
+            _log.warning("renewal_failed", runs=len(driving), error=problem)
             self._fence_off()
             return 0
         for mine, answer in zip(driving, answers, strict=True):
             if isinstance(answer, LeaseLost):
-                mine.task.cancel()
+                self._cut(mine)
                 continue
             mine.fence = self._fence(sent_at)
-            if answer.cancel and not mine.cancelled:
+            if answer.cancel and not (mine.cancelled or mine.cut):
                 mine.cancelled = True
                 self.driver.wishes.add(mine.claimed.lease.job_id)
                 mine.task.cancel()
         self._fence_off()
         return len(self._driving)
 
+    async def _keep_fences(self) -> None:
+        """Cut each drive at its fence, whatever a renewal or a claim is doing meanwhile; until there is none to cut."""
+        while driving := self._uncut():
+            next_fence = min(mine.fence for mine in driving)
+            await self.clock.sleep(min(FENCE_LOOK_S_MAX, next_fence - self.clock.monotonic()))
+            self._fence_off()
+
     def _fence_off(self) -> None:
         now = self.clock.monotonic()
-        for mine in self._driving.values():
+        for mine in self._uncut():
             if mine.fence <= now:
-                mine.task.cancel()
+                self._cut(mine)
+
+    def _uncut(self) -> list[_Driving]:
+        return [mine for mine in self._driving.values() if not mine.cut]
+
+    def _cut(self, mine: _Driving) -> None:
+        """The drive ends here, whatever somebody wished before: it may be another's now."""
+        mine.cut = True
+        self.driver.wishes.discard(mine.claimed.lease.job_id)
+        mine.task.cancel()
 
     async def drain(self) -> None:
         """Let go of everything; another orchestrator goes on where each run stands."""
         self.claiming = False
         if self._looking is not None:
             await asyncio.wait({self._looking})  # what it claims is let go of below
-        tasks = [mine.task for mine in self._driving.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        driving = list(self._driving.values())
+        for mine in driving:
+            self._cut(mine)
+        await asyncio.gather(*(mine.task for mine in driving), return_exceptions=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Runs that begin by themselves (RUN-9): what agents declare is registered, and what is due is fired, once, by however many processes.
 
-What makes it once is not who fires but what: the run of an instant has the idempotency key `cron:{slug}:{instant}`, and the ledger
-gives one run to one key. Time is the ledger's. An instant before the registration is never fired; of those that were missed only
-the latest is made up for, and none that is older than the grace.
+What makes it once is not who fires but what: the run of an instant has the idempotency key `cron:{slug}:{instant}` in a scope that
+no caller's key is in, and the ledger gives one run to one key. Time is the ledger's. An instant before the registration is never
+fired; of those that were missed only the latest is made up for, and none that is older than the grace. A schedule that cannot be
+fired stops no other.
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,14 @@ from datetime import datetime, timedelta
 
 from trellis.agents.catalog import Catalog
 from trellis.agents.definition import AgentDefinition
+from trellis.agents.errors import AgentError
+from trellis.engine.errors import InputError
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.runs.errors import AgentNotRunnable, TooManyWaiting
+from trellis.runs.errors import RunError, ScheduleContended
 from trellis.runs.layer import OrchestrationLayer, TriggerKind
 from trellis.runs.timetable import Handled, Registered, Timetable, instant_text
+from trellis.storage.objects import StoreUnavailable
 
 GRACE_S_DEFAULT = 3_600.0
 POLL_S_DEFAULT = 5.0
@@ -63,11 +67,14 @@ class Schedules:
             instant = registered.schedule.due(now)
             if instant is None:
                 continue
-            last = await self._fire(registered, instant, now)
-            runs += [last.run_id] if last.run_id else []
-            skipped += last.run_id is None
-            if await self.timetable.handled(registered, last):
-                _tell(registered, last)
+            try:
+                last = await self._fire(registered, instant, now)
+                runs += [last.run_id] if last.run_id else []
+                skipped += last.run_id is None
+                if await self.timetable.handled(registered, last):
+                    _tell(registered, last)
+            except StoreUnavailable as error:  # it stays due, and the next pass fires it
+                _log.warning("schedule_left", agent=registered.schedule.agent_slug, error=str(error))
         coming = [instant for one in found if (instant := one.schedule.next(now)) is not None]
         next_s = (min(coming) - now).total_seconds() if coming else None
         return Fired(runs=tuple(runs), skipped=skipped, next_s=next_s)
@@ -86,7 +93,7 @@ class Schedules:
             run_id = await self.layer.trigger(
                 slug, {"instant": text}, kind=TriggerKind.CRON, key=f"{TriggerKind.CRON}:{slug}:{text}"
             )
-        except (AgentNotRunnable, TooManyWaiting) as error:
+        except (AgentError, RunError, InputError) as error:
             return Handled(instant=instant, skipped=str(error))
         return Handled(instant=instant, run_id=run_id)
 
@@ -135,10 +142,19 @@ class ScheduleRegistrar:
         return self.interval_s
 
     async def _apply(self, declared: Mapping[str, str], gone: list[str]) -> Reconciled:
-        for slug, cron in declared.items():
+        registered = [slug for slug, cron in declared.items() if await self._register(slug, cron)]
+        unregistered = [slug for slug in gone if await self._register(slug, None)]
+        return Reconciled(registered=tuple(registered), unregistered=tuple(unregistered))
+
+    async def _register(self, slug: str, cron: str | None) -> bool:
+        """Whether it is done; what others keep changing is left to the next pass."""
+        try:
             await self.layer.register_schedule(slug, cron)
-            _log.info("schedule_registered", agent=slug, cron=cron)
-        for slug in gone:
-            await self.layer.register_schedule(slug, None)
+        except ScheduleContended as error:
+            _log.warning("schedule_left", agent=slug, error=str(error))
+            return False
+        if cron is None:
             _log.info("schedule_unregistered", agent=slug)
-        return Reconciled(registered=tuple(declared), unregistered=tuple(gone))
+        else:
+            _log.info("schedule_registered", agent=slug, cron=cron)
+        return True

@@ -4,7 +4,8 @@ What holds:
 - a schedule is changed only over exactly the version that was read, so of two processes one changes it;
 - an instant is due once: it comes after the registration and after the last instant that was taken care of, and of several missed ones
   only the latest counts;
-- a schedule that was taken back stays as a version without an expression. It is never due.
+- a schedule that was taken back stays as a version without an expression. It is never due;
+- what is no schedule that could be fired (unreadable, an expression that means nothing, another agent's) counts as none, and stops no other.
 """
 
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from typing import Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from trellis.agents.cron import latest_instant, next_instant
+from trellis.agents.cron import cron_problem, latest_instant, next_instant
 from trellis.agents.definition import checked_slug
+from trellis.agents.errors import SlugInvalid
 from trellis.engine.logs import log_of
 from trellis.runs.documents import encode, timestamp
 from trellis.runs.errors import ScheduleContended
@@ -160,7 +162,19 @@ def _read(key: str, body: bytes) -> Schedule | None:
     """The schedule, or None for bytes that are none: what is declared is then registered anew."""
     try:
         schedule = Schedule.model_validate_json(body)
+        problem = _problem(key, schedule)
     except ValidationError as error:
-        _log.warning("schedule_unreadable", key=key, error=str(error.errors(include_url=False)[0]["msg"]))
+        schedule, problem = None, str(error.errors(include_url=False)[0]["msg"])
+    except SlugInvalid as error:
+        schedule, problem = None, str(error)
+    if problem is not None:
+        _log.warning("schedule_unreadable", key=key, error=problem)
         return None
-    return schedule if schedule_key(schedule.agent_slug) == key else None
+    return schedule
+
+
+def _problem(key: str, schedule: Schedule) -> str | None:
+    """Why this schedule cannot be the one under this key; raises SlugInvalid."""
+    if schedule_key(schedule.agent_slug) != key:
+        return f"it is the schedule of {schedule.agent_slug}"
+    return None if schedule.cron is None else cron_problem(schedule.cron)
