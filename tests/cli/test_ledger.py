@@ -1,5 +1,6 @@
 """`trellis migrate`, `verify`, `sweep`, `doctor`, `version`, and ledgers that are not there, too old, read-only or wrong."""
 
+import asyncio
 import os
 import shutil
 import stat
@@ -12,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.servers.postgres import PostgresServer
+from trellis.storage.open import open_objects
 
 NOBODY = 65534
 READERS = (["jobs"], ["submit", "a"], ["queues"], ["dlq"], ["events"], ["verify"], ["workers"], ["sweep"])
@@ -235,3 +237,24 @@ def test_version_names_what_the_program_stands_on(local: Terminal):
 def test_a_traceback_is_shown_only_when_asked_for(local: Terminal):
     assert "Traceback" not in local("job", "show", "x").err
     assert "Traceback" in local("job", "show", "x", "--debug").err
+
+
+def test_doctor_names_jobs_that_the_projector_set_aside(local: Terminal, tmp_path: Path):
+    def published() -> dict[str, str]:
+        records = local.bare("doctor", "--json", "--data", str(tmp_path)).records
+        return next((record for record in records if record.get("check") == "published"), {})
+
+    async def put(*keys: str) -> None:
+        objects = await open_objects(f"file://{tmp_path / 'objects'}")
+        for key in keys:
+            await objects.put(key, b"{}")
+        await objects.close()
+
+    assert local.bare("migrate", "--data", str(tmp_path)).code == 0
+    assert published() == {}
+    assert not (tmp_path / "objects").exists()
+    asyncio.run(put())
+    assert published()["severity"] == "ok"
+    asyncio.run(put("alerts/projector/run_1.json"))
+    told = published()
+    assert (told["severity"], "run_1" in told["detail"], "rebuild" in told["remedy"]) == ("warning", True, True)

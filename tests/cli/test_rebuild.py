@@ -81,6 +81,21 @@ def test_a_lost_ledger_comes_back_and_then_a_lost_bucket(planted: Terminal, tmp_
     assert used("rebuild", "--from", "ledger", "--json").record["written"] == 0
 
 
+def test_objects_that_differ_are_named_and_left(planted: Terminal, tmp_path: Path):
+    assert planted("run", VIOLIN, "--watch").code == 0
+    (run,) = (tmp_path / "objects" / "agents" / VIOLIN / "runs").iterdir()
+    damaged = [run / "steps" / "02-execute-agent.json", *(tmp_path / "objects" / "audit").rglob("prop_*-1.json")][:2]
+    for file in damaged:
+        file.write_bytes(b"{}")
+    answer = planted("rebuild", "--from", "ledger")
+    assert (answer.code, "2 objects not as the ledger recorded" in answer.out) == (1, True)
+    named = planted("rebuild", "--from", "ledger", "--json").record["differing"]
+    assert named == sorted(str(file.relative_to(tmp_path / "objects")) for file in damaged)
+    for file in damaged:
+        file.unlink()
+    assert planted("rebuild", "--from", "ledger").code == 0
+
+
 def test_a_job_that_does_not_come_back_is_named(used: Terminal, tmp_path: Path):
     (segment,) = (tmp_path / "objects" / "audit").rglob("*.jsonl")
     line = next(line for line in segment.read_bytes().splitlines() if b"first-1" in line)

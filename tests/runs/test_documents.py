@@ -1,6 +1,7 @@
 """Published documents as pure functions of what the ledger recorded."""
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -55,12 +56,16 @@ async def test_status_has_the_fields_of_the_schema_and_one_version(stand: Stand)
     assert told[4]["proposals_created"] == []
 
 
+def publications(facts: Facts, journal: Mapping[str, bytes]) -> list[documents.Publication]:
+    return [*documents.files(facts, journal), *documents.shown(facts)]
+
+
 @pytest.mark.requirement("PIPE-8", "PIPE-10", "PIPE-15", "OBS-2", "OBS-7", "D11")
 async def test_what_is_published_comes_in_the_order_readers_rely_on(stand: Stand):
     run_id, facts, journal = await finished(stand)
     folder = f"agents/archivist-violin/runs/{run_id}/"
     order = [
-        [put.key.removeprefix(folder) for put in documents.publications(facts.until(version), journal)]
+        [put.key.removeprefix(folder) for put in publications(facts.until(version), journal)]
         for version in range(1, len(facts.events) + 1)
     ]
     assert order == [
@@ -107,7 +112,7 @@ async def test_a_run_cancelled_before_it_began_publishes_a_manifest_too(stand: S
         ORCHESTRATOR, run_id, CancelMode.HARD, RequestId("c"), grace_s=0, cause="the owner changed their mind"
     )
     facts = await stand.facts(run_id)
-    puts = documents.publications(facts, {})
+    puts = publications(facts, {})
     assert [put.key.rpartition("/")[2] for put in puts] == ["manifest.json", "status.json"]
     for put in puts:
         assert json.loads(put.body)["error"] == "CANCELLED: the owner changed their mind"
@@ -134,9 +139,7 @@ async def test_the_same_facts_give_the_same_bytes(stand: Stand):
     run_id, facts, journal = await finished(stand)
     again, kept = await stand.facts(run_id), await stand.ledger.read_journal(run_id)
     for version in range(1, len(facts.events) + 1):
-        assert documents.publications(facts.until(version), journal) == documents.publications(
-            again.until(version), kept
-        )
+        assert publications(facts.until(version), journal) == publications(again.until(version), kept)
 
 
 @pytest.mark.requirement("D12", "D21")

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
-from trellis.engine.jobs import Actor, JobId
+from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.lifecycles import Role
 from trellis.runs import audit, documents, ids, proposals
 from trellis.runs.driver import Driver, DriverOptions, Outcome
-from trellis.runs.errors import DocumentDiffers
 from trellis.runs.projector import Projector, Recorder
 from trellis.runs.proposals import Draft
 from trellis.runs.published import Published
@@ -99,6 +98,11 @@ class Press:
             await self.stand.ledger.job(run_id)
         await self.all(projector)
         return run_id, driving.result()
+
+    async def version(self, slug: str, run_id: JobId) -> int | None:
+        """What a run's status.json shows."""
+        status = await self.published.status(slug, run_id)
+        return None if status is None else status["version"]
 
     async def folder(self, prefix: str = "") -> dict[str, bytes]:
         page = await self.objects._objects.list(prefix)
@@ -207,14 +211,60 @@ async def test_a_store_that_fails_is_tried_again_and_nothing_is_lost_or_doubled(
     assert len(keys) == len(set(keys))
 
 
-async def test_an_object_that_the_ledger_does_not_know_is_reported_and_left(press: Press):
-    run_id = await press.stand.run_of()
-    first = (await press.stand.events(run_id))[0]
-    key = ids.audit_key(first.ts, first.id)
+@pytest.mark.requirement("D14", "RUN-3")
+async def test_a_job_whose_object_differs_is_set_aside_and_the_others_go_on(
+    press: Press, caplog: pytest.LogCaptureFixture
+):
+    stand, run_id = press.stand, await press.stand.run_of("one")
+    first = (await stand.events(run_id))[0]
+    key, alert = ids.audit_key(first.ts, first.id), ids.alert_key(run_id)
     await press.objects.put(key, b"somebody else's")
-    with pytest.raises(DocumentDiffers, match="rebuild"):
-        await press.projector().run_once()
+    projector = press.projector()
+    others = [(f"other-{n}", await stand.run_of(f"other-{n}")) for n in range(2)]
+    await press.all(projector)
+    assert [await press.version(*one) for one in others] == [2, 2]
+    assert await press.version("one", run_id) is None
     assert (await press.folder("audit/"))[key] == b"somebody else's"
+    assert json.loads((await press.folder())[alert]) == {"job_id": run_id, "version": 1, "key": key}
+    await stand.ledger.cancel(ORCHESTRATOR, run_id, CancelMode.HARD, RequestId("c"), grace_s=0, cause="enough")
+    await press.all(projector)
+    assert await press.version("one", run_id) is None, "nothing is shown of it that comes after what differs"
+    assert press.objects.writes.count(alert) == 1
+    assert caplog.text.count("set_aside") == 1
+    await projector.let_go()
+    await press.store.delete(key)
+    later = await stand.run_of("one")
+    await press.all(press.projector("next"))
+    assert await press.version("one", later) == 2
+    assert alert in await press.folder(), "it is tried again with its next event"
+
+
+@pytest.mark.requirement("D14")
+@pytest.mark.parametrize("how", ["the same projector", "the next one"])
+async def test_a_job_that_was_set_aside_is_published_whole_when_nothing_is_in_the_way(press: Press, how: str):
+    stand, run_id = press.stand, await press.stand.run_of("one")
+    first = (await stand.events(run_id))[0]
+    key, projector = ids.audit_key(first.ts, first.id), press.projector()
+    await press.objects.put(key, b"somebody else's")
+    await press.all(projector)
+    await press.store.delete(key)
+    if how == "the next one":
+        await projector.let_go()
+        projector = press.projector("next")
+    await stand.ledger.cancel(ORCHESTRATOR, run_id, CancelMode.HARD, RequestId("c"), grace_s=0, cause="enough")
+    await press.all(projector)
+    assert await press.version("one", run_id) == 3
+    assert len(await press.folder("audit/")) == 3
+    assert ids.alert_key(run_id) not in await press.folder()
+
+
+async def test_a_status_that_is_no_json_is_of_its_run_alone(press: Press):
+    run_id = await press.stand.run_of("one")
+    await press.objects.put(ids.status_key("one", run_id), b"no JSON")
+    other = await press.stand.run_of("two")
+    await press.all(press.projector())
+    assert await press.version("two", other) == 2
+    assert ids.alert_key(run_id) in await press.folder()
 
 
 @pytest.mark.requirement("PIPE-7", "D21", "OBS-1")

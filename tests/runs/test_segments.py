@@ -16,10 +16,10 @@ from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, NewJob, T
 from trellis.engine.records import Event
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs import ids, segments
-from trellis.runs.errors import DocumentDiffers
+from trellis.runs import audit, ids, segments
 from trellis.runs.projector import Place, Projector, ProjectorOptions
 from trellis.runs.publishing import Publisher
+from trellis.runs.rebuild import rebuild_objects
 from trellis.runs.segments import find_audit
 from trellis.storage.objects import ObjectStore, StoreUnavailable
 from trellis.storage.open import open_objects
@@ -306,15 +306,28 @@ async def test_while_the_store_is_away_no_more_is_read_than_fits(press: Press, m
     await recorded_once(press.stand, press.store)
 
 
-async def test_something_else_under_a_segments_name_is_reported_and_left(press: Press):
-    await work(press.stand, 1)
-    (first, *_) = await all_events(press.stand)
+@pytest.mark.requirement("D35", "OBS-1")
+@pytest.mark.parametrize("body", [b'{"event_id": "somebody-1"}\n', b"[1]\n", b"no JSON", b""])
+async def test_an_event_whose_segments_name_is_taken_gets_an_object_of_its_own(press: Press, body: bytes):
+    await work(press.stand, 2)
+    (first, *_) = events = await all_events(press.stand)
     key = ids.segment_key(first.ts, first.id)
-    await press.store.put(key, b'{"event_id": "somebody-1"}\n')
+    await press.store.put(key, body)
     projector = press.projector()
     await press.all(projector)
-    with pytest.raises(DocumentDiffers):
-        await projector._write_segments()
+    await projector.let_go()
+    assert projector._recorder.segments.settled
+    found = await press.folder()
+    assert found.pop(key) == body
+    assert json.loads(found.pop(ids.alert_key(first.job_id)))["key"] == key
+    (known,) = await press.stand.ledger.recorded([first])
+    assert found.pop(ids.audit_key(first.ts, first.id)) == audit.to_bytes(known)
+    (rest,) = found
+    assert len(segments.event_ids(rest, found[rest])) == len(events) - 1
+    await press.store.delete(key)
+    await rebuild_objects(press.stand.ledger, press.store, Actor(role=Role.CONTROL_PLANE, name="admin"))
+    assert len(await press.folder()) == 2, "its record is not made twice, and no alert is left"
+    await recorded_once(press.stand, press.store)
 
 
 @pytest.mark.requirement("D35", "OBS-1")

@@ -20,16 +20,27 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column, as_record
 from trellis.cli.problems import way_out, without_password
-from trellis.engine.errors import NotAllowed, TrellisError
+from trellis.engine.errors import NotAllowed, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.records import Finding, JobFilter, Severity, SweepOptions
 from trellis.engine.verify import VerifyProgress, Violation, verify
+from trellis.instance import places
 from trellis.ledgers import migrate as migrate_ledger
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.operations.doctor import error_finding, has_errors, letters_finding, python_finding, work_findings
+from trellis.operations.doctor import (
+    aside_finding,
+    error_finding,
+    has_errors,
+    letters_finding,
+    python_finding,
+    work_findings,
+)
 from trellis.operations.explain import counted, duration
+from trellis.runs import ids
 from trellis.settings import FILE_NAME, PREFIX, Settings
+from trellis.storage.address import read_address, s3_credentials
+from trellis.storage.open import open_objects
 from trellis.wiring import development_key_path, identify, make_development_key, principal_for
 
 SECTION = "Ledger"
@@ -152,6 +163,7 @@ async def doctor(cli: Cli) -> int:
         found += await _ledger_findings(url)
         if settings is not None:
             found += _token(url, settings)
+            found += await _aside(url, settings)
     if cli.out.as_json:
         for name, value, source in _in_force(cli, settings):
             cli.out.record({"setting": name, "value": value, "source": source})
@@ -211,6 +223,28 @@ def _token(url: str, settings: Settings) -> list[Finding]:
         return []
     left, roles = duration(identity.expires_at - time.time()), ", ".join(sorted(identity.roles))
     return [Finding(check="token", severity=Severity.OK, detail=f"{identity.name} is {roles} for {left} more")]
+
+
+async def _aside(url: str, settings: Settings) -> list[Finding]:
+    """What the projector could not publish. A store that is not there is not made."""
+    try:
+        where = places(settings.model_copy(update={"memory": settings.memory or Path()}), url).objects
+        address = read_address(where)
+        if isinstance(address, Path) and not address.is_dir():
+            return []
+        objects = await open_objects(where, credentials=s3_credentials(os.environ))
+    except SettingsInvalid:
+        return []  # an instance without runs has no object store
+    except TrellisError as error:
+        return [_failed("published", error, url)]
+    try:
+        page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
+    except TrellisError as error:
+        return [_failed("published", error, url)]
+    finally:
+        await objects.close()
+    names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]
+    return [aside_finding(names, LETTERS_COUNTED)]
 
 
 def _failed(check: str, error: TrellisError, url: str | None) -> Finding:

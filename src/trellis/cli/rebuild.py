@@ -22,7 +22,7 @@ from trellis.lifecycles import Role
 from trellis.operations.explain import counted
 from trellis.runs import ids
 from trellis.runs.errors import RebuildError
-from trellis.runs.rebuild import Progress, Refusal, Returned, rebuild_ledger, rebuild_objects
+from trellis.runs.rebuild import Progress, Rebuilt, Refusal, Returned, rebuild_ledger, rebuild_objects
 from trellis.storage.address import s3_credentials
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
@@ -47,7 +47,7 @@ async def rebuild(
 
     --from ledger publishes what the object store lacks: documents and audit records, byte for byte. --from objects puts every job back that the
     audit records know, into a ledger that was lost; a missing SQLite file is made. Stop `trellis up` first. A rebuild that was interrupted goes on when
-    it is begun again. Exit code 1 when a job could not be put back. On PostgreSQL --from objects needs a member of trellis_owner, as `migrate` does.
+    it is begun again. Exit code 1 when a job could not be put back, or an object is not what the ledger recorded. On PostgreSQL --from objects needs a member of trellis_owner, as `migrate` does.
     """
     if side not in SIDES:
         raise OptionInvalid(option="--from", value=side, expected=f"one of {', '.join(SIDES)}")
@@ -70,7 +70,20 @@ async def _from_ledger(cli: Cli, objects: ObjectStore) -> int:
         cli.out.line(
             f"{counted(done.jobs, 'job')}, {counted(done.events, 'event')}: {counted(done.written, 'object')} written"
         )
-    return 0
+        _say_differing(cli, done)
+    return 1 if done.differing else 0
+
+
+def _say_differing(cli: Cli, done: Rebuilt) -> None:
+    if done.older:
+        cli.out.line(f"{counted(done.older, 'audit record')} of an older format left as they are")
+    if done.differing:
+        cli.out.line(f"{counted(len(done.differing), 'object')} not as the ledger recorded", style="bold red")
+        for key in done.differing[:REFUSALS_SHOWN]:
+            cli.out.line(f"  {key}")
+        cli.out.note(
+            "--json lists all of them; look at each, take it away or bring it back from a copy, and run it again"
+        )
 
 
 async def _from_objects(cli: Cli, objects: ObjectStore) -> int:
@@ -133,7 +146,6 @@ def _say(cli: Cli, done: Returned) -> None:
     others = {
         "there already": done.there,
         "left out: retention had removed them": done.removed,
-        "documents taken back: they were ahead of the record": done.taken_back,
     }
     for what, count in others.items():
         if count:

@@ -177,6 +177,8 @@ class Recorded:
     event: Event
     type: str
     """The job's."""
+    submitted_at: datetime
+    """When the job came into being, the same in all its records: an id that is used again has another one."""
     submission: Submission | None = None
     """With a job's first event."""
     due_at: datetime | None = None

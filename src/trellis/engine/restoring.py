@@ -108,6 +108,8 @@ def _event_problems(lifecycle: Lifecycle, first: Event, one: Recorded) -> Iterat
     )
     if not same or event.id != f"{first.job_id}-{event.version}":
         yield f"version {event.version} is of another job"
+    if one.submitted_at != first.ts:
+        yield f"version {event.version} is of another job of the same id"
     state = lifecycle.by_name.get(event.target)
     if state is not None and state.dead_letter and letter is None:
         yield f"version {event.version}: it was dead-lettered and the dead letter is not recorded"

@@ -54,6 +54,19 @@ def letters_finding(count: int, limit: int) -> Finding:
     )
 
 
+def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
+    """Whether the projector has set jobs aside; `limit` is how far they were counted."""
+    if not jobs:
+        return Finding(check="published", severity=Severity.OK, detail="no job is set aside")
+    many = f"{limit} or more jobs" if len(jobs) >= limit else counted(len(jobs), "job")
+    return Finding(
+        check="published",
+        severity=Severity.WARNING,
+        detail=f"{many} not published, because the object store holds something else: {', '.join(jobs[:3])}",
+        remedy="look at alerts/projector in the object store, then `trellis rebuild --from ledger`",
+    )
+
+
 def has_errors(findings: Sequence[Finding]) -> bool:
     """Whether anything is wrong rather than odd."""
     return any(finding.severity is Severity.ERROR for finding in findings)

@@ -16,6 +16,8 @@ from trellis.lifecycles import Role
 from trellis.runs.documents import encode
 from trellis.runs.errors import RecordInvalid
 
+FORMAT = 1
+"""What records look like; one more when that changes. The first ones did not say."""
 ORCHESTRATOR_NAME = "orchestration-layer"
 """What document 000 calls the orchestrator."""
 DEPTH_MAX = 100
@@ -33,6 +35,7 @@ def document(record: Recorded) -> dict[str, Any]:
         "from": event.source,
         "to": event.target,
         "node": event.actor.partition("@")[2] or None,
+        "format": FORMAT,
         "event_id": event.id,
         "lifecycle": event.lifecycle,
         "type": record.type,
@@ -44,6 +47,7 @@ def document(record: Recorded) -> dict[str, Any]:
         "attempt": event.attempt,
         "epoch": event.epoch,
         "version": event.version,
+        "submitted_at": timestamp(record.submitted_at),
         "data": None,
     }
     if event.data is not None:
@@ -69,9 +73,28 @@ def to_line(record: Recorded) -> bytes:
     return _dumps(document(record))
 
 
+def alone(line: bytes) -> bytes:
+    """The line of a segment as an object of its own."""
+    return encode(json.loads(line))
+
+
 def timestamp(at: datetime) -> str:
     """A moment to the microsecond: the ledger's own precision."""
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def is_older(body: bytes, event_id: str) -> bool:
+    """Whether these bytes are a record of that event in another format than ours."""
+    known, made = _value(body)
+    if not known or not isinstance(made, dict):
+        return False
+    record = cast("dict[str, Any]", made)
+    return record.get("event_id") == event_id and is_of_event(record) and not is_readable(record)
+
+
+def is_readable(made: Mapping[str, Any]) -> bool:
+    """Whether a record of an event has our format."""
+    return made.get("format") == FORMAT
 
 
 def is_of_event(made: Mapping[str, Any]) -> bool:
@@ -86,6 +109,7 @@ def read(made: Mapping[str, Any]) -> Recorded:
         return Recorded(
             event=event,
             type=made["type"],
+            submitted_at=_known_moment(made["submitted_at"]),
             submission=_submission(made["type"], made["job"]) if "job" in made else None,
             due_at=_moment(made.get("due_at")),
             request=made.get("request"),
@@ -195,14 +219,12 @@ def _base64(body: bytes) -> str:
 
 
 def _event(made: Mapping[str, Any]) -> Event:
-    ts = _moment(made["ts"])
-    assert ts is not None
     return Event(
         id=made["event_id"],
         job_id=JobId(made["job_id"]),
         lifecycle=made["lifecycle"],
         type=made["event"],
-        ts=ts,
+        ts=_known_moment(made["ts"]),
         role=Role(made["role"]),
         actor=made["actor_name"],
         correlation_id=made["correlation_id"],
@@ -224,8 +246,10 @@ def _read_data(made: Mapping[str, Any]) -> bytes | None:
 
 
 def _moment(text: str | None) -> datetime | None:
-    if text is None:
-        return None
+    return None if text is None else _known_moment(text)
+
+
+def _known_moment(text: str) -> datetime:
     at = datetime.fromisoformat(text)
     if at.tzinfo is None:
         raise ValueError(f"{text} names no time zone")

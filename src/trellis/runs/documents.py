@@ -128,19 +128,22 @@ def manifest(facts: Facts) -> bytes:
     )
 
 
-def publications(facts: Facts, journal: Mapping[str, bytes]) -> list[Publication]:
-    """What the last of these events publishes, in the order in which it must become visible."""
+def files(facts: Facts, journal: Mapping[str, bytes]) -> list[Publication]:
+    """What the last of these events counts: there before its audit record, so that whatever is recorded can be read."""
+    slug, run_id = facts.request.agent_slug, facts.run_id
+    if facts.events[-1].type != STEP_DONE:
+        return []
+    number = len(_steps(facts))
+    step = Publication(ids.step_key(slug, run_id, number), journal[STEP_ENTRY.format(number=number)])
+    output = Publication(ids.output_key(slug, run_id), journal[OUTPUT_ENTRY]) if number == PERSIST_STEP else None
+    return [step] if output is None else [output, step]
+
+
+def shown(facts: Facts) -> list[Publication]:
+    """How the run stands after the last of these events: there after its audit record, so that whatever is shown is recorded."""
     last, slug, run_id = facts.events[-1], facts.request.agent_slug, facts.run_id
-    puts: list[Publication] = []
-    if last.type == STEP_DONE:
-        number = len(_steps(facts))
-        if number == PERSIST_STEP:
-            puts.append(Publication(ids.output_key(slug, run_id), journal[OUTPUT_ENTRY]))
-        puts.append(Publication(ids.step_key(slug, run_id, number), journal[STEP_ENTRY.format(number=number)]))
-    if has_ended(last):
-        puts.append(Publication(ids.manifest_key(slug, run_id), manifest(facts)))
-    puts.append(Publication(ids.status_key(slug, run_id), status(facts), last.version))
-    return puts
+    puts = [Publication(ids.manifest_key(slug, run_id), manifest(facts))] if has_ended(last) else []
+    return [*puts, Publication(ids.status_key(slug, run_id), status(facts), last.version)]
 
 
 def has_ended(event: Event) -> bool:

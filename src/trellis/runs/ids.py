@@ -11,6 +11,7 @@ from trellis.runs.errors import RunIdInvalid
 RUN_ID = re.compile(r"run_(\d{4}-\d{2}-\d{2})_(?:\d{6}_)?([a-z0-9]{6})")
 RANDOM_CHARS = 6
 AUDIT_FOLDER = "audit"
+ALERT_FOLDER = "alerts/projector"
 STEPS = ("load-context", "execute-agent", "persist-results", "finalize")
 
 
@@ -94,6 +95,11 @@ def audit_folder(at: datetime) -> str:
 def audit_key(at: datetime, event_id: str) -> str:
     """The audit record of one event (OBS-1)."""
     return f"{audit_folder(at)}/{event_id}.json"
+
+
+def alert_key(job_id: JobId) -> str:
+    """What the projector could not publish of a job."""
+    return f"{ALERT_FOLDER}/{job_id}.json"
 
 
 def segment_folder(at: datetime) -> str:

@@ -4,6 +4,7 @@ One projector at a time follows; the ledger keeps its place, so the next one goe
 twice, after a crash between publishing and remembering: the second time nothing is written, because documents are functions of
 the ledger and are only ever created or raised. Records that wait for their segment hold the place back: it is remembered only when
 everything before it is published, documents never wait for it, and what one segment holds is found there by whoever comes again.
+Only a store that is away holds the place: a job whose object is not what the ledger recorded is set aside.
 """
 
 import asyncio
@@ -21,9 +22,11 @@ from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, ids, proposals
+from trellis.runs.alerts import Alert, raise_alert, read_alerts, withdraw_alert
 from trellis.runs.documents import Facts, Publication, Request
+from trellis.runs.errors import DocumentDiffers
 from trellis.runs.publishing import Publisher
-from trellis.runs.segments import Segments, line_of
+from trellis.runs.segments import Line, Segments, line_of
 from trellis.storage.objects import StoreError
 
 FOLLOWS_AS = "projector"
@@ -91,14 +94,23 @@ class _Past:
 
 
 class Recorder:
-    """Publishes events, those of one job in the order in which they are given: documents and single records at once, the others by segments."""
+    """Publishes events, those of one job in the order in which they are given: documents and single records at once, the others by segments.
+
+    A job of which the store holds something else is set aside, and the others go on. With its next event it is tried again from where it
+    stopped, so that nothing is shown of it that was not published before.
+    """
 
     def __init__(self, ledger: Ledger, publisher: Publisher, alone: frozenset[str]) -> None:
         self.alone = alone
-        self.segments = Segments(publisher.create)
+        self.segments = Segments(publisher.create, self._record_alone)
+        self.older = 0
+        """Records that are there in another format."""
+        self.differing: dict[str, Alert] = {}
+        """What was found in the way, by its key."""
         self._ledger = ledger
         self._publisher = publisher
         self._payloads: OrderedDict[JobId, bytes] = OrderedDict()
+        self._aside: dict[JobId, Alert] | None = None
 
     async def take(self, events: Sequence[Event], between: Callable[[], Awaitable[None]] | None = None) -> int:
         """Publish what does not wait, then let the rest wait; how many objects were written.
@@ -111,7 +123,7 @@ class Recorder:
                 waiting.append(record)
             else:
                 by_job.setdefault(record.event.job_id, []).append(record)
-        written = await self._publish_jobs(by_job.values(), between)
+        written = await self._publish_jobs(by_job.values(), between) if by_job else 0
         for record in waiting:
             if not self.segments.is_recorded(record.event.id):
                 self.segments.add(line_of(record))
@@ -122,10 +134,13 @@ class Recorder:
     ) -> int:
         """Jobs beside each other, each one's events in their order. An error is raised when all have come to an end."""
         room = asyncio.Semaphore(JOBS_AT_ONCE)
+        if self._aside is None:
+            self._aside = {alert.job_id: alert async for alert in read_alerts(self._publisher.objects)}
+        aside = self._aside
 
         async def one(records: Sequence[Recorded]) -> int:
             async with room:
-                return await self._publish_job(records, between)
+                return await self._publish_job(records, between, aside)
 
         answers = await asyncio.gather(*map(one, jobs), return_exceptions=True)
         for answer in answers:
@@ -133,13 +148,77 @@ class Recorder:
                 raise answer
         return sum(answer for answer in answers if isinstance(answer, int))
 
-    async def _publish_job(self, records: Sequence[Recorded], between: Callable[[], Awaitable[None]] | None) -> int:
-        written, past = 0, await self._past(records)
+    async def _publish_job(
+        self,
+        records: Sequence[Recorded],
+        between: Callable[[], Awaitable[None]] | None,
+        aside: dict[JobId, Alert],
+    ) -> int:
+        job_id, written = records[0].event.job_id, 0
+        alert = aside.get(job_id)
+        if alert is not None:
+            records = await self._since(alert.version, records)
+        past = await self._past(records)
         for record in records:
-            written += await self._publisher.publish(await self._publications(record, past))
+            try:
+                written += await self._publish(record, past)
+            except DocumentDiffers as differs:
+                aside[job_id] = await self._set_aside(record.event, str(differs.data["key"]), alert)
+                return written
             if between is not None:
                 await between()
+        if aside.pop(job_id, None) is not None:
+            await withdraw_alert(self._publisher.objects, job_id)
         return written
+
+    async def _since(self, version: int, records: Sequence[Recorded]) -> Sequence[Recorded]:
+        """These records, and before them those that could not be published."""
+        first = records[0].event
+        missed = [one for one in await self._ledger.events(first.job_id) if version <= one.version < first.version]
+        return [*await self._ledger.recorded(missed), *records]
+
+    async def _set_aside(self, event: Event, key: str, known: Alert | None) -> Alert:
+        alert = Alert(job_id=event.job_id, version=event.version, key=key)
+        self.differing[key] = alert
+        if alert != known:
+            await raise_alert(self._publisher.objects, alert)
+            _log.error(
+                "set_aside", job_id=event.job_id, key=key, event_id=event.id, remedy="trellis rebuild --from ledger"
+            )
+        return alert
+
+    async def _publish(self, record: Recorded, past: "_Past") -> int:
+        """Everything one event publishes. What it counts comes before its audit record, what it shows after it."""
+        files, shown = await self._documents(record, past)
+        written = await self._publisher.publish(files)
+        written += await self._record(record)
+        return written + await self._publisher.publish(shown)
+
+    async def _record(self, record: Recorded) -> bool:
+        event, body = record.event, audit.to_bytes(record)
+        return await self._put_record(ids.audit_key(event.ts, event.id), event.id, body)
+
+    async def _put_record(self, key: str, event_id: str, body: bytes) -> bool:
+        there = await self._publisher.create(key, body)
+        if there != body:
+            if not audit.is_older(there, event_id):
+                raise DocumentDiffers(key=key)
+            self.older += 1
+        return there is body
+
+    async def _record_alone(self, segment: str, line: Line) -> None:
+        """Give an event an object of its own, because its segment's name is taken."""
+        job_id, _, version = line.event_id.rpartition("-")
+        alert = Alert(job_id=JobId(job_id), version=int(version), key=segment)
+        self.differing[segment] = alert
+        await raise_alert(self._publisher.objects, alert)
+        _log.error("segment_differs", key=segment, event_id=line.event_id)
+        try:
+            key = ids.audit_key(line.at, line.event_id)
+            await self._put_record(key, line.event_id, audit.alone(line.body))
+        except DocumentDiffers as differs:
+            self.differing[str(differs.data["key"])] = alert
+            _log.error("set_aside", job_id=job_id, key=differs.data["key"], event_id=line.event_id)
 
     async def _past(self, records: Sequence[Recorded]) -> "_Past":
         """What the documents of one job follow from, read once for all of its events in a page."""
@@ -150,19 +229,17 @@ class Recorder:
         journal = await self._ledger.read_journal(event.job_id) if counts else {}
         return _Past(tuple(await self._ledger.events(event.job_id)), journal)
 
-    async def _publications(self, record: Recorded, past: "_Past") -> list[Publication]:
-        """Everything one event publishes, in order: its documents, then its audit record."""
+    async def _documents(self, record: Recorded, past: "_Past") -> tuple[list[Publication], list[Publication]]:
+        """What one event counts, and what it shows."""
         event = record.event
-        puts: list[Publication] = []
-        if event.lifecycle in {RUN.name, PROPOSAL.name}:
-            events = [one for one in past.events if one.version <= event.version]
-            payload = await self._payload(record)
-            if event.lifecycle == PROPOSAL.name:
-                puts.append(proposals.publication(payload, events))
-            else:
-                facts = Facts(event.job_id, Request.read(payload), tuple(events))
-                puts += documents.publications(facts, past.journal)
-        return [*puts, Publication(ids.audit_key(event.ts, event.id), audit.to_bytes(record))]
+        if event.lifecycle not in {RUN.name, PROPOSAL.name}:
+            return [], []
+        events = [one for one in past.events if one.version <= event.version]
+        payload = await self._payload(record)
+        if event.lifecycle == PROPOSAL.name:
+            return [], [proposals.publication(payload, events)]
+        facts = Facts(event.job_id, Request.read(payload), tuple(events))
+        return documents.files(facts, past.journal), documents.shown(facts)
 
     async def _payload(self, record: Recorded) -> bytes:
         job_id = record.event.job_id

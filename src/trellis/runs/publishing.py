@@ -33,6 +33,11 @@ class Publisher:
         self._seen: dict[str, _Seen] = {}
         self._listening: dict[str, list[asyncio.Event]] = {}
 
+    @property
+    def objects(self) -> ObjectStore:
+        """Where it publishes."""
+        return self._objects
+
     def shown(self, key: str) -> int | None:
         """The version under which this publisher knows a document to be in the store; None when it knows nothing of it."""
         seen = self._seen.get(key)
@@ -93,7 +98,12 @@ class Publisher:
 
     async def _look(self, key: str) -> _Seen | None:
         there = await self._objects.get(key)
-        return None if there is None else _Seen(there.etag, published_version(there.body))
+        if there is None:
+            return None
+        try:
+            return _Seen(there.etag, published_version(there.body))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DocumentDiffers(key=key) from error
 
     def _remember(self, key: str, seen: _Seen) -> None:
         if len(self._seen) >= CACHE_MAX:

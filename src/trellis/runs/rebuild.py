@@ -1,30 +1,32 @@
 """Makes one side again from the other: lost documents from the ledger, a lost ledger from the audit records (D14, PIPE-8, OBS-1).
 
 Both hold the projector's place while they work, so that nobody publishes beside them. From the ledger nothing that is there is changed:
-what is missing is created, and what has a version is only raised. From the records a job comes back whole or not at all, a job that is
-there is left alone, and until the end is reached the projector's place says so: whoever is interrupted is begun again and goes on.
+what is missing is created, what has a version is only raised, and what differs is named. From the records a job comes back whole or not at
+all, a job that is there is left alone, and until the end is reached the projector's place says so: whoever is interrupted is begun again
+and goes on. Nothing in the object store is changed for it: a document that shows more than is recorded says that records are lost.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 
-from trellis.engine.errors import HistoryBroken, NotAllowed, Refused, TrellisError
+from trellis.engine.errors import HistoryBroken, LedgerError, NotAllowed, Refused, TrellisError
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Restored
 from trellis.engine.restoring import check
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
-from trellis.runs import documents, ids, proposals, segments
-from trellis.runs.documents import Facts, Publication, Request
+from trellis.runs import audit, documents, ids, segments
+from trellis.runs.alerts import read_alerts, withdraw_alert
+from trellis.runs.documents import Request
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
 from trellis.runs.projector import FOLLOWS_AS, REBUILDING, SEGMENTED, Place, Recorder
 from trellis.runs.publishing import Publisher, published_version
-from trellis.runs.spool import Spool
-from trellis.storage.objects import OVERWRITE, ObjectInfo, ObjectStore
+from trellis.runs.spool import Life, Spool
+from trellis.storage.objects import ObjectInfo, ObjectStore, StoreError
 
 LEASE_S = 60.0
 PAGE = 500
@@ -46,6 +48,10 @@ class Rebuilt:
     jobs: int = 0
     events: int = 0
     written: int = 0
+    older: int = 0
+    """Audit records that are there in another format and stay as they are."""
+    differing: tuple[str, ...] = ()
+    """Objects that are not what the ledger recorded, by key; they stay as they are, and so does what comes after them of their job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +72,7 @@ class Returned:
     there: int = 0
     """Jobs that the ledger had already."""
     removed: int = 0
-    """Jobs that retention had removed: a later one has their key."""
-    taken_back: int = 0
-    """Documents that were ahead of what was recorded."""
+    """Jobs that retention had removed: another one has their id or their key."""
     refused: int = 0
     refusals: tuple[Refusal, ...] = field(default_factory=tuple)
     """The first of them."""
@@ -89,7 +93,7 @@ async def rebuild_objects(
     alone: frozenset[str] = frozenset(),
     on_progress: Progress = _quietly,
 ) -> Rebuilt:
-    """Publish what the store lacks of everything that was published. Raises RecordInUse, DocumentDiffers, StoreUnavailable."""
+    """Publish what the store lacks of everything that was published. Raises RecordInUse, StoreUnavailable."""
     done, position = Rebuilt(), None
     async with _as_projector(ledger, actor) as following:
         if following.position == REBUILDING:
@@ -112,7 +116,16 @@ async def rebuild_objects(
                 position = page.position
                 await keep()
                 on_progress("events published", done.events)
-        return replace(done, written=done.written + await recorder.segments.write())
+        written = done.written + await recorder.segments.write()
+        await _withdraw_alerts(objects, recorder)
+        return replace(done, written=written, older=recorder.older, differing=tuple(sorted(recorder.differing)))
+
+
+async def _withdraw_alerts(objects: ObjectStore, recorder: Recorder) -> None:
+    """Those about an object that is gone: of a job that was published the recorder has withdrawn them, of a segment nobody has."""
+    async for alert in read_alerts(objects):
+        if alert.key not in recorder.differing and await objects.head(alert.key) is None:
+            await withdraw_alert(objects, alert.job_id)
 
 
 def _is_wanted(event: Event, at: str, place: Place, recorded: Spool) -> bool:
@@ -146,7 +159,7 @@ async def rebuild_ledger(
                 await keep()
                 on_progress("jobs put back", done.jobs + done.there)
             recorder = Recorder(ledger, Publisher(objects), alone)
-            end = await _publish_others(ledger, recorder, spool, keep)
+            end = await _publish_others(ledger, recorder, spool, returning.behind, keep)
             await keep(Place(end, alone).to_text())
             return replace(returning.done, records=len(spool))
 
@@ -154,7 +167,8 @@ async def rebuild_ledger(
 async def _refuse_others(ledger: Ledger, spool: Spool) -> None:
     """A ledger that holds anything but what is recorded is another ledger, or one that was not lost."""
     async for history in ledger.histories():
-        known = [record.event for record in spool.records(history.job.job_id)]
+        born = audit.timestamp(history.job.created_at)
+        known = [record.event for record in spool.records(history.job.job_id, born)]
         if not known:
             raise LedgerHasOthers(job_id=history.job.job_id, problem="is not in the record")
         if list(map(_facts, known)) != list(map(_facts, history.events)):
@@ -166,13 +180,15 @@ def _facts(event: Event) -> Event:
     return replace(event, data=None)
 
 
-async def _publish_others(ledger: Ledger, recorder: Recorder, spool: Spool, keep: Keep) -> str:
-    """Publish what others did meanwhile; everything else in the feed is recorded already. The end of the feed."""
+async def _publish_others(
+    ledger: Ledger, recorder: Recorder, spool: Spool, behind: Container[JobId], keep: Keep
+) -> str:
+    """Publish what others did meanwhile, and what documents do not show yet of what is recorded. The end of the feed."""
     position = None
     while True:
         page = await ledger.feed(position, limit=PAGE)
         position = page.position
-        await recorder.take([event for event in page.events if event not in spool])
+        await recorder.take([event for event in page.events if event.job_id in behind or event not in spool])
         await keep()
         if not page.events:
             await recorder.segments.write()
@@ -191,34 +207,43 @@ class _Returning:
         self._spool = spool
         self._batch: list[Restored] = []
         self._bytes = 0
+        self.behind: set[JobId] = set()
+        """Jobs whose documents show less than is recorded: whoever published them died in between, or they are lost."""
         self.done = Returned()
 
     async def all_jobs(self) -> AsyncGenerator[Returned]:
         """Put them back, oldest first; what was done so far, after every batch."""
-        for job_id in self._spool.headless():
-            self._refuse(job_id, "the record of its first event is missing")
-        for job_id in self._spool.jobs():
-            await self._take(job_id)
+        for job_id, reason in self._spool.damaged():
+            self._refuse(job_id, reason)
+        for life in self._spool.lives():
+            await self._take(life)
             if len(self._batch) >= BATCH_JOBS or self._bytes >= BATCH_BYTES:
                 await self._put_back()
                 yield self.done
         await self._put_back()
         yield self.done
 
-    async def _take(self, job_id: JobId) -> None:
-        records = self._spool.records(job_id)
-        if self._spool.has_successor(records[0]):
-            self.done = replace(self.done, removed=self.done.removed + 1)
-            return
+    async def _take(self, life: Life) -> None:
         try:
-            damage = self._spool.damage(job_id)
-            if damage is not None:
-                raise HistoryBroken(job_id=job_id, reason=damage)
+            if _was_removed(life, self._spool.rivals(life)):
+                self.done = replace(self.done, removed=self.done.removed + 1)
+                return
+            records = self._spool.records(life.job_id, life.submitted_at)
+            if records[0].event.version != 1:
+                raise HistoryBroken(job_id=life.job_id, reason="the record of its first event is missing")
             job = Restored(records=tuple(records))
             check(job)
-            job = replace(job, journal=await self._journal(job))
+            if _has_documents(job):
+                shown = await self._shown(job)
+                if await self._ledger.job(job.job_id) is not None:
+                    self.done = replace(self.done, there=self.done.there + 1)
+                    return
+                await self._refuse_ahead(job, shown)
+                job = replace(job, journal=await self._journal(job))
         except TrellisError as error:
-            self._refuse(job_id, str(error.data.get("reason", error)))
+            if isinstance(error, StoreError | LedgerError):
+                raise
+            self._refuse(life.job_id, str(error.data.get("reason", error)))
             return
         self._batch.append(job)
         self._bytes += sum(len(record.event.data or b"") for record in records) + sum(map(len, job.journal.values()))
@@ -226,7 +251,6 @@ class _Returning:
 
     async def _put_back(self) -> None:
         batch, self._batch, self._bytes = self._batch, [], 0
-        taken_back = sum([await self._take_back(job) for job in batch])
         try:
             answers = await self._ledger.restore(self._actor, batch)
         except NotAllowed:
@@ -240,15 +264,7 @@ class _Returning:
             jobs=self.done.jobs + len(put),
             events=self.done.events + sum(len(job.records) for job in put),
             there=self.done.there + answers.count(False),
-            taken_back=self.done.taken_back + taken_back,
         )
-
-    async def _take_back(self, job: Restored) -> int:
-        """Only for a job that is not there: one that is may have gone on."""
-        published = job.records[0].event.lifecycle in {RUN.name, PROPOSAL.name}
-        if not published or await self._ledger.job(job.job_id) is not None:
-            return 0
-        return await _take_back(self._objects, job)
 
     async def _put_back_one(self, job: Restored) -> bool | None:
         try:
@@ -263,8 +279,36 @@ class _Returning:
             kept = (*kept, Refusal(job_id=job_id, reason=reason))
         self.done = replace(self.done, refused=self.done.refused + 1, refusals=kept)
 
+    async def _shown(self, job: Restored) -> int:
+        """The version that the documents of a job show, 0 when there are none."""
+        key = _shown_key(job)
+        there = await self._objects.get(key)
+        try:
+            shown = 0 if there is None else published_version(there.body)
+        except (ValueError, KeyError, TypeError) as error:
+            raise HistoryBroken(job_id=job.job_id, reason=f"{key} cannot be read") from error
+        if shown < job.records[-1].event.version:
+            self.behind.add(job.job_id)
+        return shown
+
+    async def _refuse_ahead(self, job: Restored, shown: int) -> None:
+        """A document is written after its record: one that shows more says that records are lost."""
+        last = job.records[-1].event
+        if shown > last.version:
+            reason = f"{_shown_key(job)} shows version {shown} and the record ends with {last.version}"
+            raise HistoryBroken(job_id=job.job_id, reason=reason)
+        if last.lifecycle == RUN.name and not documents.has_ended(last):
+            key = ids.manifest_key(_request(job).agent_slug, job.job_id)
+            if await self._objects.head(key) is not None:
+                raise HistoryBroken(
+                    job_id=job.job_id, reason=f"{key} is there and the record does not say how it ended"
+                )
+
     async def _journal(self, job: Restored) -> dict[str, bytes]:
-        """What a run's holders had kept and published: the files of its counted steps, and its output."""
+        """What a run's holders had kept and published: the files of its steps, and its output.
+
+        The last one may be of a step whose record was not written any more: whoever goes on counts it as it is.
+        """
         if job.records[0].event.lifecycle != RUN.name:
             return {}
         slug, counted, kept = _request(job).agent_slug, _counted(job), dict[str, bytes]()
@@ -276,13 +320,52 @@ class _Returning:
             kept[documents.STEP_ENTRY.format(number=number)] = body
         if len(counted) >= documents.PERSIST_STEP:
             kept[documents.OUTPUT_ENTRY] = await self._body(job, ids.output_key(slug, job.job_id))
-        return kept
+        return kept | await self._uncounted(job, slug, len(counted) + 1)
+
+    async def _uncounted(self, job: Restored, slug: str, number: int) -> dict[str, bytes]:
+        if number > len(ids.STEPS):
+            return {}
+        wanted = {documents.STEP_ENTRY.format(number=number): ids.step_key(slug, job.job_id, number)}
+        if number == documents.PERSIST_STEP:
+            wanted[documents.OUTPUT_ENTRY] = ids.output_key(slug, job.job_id)
+        found = {entry: await self._objects.get(key) for entry, key in wanted.items()}
+        return {entry: one.body for entry, one in found.items() if one is not None}
 
     async def _body(self, job: Restored, key: str) -> bytes:
         found = await self._objects.get(key)
         if found is None:
             raise HistoryBroken(job_id=job.job_id, reason=f"{key} is missing")
         return found.body
+
+
+def _was_removed(life: Life, rivals: Sequence[Life]) -> bool:
+    """Whether retention had removed a job before another came with its id or key; raises HistoryBroken when nobody can tell.
+
+    Only a job that has ended is removed. So one that has not is there, and of two that have it is the one that was submitted later.
+    """
+    if life.has_ended:
+        return any(not other.has_ended or other.submitted_at > life.submitted_at for other in rivals)
+    running = next((other for other in rivals if not other.has_ended), None)
+    if running is None:
+        return False
+    reason = f"job {running.job_id} of {running.submitted_at} has its id or key too, and the end of neither is recorded"
+    raise HistoryBroken(job_id=life.job_id, reason=reason)
+
+
+def _has_documents(job: Restored) -> bool:
+    return job.records[0].event.lifecycle in {RUN.name, PROPOSAL.name}
+
+
+def _shown_key(job: Restored) -> str:
+    """The document of a job that says how it stands."""
+    if job.records[0].event.lifecycle == RUN.name:
+        return ids.status_key(_request(job).agent_slug, job.job_id)
+    asked = job.records[0].submission
+    try:
+        told = json.loads(asked.payload if asked is not None else b"")
+        return ids.proposal_key(told["agent_slug"], told["id"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no proposal: {error}") from error
 
 
 def _request(job: Restored) -> Request:
@@ -298,34 +381,6 @@ def _counted(job: Restored) -> list[Event]:
     return [record.event for record in job.records if record.event.type == documents.STEP_DONE]
 
 
-# --- documents ahead of the record -----------------------------------------------------------------------------------
-
-
-async def _take_back(objects: ObjectStore, job: Restored) -> int:
-    """Take back what was published of an event whose record was not: it never was. How many documents that are."""
-    events = tuple(record.event for record in job.records)
-    if events[0].lifecycle == PROPOSAL.name:
-        asked = job.records[0].submission
-        return await _lower(objects, proposals.publication(asked.payload if asked else b"", events))
-    facts = Facts(job.job_id, _request(job), events)
-    slug, done = facts.request.agent_slug, len(_counted(job))
-    shown = Publication(ids.status_key(slug, job.job_id), documents.status(facts), events[-1].version)
-    early = [ids.step_key(slug, job.job_id, number) for number in range(done + 1, len(ids.STEPS) + 1)]
-    early += [ids.output_key(slug, job.job_id)] if done < documents.PERSIST_STEP else []
-    early += [ids.manifest_key(slug, job.job_id)] if not documents.has_ended(events[-1]) else []
-    lowered = await _lower(objects, shown)
-    return lowered + sum([await objects.delete(key) for key in early if await objects.head(key) is not None])
-
-
-async def _lower(objects: ObjectStore, publication: Publication) -> int:
-    assert publication.version is not None
-    there = await objects.get(publication.key)
-    if there is None or published_version(there.body) <= publication.version:
-        return 0
-    await objects.put(publication.key, publication.body, when=OVERWRITE)
-    return 1
-
-
 # --- the record --------------------------------------------------------------------------------------------------------
 
 
@@ -339,8 +394,8 @@ async def _read_record(objects: ObjectStore, spool: Spool, on_progress: Progress
             for key, body in zip(few, await asyncio.gather(*(_get(objects, info) for info in few)), strict=True):
                 _spool(spool, key.key, body, bodies=bodies)
         if not bodies:
-            singles = (info.key for info in page.items if not info.key.endswith(segments.SUFFIX))
-            spool.add_ids(key.rpartition("/")[2].removesuffix(".json") for key in singles)
+            singles = (info.key.split("/") for info in page.items if not info.key.endswith(segments.SUFFIX))
+            spool.add_ids((name.removesuffix(".json"), day) for *_, day, name in singles)
         await keep()
         on_progress("records read", len(spool))
         if not page.more:
@@ -361,10 +416,12 @@ def _spool(spool: Spool, key: str, body: bytes, *, bodies: bool) -> None:
             raise RecordInvalid(event=key, problem=str(error)) from error
     else:
         made = segments.lines(key, body)
+    if not made or not isinstance(made[0], dict):
+        raise RecordInvalid(event=key, problem="there is no record in it")
     if bodies:
         spool.add(made)
     else:
-        spool.add_ids(str(one.get("event_id")) for one in made)
+        spool.add_ids((str(one.get("event_id")), str(one.get("ts"))) for one in made)
 
 
 # --- the projector's place -----------------------------------------------------------------------------------------------

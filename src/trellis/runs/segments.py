@@ -3,7 +3,7 @@
 How that is kept without a lock. The events of a day are a sequence: the order in which the feed gives them. A segment is named by its
 first event and put create-only, and the next one begins with the first event that no segment has. So whoever goes on from the same
 place, also one who does not know that another was there before, comes to the same name; finds it taken; takes over what is in it; and
-goes on behind it. A place in the feed may be remembered only when `settled`: everything before it is in a segment, and no segment
+goes on behind it. Where something else has the name, the event of that name gets an object of its own. A place in the feed may be remembered only when `settled`: everything before it is in a segment, and no segment
 reaches beyond it.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from trellis.engine.records import Recorded
 from trellis.runs import audit, ids
-from trellis.runs.errors import DocumentDiffers, RecordInvalid
+from trellis.runs.errors import RecordInvalid
 from trellis.storage.objects import ObjectStore
 
 EVENTS_MAX = 5_000
@@ -34,6 +34,10 @@ class Line:
     body: bytes
 
 
+Aside = Callable[[str, Line], Awaitable[None]]
+"""Told of a segment that is not ours, and of the line that was to be its first."""
+
+
 def line_of(record: Recorded) -> Line:
     """The record of an event as a line."""
     return Line(record.event.id, record.event.ts, audit.to_line(record))
@@ -42,8 +46,9 @@ def line_of(record: Recorded) -> Line:
 class Segments:
     """Lines that wait for their segment. `create` puts bytes where nothing is and says what is there now."""
 
-    def __init__(self, create: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+    def __init__(self, create: Callable[[str, bytes], Awaitable[bytes]], aside: Aside) -> None:
         self._create = create
+        self._aside = aside
         self._days: dict[date, deque[Line]] = {}
         self._ahead: set[str] = set()
         self.waiting = 0
@@ -73,7 +78,7 @@ class Segments:
         self.bytes_waiting += len(line.body)
 
     async def write(self) -> int:
-        """Put everything that waits into segments; how many segments were written. Raises StoreUnavailable, DocumentDiffers."""
+        """Put everything that waits into segments; how many segments were written. Raises StoreUnavailable."""
         written = 0
         for day in sorted(self._days):
             lines = self._days[day]
@@ -87,9 +92,10 @@ class Segments:
         key = ids.segment_key(piece[0].at, piece[0].event_id)
         body = b"".join(line.body + b"\n" for line in piece)
         there = await self._create(key, body)
-        recorded = [line.event_id for line in piece] if there is body else event_ids(key, there)
-        if not recorded or recorded[0] != piece[0].event_id:
-            raise DocumentDiffers(key=key)
+        recorded = [line.event_id for line in piece] if there is body else _ours(key, there, piece[0])
+        if not recorded:
+            await self._aside(key, piece[0])
+            recorded = [piece[0].event_id]
         self._pass_over(lines, set(recorded))
         return there is body
 
@@ -101,6 +107,15 @@ class Segments:
             self.waiting -= 1
             self.bytes_waiting -= len(line.body)
         self._ahead |= recorded
+
+
+def _ours(key: str, there: bytes, first: Line) -> list[str]:
+    """Whose records are in a segment that begins as it must; of nobody when it does not, or is none."""
+    try:
+        found = event_ids(key, there)
+    except RecordInvalid:
+        return []
+    return found if found[:1] == [first.event_id] else []
 
 
 def _piece(lines: deque[Line]) -> list[Line]:
@@ -121,9 +136,12 @@ def _piece(lines: deque[Line]) -> list[Line]:
 def lines(key: str, body: bytes) -> list[dict[str, Any]]:
     """The records of a segment; raises RecordInvalid."""
     try:
-        return [json.loads(line) for line in body.split(b"\n") if line]
+        made = [json.loads(line) for line in body.split(b"\n") if line]
     except ValueError as error:
         raise RecordInvalid(event=key, problem=str(error)) from error
+    if not all(isinstance(one, dict) for one in made):
+        raise RecordInvalid(event=key, problem="a line is no record")
+    return made
 
 
 def event_ids(key: str, body: bytes) -> list[str]:

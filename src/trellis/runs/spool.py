@@ -5,6 +5,8 @@ Memory stays bounded whatever the record holds; the file has no name and goes wi
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, LiteralString, cast
 
 import apsw
@@ -13,29 +15,52 @@ from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, Recorded
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.connection import Database
+from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.runs import audit
+from trellis.runs.errors import RecordInvalid
 
 PAGE = 1_000
 _TEMPORARY_FILE = ""
 """What SQLite takes as "a file of my own that nobody else sees"."""
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One job of an id, as far as it is recorded."""
+
+    job_id: JobId
+    submitted_at: str
+    has_ended: bool
+
+
 class _Sql(NamedQueries, file="trellis.runs:spool.sql"):
     create_records: LiteralString
-    create_jobs: LiteralString
+    create_lives: LiteralString
+    create_lives_of_job: LiteralString
     create_keys: LiteralString
+    create_keys_of_job: LiteralString
     create_damage: LiteralString
     add_record: LiteralString
     differing: LiteralString
+    add_life: LiteralString
+    add_key: LiteralString
     add_damage: LiteralString
-    damage_of: LiteralString
+    next_damaged: LiteralString
     is_there: LiteralString
     count_records: LiteralString
-    next_jobs: LiteralString
-    headless: LiteralString
+    next_lives: LiteralString
     records_of: LiteralString
-    take_key: LiteralString
-    owner_of_key: LiteralString
+    rivals: LiteralString
+
+
+_TABLES = (
+    _Sql.create_records,
+    _Sql.create_lives,
+    _Sql.create_lives_of_job,
+    _Sql.create_keys,
+    _Sql.create_keys_of_job,
+    _Sql.create_damage,
+)
 
 
 class Spool:
@@ -46,7 +71,7 @@ class Spool:
         self._db = cast("Database", self._connection)
         for pragma in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF"):
             self._db.execute(pragma).fetchall()
-        for table in (_Sql.create_records, _Sql.create_jobs, _Sql.create_keys, _Sql.create_damage):
+        for table in _TABLES:
             self._db.execute(table)
 
     def close(self) -> None:
@@ -54,7 +79,7 @@ class Spool:
         self._connection.close()
 
     def add(self, made: Iterable[Mapping[str, Any]]) -> int:
-        """Take records in; how many were of a job's event. What contradicts another record is noted as damage of its job.
+        """Take records in; how many were of a job's event. What contradicts another, or has another format, is damage of its job.
 
         Raises RecordInvalid.
         """
@@ -70,53 +95,75 @@ class Spool:
         return taken
 
     def _add(self, made: Mapping[str, Any]) -> None:
+        if not audit.is_readable(made):
+            self._note_format(made)
+            return
         record = audit.read(made)
         event = record.event
-        job, version, at = event.job_id, event.version, audit.timestamp(event.ts)
+        job, life, version = event.job_id, audit.timestamp(record.submitted_at), event.version
         body = json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode()
-        if self._db.execute(_Sql.differing, (job, version, at, body)).fetchall():
+        if self._db.execute(_Sql.differing, (job, life, version, body)).fetchall():
             self._db.execute(_Sql.add_damage, (job, f"two records of version {version} contradict each other"))
-        self._db.execute(_Sql.add_record, (job, version, at, body))
+        self._db.execute(_Sql.add_record, (job, life, version, audit.timestamp(event.ts), body))
+        self._db.execute(_Sql.add_life, (job, life, version, _has_ended(event)))
         for key in record.submission.keys if record.submission is not None else ():
-            self._db.execute(_Sql.take_key, (key.scope, key.key, job, at))
+            self._db.execute(_Sql.add_key, (key.scope, key.key, job, life))
 
-    def add_ids(self, event_ids: Iterable[str]) -> None:
-        """Take in only that these events are recorded."""
-        parts = (event_id.rpartition("-") for event_id in event_ids)
-        rows = [(job, int(version), "", None) for job, _, version in parts if version.isascii() and version.isdigit()]
+    def _note_format(self, made: Mapping[str, Any]) -> None:
+        job, found = made.get("job_id"), made.get("format", "none")
+        if not isinstance(job, str):
+            raise RecordInvalid(event=str(made.get("event_id")), problem="it names no job")
+        reason = f"its record of version {made['version']} has format {found}, and this program reads {audit.FORMAT}"
+        self._db.execute(_Sql.add_damage, (job, reason))
+
+    def add_ids(self, events: Iterable[tuple[str, str]]) -> None:
+        """Take in only that these events are recorded: the id of each, and its moment or its day."""
+        parts = ((*event_id.rpartition("-"), at) for event_id, at in events)
+        rows = [(job, at, int(version), at, None) for job, _, version, at in parts if _is_number(version)]
         self._db.executemany(_Sql.add_record, rows)
 
     def __contains__(self, event: Event) -> bool:
-        return bool(self._db.execute(_Sql.is_there, (event.job_id, event.version)).fetchall())
+        moments = (audit.timestamp(event.ts), day(event.ts))
+        return bool(self._db.execute(_Sql.is_there, (event.job_id, event.version, *moments)).fetchall())
 
     def __len__(self) -> int:
         return self._db.execute(_Sql.count_records).fetchall()[0][0]
 
-    def jobs(self) -> Iterator[JobId]:
-        """Jobs whose first event is recorded, in the order in which they came into being."""
-        at, job = "", ""
-        while page := self._db.execute(_Sql.next_jobs, (at, job, PAGE)).fetchall():
-            yield from (JobId(job) for _, job in page)
-            at, job = page[-1]
+    def lives(self) -> Iterator[Life]:
+        """Every job of which nothing is damaged, in the order in which they came into being."""
+        job, life = "", ""
+        while page := self._db.execute(_Sql.next_lives, (life, job, PAGE)).fetchall():
+            yield from (Life(JobId(job), life, bool(ended)) for job, life, ended in page)
+            job, life, _ = page[-1]
 
-    def headless(self) -> Iterator[JobId]:
-        """Jobs of which there are records, but not of their first event."""
+    def damaged(self) -> Iterator[tuple[JobId, str]]:
+        """Ids whose records cannot be believed, and why."""
         job = ""
-        while page := self._db.execute(_Sql.headless, (job, PAGE)).fetchall():
-            yield from (JobId(job) for (job,) in page)
+        while page := self._db.execute(_Sql.next_damaged, (job, PAGE)).fetchall():
+            yield from ((JobId(job), reason) for job, reason in page)
             job = page[-1][0]
 
-    def records(self, job_id: JobId) -> list[Recorded]:
-        """Everything recorded of a job, oldest first; raises RecordInvalid."""
-        return [audit.read(json.loads(body)) for (body,) in self._db.execute(_Sql.records_of, (job_id,))]
+    def records(self, job_id: JobId, submitted_at: str) -> list[Recorded]:
+        """Everything recorded of one job, oldest first; raises RecordInvalid."""
+        found = self._db.execute(_Sql.records_of, (job_id, submitted_at))
+        return [audit.read(json.loads(body)) for (body,) in found]
 
-    def damage(self, job_id: JobId) -> str | None:
-        """What is wrong with the record of a job as a whole, if anything is."""
-        found = self._db.execute(_Sql.damage_of, (job_id,)).fetchall()
-        return found[0][0] if found else None
+    def rivals(self, life: Life) -> list[Life]:
+        """Other jobs with its id or one of its keys. A ledger holds only one of them at a time."""
+        found = self._db.execute(_Sql.rivals, {"job": life.job_id, "life": life.submitted_at})
+        return [Life(JobId(job), at, bool(ended)) for job, at, ended in found]
 
-    def has_successor(self, record: Recorded) -> bool:
-        """Whether a later job has a key of this one: then this one had been removed before that came."""
-        keys = record.submission.keys if record.submission is not None else ()
-        owners = [self._db.execute(_Sql.owner_of_key, (key.scope, key.key)).fetchall() for key in keys]
-        return any(found and found[0][0] != record.event.job_id for found in owners)
+
+def day(at: datetime) -> str:
+    """How a moment is named where only its day is known."""
+    return f"{at.astimezone(UTC):%Y%m%d}"
+
+
+def _has_ended(event: Event) -> bool:
+    lifecycle = LIFECYCLES.get(event.lifecycle)
+    state = None if lifecycle is None else lifecycle.by_name.get(event.target)
+    return state is not None and state.phase is Phase.ENDED
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

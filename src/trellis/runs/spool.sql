@@ -1,51 +1,65 @@
--- Records on their way from the object store to a ledger, or only their ids: sorted on disk, because nobody knows how many there are.
+-- Records on their way from the object store to a ledger, or only whose they are: sorted on disk, because nobody knows how many there are.
+-- A life is one job: an id that is used again, after its job was removed, begins another. It is named by the moment of its submit, which
+-- every record carries; nothing here tells by the clock which of two records is the later one.
 
 -- name: create_records
-CREATE TABLE record (job TEXT NOT NULL, version INTEGER NOT NULL, at TEXT NOT NULL, body BLOB, PRIMARY KEY (job, version)) WITHOUT ROWID;
+CREATE TABLE record (
+  job TEXT NOT NULL, life TEXT NOT NULL, version INTEGER NOT NULL, at TEXT NOT NULL, body BLOB, PRIMARY KEY (job, life, version)
+) WITHOUT ROWID;
 
--- name: create_jobs
-CREATE INDEX record_first ON record (at, job) WHERE version = 1;
+-- name: create_lives
+CREATE TABLE life (
+  job TEXT NOT NULL, life TEXT NOT NULL, version INTEGER NOT NULL, ended INTEGER NOT NULL, PRIMARY KEY (life, job)
+) WITHOUT ROWID;
+
+-- name: create_lives_of_job
+CREATE INDEX lives_of_job ON life (job);
 
 -- name: create_keys
-CREATE TABLE taken (scope TEXT NOT NULL, key TEXT NOT NULL, job TEXT NOT NULL, at TEXT NOT NULL, PRIMARY KEY (scope, key)) WITHOUT ROWID;
+CREATE TABLE asked (
+  scope TEXT NOT NULL, key TEXT NOT NULL, job TEXT NOT NULL, life TEXT NOT NULL, PRIMARY KEY (scope, key, job, life)
+) WITHOUT ROWID;
+
+-- name: create_keys_of_job
+CREATE INDEX asked_by_job ON asked (job, life);
 
 -- name: create_damage
 CREATE TABLE damage (job TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
 
--- An id that was used again, after its first job had been removed, has two lives: the later one counts.
 -- name: add_record
-INSERT INTO record (job, version, at, body) VALUES (?, ?, ?, ?)
-ON CONFLICT (job, version) DO UPDATE SET at = excluded.at, body = excluded.body WHERE excluded.at > at;
+INSERT INTO record (job, life, version, at, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: differing
-SELECT 1 FROM record WHERE job = ? AND version = ? AND at = ? AND body <> ?;
+SELECT 1 FROM record WHERE job = ? AND life = ? AND version = ? AND body <> ?;
+
+-- Where a life stands after the highest of its versions.
+-- name: add_life
+INSERT INTO life (job, life, version, ended) VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET version = excluded.version, ended = excluded.ended WHERE excluded.version > version;
+
+-- name: add_key
+INSERT INTO asked (scope, key, job, life) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: add_damage
 INSERT INTO damage (job, reason) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
--- name: damage_of
-SELECT reason FROM damage WHERE job = ?;
+-- name: next_damaged
+SELECT job, reason FROM damage WHERE job > ? ORDER BY job LIMIT ?;
 
 -- name: is_there
-SELECT 1 FROM record WHERE job = ? AND version = ?;
+SELECT 1 FROM record WHERE job = ? AND version = ? AND at IN (?, ?);
 
 -- name: count_records
 SELECT count(*) FROM record;
 
--- name: next_jobs
-SELECT at, job FROM record WHERE version = 1 AND (at, job) > (?, ?) ORDER BY at, job LIMIT ?;
-
--- name: headless
-SELECT DISTINCT r.job FROM record r WHERE r.job > ? AND NOT EXISTS (SELECT 1 FROM record f WHERE f.job = r.job AND f.version = 1)
-ORDER BY r.job LIMIT ?;
+-- name: next_lives
+SELECT job, life, ended FROM life WHERE (life, job) > (?, ?) AND job NOT IN (SELECT d.job FROM damage d) ORDER BY life, job LIMIT ?;
 
 -- name: records_of
-SELECT body FROM record WHERE job = ? AND at >= (SELECT f.at FROM record f WHERE f.job = record.job AND f.version = 1) ORDER BY version;
+SELECT body FROM record WHERE job = ? AND life = ? ORDER BY version;
 
--- The last job that asked under a key has it: the ones before it had been removed.
--- name: take_key
-INSERT INTO taken (scope, key, job, at) VALUES (?, ?, ?, ?)
-ON CONFLICT (scope, key) DO UPDATE SET job = excluded.job, at = excluded.at WHERE excluded.at > at;
-
--- name: owner_of_key
-SELECT job FROM taken WHERE scope = ? AND key = ?;
+-- name: rivals
+SELECT job, life, ended FROM life WHERE job = :job AND life <> :life
+UNION
+SELECT o.job, o.life, l.ended FROM asked a JOIN asked o ON o.scope = a.scope AND o.key = a.key AND (o.job, o.life) <> (a.job, a.life)
+JOIN life l ON l.job = o.job AND l.life = o.life WHERE a.job = :job AND a.life = :life;

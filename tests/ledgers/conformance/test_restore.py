@@ -274,12 +274,14 @@ async def test_a_history_that_cannot_have_been_is_refused_and_nothing_is_written
     forged = replace(last, event=replace(last.event, target="succeeded", type="job_succeeded"))
     stranger = replace(last, event=replace(last.event, epoch=0))
     whole = before[broken.lease.job_id].records
+    of_another = replace(last, submitted_at=last.submitted_at + timedelta(seconds=1))
     for wrong in (
         Restored(records=(gap.records[0], gap.records[2])),
         Restored(records=gap.records[1:]),
         Restored(records=(replace(whole[0], submission=None), *whole[1:])),
         Restored(records=(*whole[:-1], forged)),
         Restored(records=(*whole[:-1], stranger)),
+        Restored(records=(*whole[:-1], of_another)),
         Restored(records=(*whole, gap.records[-1])),
         Restored(records=()),
     ):

@@ -185,14 +185,15 @@ select (select setting from pg_settings where name = 'fsync') as fsync,
        current_setting('server_version') as version
 
 -- name: beside
-select j.job_id, e.version, e.due_at, e.request, t.name as type_name
+select j.job_id, e.version, e.due_at, e.request, t.name as type_name, j.created_at
   from unnest($1::text[], $2::int[]) w(job_id, version) join job j on j.job_id = w.job_id
   join event e on e.id = j.id and e.version = w.version join job_type t on t.id = j.type
 
+-- Only what never changes: a row older than migration 3 says nothing of its deadline and of what it compensates, because all that could be
+-- read in their place changes later.
 -- name: submissions
 select j.job_id, t.name as type_name, j.prio, j.max_attempts, j.max_deaths, j.payload, j.key_name, j.key_cap, j.trace, j.parent_id,
-       coalesce(j.deadline_us, extract(epoch from j.deadline_at - j.created_at) * 1000000)::bigint as deadline_us,
-       coalesce(j.compensates_id, (select o.job_id from job o where o.id = j.compensates)) as compensates_id
+       j.deadline_us, j.compensates_id
   from job j join job_type t on t.id = j.type where j.job_id = any($1::text[])
 
 -- name: idempotency_keys

@@ -175,6 +175,7 @@ def recorded(
         Recorded(
             event=event,
             type=rest[event.job_id, event.version]["type_name"],
+            submitted_at=rest[event.job_id, event.version]["created_at"],
             submission=submissions.get(event.job_id) if event.version == 1 else None,
             due_at=rest[event.job_id, event.version]["due_at"],
             request=rest[event.job_id, event.version]["request"],

@@ -31,6 +31,7 @@ def recorded(tx: Transaction, events: Sequence[Event]) -> list[Recorded]:
         Recorded(
             event=event,
             type=beside[event.job_id, event.version][0],
+            submitted_at=rows.moment(beside[event.job_id, event.version][3]),
             submission=asked.get(event.job_id) if event.version == 1 else None,
             due_at=rows.moment_or_none(beside[event.job_id, event.version][1]),
             request=beside[event.job_id, event.version][2],

@@ -14,7 +14,8 @@ Row = Any
 
 
 def moment(us: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=us)
+    """The moment, or the first or last one there is: no stored row may keep others from being read."""
+    return _EPOCH + timedelta(microseconds=min(max(us, _FIRST_US), _LAST_US))
 
 
 def moment_or_none(us: int | None) -> datetime | None:
@@ -23,6 +24,9 @@ def moment_or_none(us: int | None) -> datetime | None:
 
 def microseconds(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+_FIRST_US, _LAST_US = (microseconds(at.replace(tzinfo=UTC)) for at in (datetime.min, datetime.max))
 
 
 def event(row: Row) -> Event:

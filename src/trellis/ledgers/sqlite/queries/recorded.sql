@@ -1,17 +1,18 @@
 -- What is known beside events. `wanted` is a JSON array of job ids, or of pairs of a job id and a version.
 
 -- name: beside
-SELECT s.job_id, e.version, t.name, iif(e.place = 2, e.at + e.wait, NULL), e.request
+SELECT s.job_id, e.version, t.name, iif(e.place = 2, e.at + e.wait, NULL), e.request, s.created_at
 FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value ->> 0
 CROSS JOIN trellis_event e ON e.job = s.id AND e.version = w.value ->> 1
 CROSS JOIN trellis_job j ON j.id = s.id CROSS JOIN trellis_job_type t ON t.id = j.type;
 
+-- Only what never changes: a row older than migration 3 says nothing of its deadline, its key's limit and what it compensates, because
+-- all that could be read in their place changes later.
 -- name: submissions
-SELECT s.job_id, t.name, j.prio, s.max_attempts, s.max_deaths, s.payload, coalesce(s.deadline, j.deadline_at - s.created_at), k.name,
-  coalesce(s.key_limit, k.slots, 1), s.trace, s.parent, coalesce(s.compensates, o.job_id)
+SELECT s.job_id, t.name, j.prio, s.max_attempts, s.max_deaths, s.payload, s.deadline, k.name, coalesce(s.key_limit, 1), s.trace, s.parent,
+  s.compensates
 FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value CROSS JOIN trellis_job j ON j.id = s.id
-JOIN trellis_job_type t ON t.id = j.type LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey
-LEFT JOIN trellis_submission o ON o.id = j.compensates;
+JOIN trellis_job_type t ON t.id = j.type LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey;
 
 -- name: idempotency_keys
 SELECT s.job_id, i.scope, i.key, i.fingerprint

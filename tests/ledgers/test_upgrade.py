@@ -1,0 +1,98 @@
+"""A ledger with jobs from before migration 3 is upgraded, verifies, and what it records of them does not change afterwards."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import asyncpg
+
+from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, WORKER
+from trellis.engine.jobs import Advance, Claim, ClaimId, JobId, Moved, NewJob, RequestId, Turn, TypeClaim
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Recorded
+from trellis.engine.verify import verify
+from trellis.ledgers import open_ledger
+from trellis.ledgers.postgres.migrate import migrate
+from trellis.ledgers.sqlite.migrate import migrations
+
+ADDED_TO_SQLITE = ("deadline", "key_limit", "compensates")
+ADDED_TO_POSTGRES = (("job", "deadline_us"), ("job", "compensates_id"), ("event", "due_at"))
+DEAD = JobId("dead")
+
+
+async def fill(ledger: Ledger) -> None:
+    """A job that died, one that compensates it, one that waits; with keys and deadlines."""
+    keyed = {"concurrency_key": "k", "concurrency_limit": 3, "deadline_s": 3_600.0}
+    await ledger.submit(SUBMITTER, [NewJob(job_id=DEAD, type="work", **keyed)])  # type: ignore[arg-type]
+    claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="work"),))
+    (held,) = (await ledger.turn(Turn(actor=WORKER, claim=claim))).claimed
+    await ledger.turn(Turn(actor=WORKER, advances=(Advance(held.lease, "running", "reject", death=DEATH),)))
+    more = [
+        NewJob(job_id=JobId("undo"), type="work", compensates=DEAD),
+        NewJob(job_id=JobId("waits"), type="work", delay_s=600.0, **keyed),  # type: ignore[arg-type]
+    ]
+    await ledger.submit(SUBMITTER, more)
+
+
+async def all_records(ledger: Ledger) -> list[Recorded]:
+    return [one async for history in ledger.histories() for one in await ledger.recorded(history.events)]
+
+
+async def check_upgraded(ledger: Ledger, key_limit: int) -> None:
+    assert (await verify(ledger)).ok
+    before = await all_records(ledger)
+    asked = {one.event.job_id: one.submission for one in before if one.submission is not None}
+    assert {job_id: (one.deadline_us, one.concurrency_limit, one.compensates) for job_id, one in asked.items()} == {
+        DEAD: (None, key_limit, None),
+        "undo": (None, 1, None),
+        "waits": (None, key_limit, None),
+    }
+    await ledger.limit_key(ADMIN, "k", 7)
+    (moved,) = await ledger.requeue(ADMIN, [DEAD], RequestId("again"), limit=1, cause=None)
+    assert isinstance(moved, Moved)
+    now = {one.event.id: one for one in await all_records(ledger)}
+    assert [now[one.event.id] for one in before] == before, "what was recorded once is recorded the same again"
+    job = await ledger.job(DEAD)
+    assert job is not None
+    assert job.deadline_at is not None, "its deadline is as far away as before"
+    assert (await verify(ledger)).ok
+
+
+def columns(connection: apsw.Connection) -> set[str]:
+    return {row[1] for row in connection.execute("PRAGMA table_info(trellis_submission)")}
+
+
+async def test_an_sqlite_file_of_schema_2_is_upgraded(tmp_path: Path):
+    url, path = f"sqlite:///{tmp_path / 'ledger.db'}", str(tmp_path / "ledger.db")
+    ledger = await open_ledger(url)
+    await fill(ledger)
+    await ledger.close()
+    connection, fresh = apsw.Connection(path), apsw.Connection(":memory:")
+    for name in ADDED_TO_SQLITE:
+        connection.execute(f"ALTER TABLE trellis_submission DROP COLUMN {name}")
+    connection.execute("UPDATE trellis_meta SET value = 2 WHERE key = 'schema_version'")
+    for number in (1, 2):
+        fresh.execute(migrations()[number])
+    assert columns(connection) == columns(fresh), "as migration 2 left it"
+    connection.close()
+    ledger = await open_ledger(url)
+    await check_upgraded(ledger, key_limit=1)
+    await ledger.close()
+
+
+async def test_a_postgres_database_of_schema_2_is_upgraded(
+    new_postgres_database: Callable[..., str], postgres_template: str
+):
+    url = new_postgres_database(template=postgres_template)
+    ledger = await open_ledger(url)
+    await fill(ledger)
+    await ledger.close()
+    connection = await asyncpg.connect(url)
+    for table, name in ADDED_TO_POSTGRES:
+        await connection.execute(f"ALTER TABLE trellis.{table} DROP COLUMN {name}")
+    await connection.execute("UPDATE trellis.meta SET value = '2' WHERE name = 'schema_version'")
+    await connection.close()
+    assert (await migrate(url)).version_before == 2
+    ledger = await open_ledger(url)
+    await check_upgraded(ledger, key_limit=3)
+    await ledger.close()
