@@ -76,6 +76,8 @@ class Identity:
     """Seconds since 1970."""
     job_id: str | None = None
     """The one job this token is for: what is its own to a role that has rights to its own job only."""
+    key_id: str | None = None
+    """The key that signed it, of those of its issuer."""
 
 
 def symmetric_key(secret: bytes, *, issuer: str) -> TrustedKey:
@@ -171,6 +173,11 @@ def verify(token: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
     return _identity(hint, key, now)
 
 
+def is_trusted(identity: Identity, keys: Iterable[TrustedKey]) -> bool:
+    """Whether the key that signed for this identity is still among these."""
+    return (identity.issuer, identity.key_id) in {(key.issuer, key.key_id) for key in keys}
+
+
 def roles_of(names: Iterable[str]) -> frozenset[Role]:
     """Roles by name; raises OptionInvalid, which lists them."""
     found: set[Role] = set()
@@ -264,6 +271,7 @@ def _identity(claims: Mapping[str, Any], key: TrustedKey, now: float) -> Identit
         issuer=key.issuer,
         expires_at=_expiry(claims, key, now),
         job_id=_own_job(claims.get("job_id")),
+        key_id=key.key_id,
     )
 
 

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import LINK, ROOT, run
-from trellis.gateway.bodies import BODY_BYTES_MAX, BODY_S, DEPTH_MAX, LARGE_BODY_BYTES_MAX
+from trellis.gateway.bodies import (
+    BODY_BYTES_MAX,
+    BODY_S,
+    DEPTH_MAX,
+    LARGE_BODY_BYTES_MAX,
+    PIECES_MAX,
+    UNDER_WAY_BYTES_MAX,
+)
 from trellis.gateway.server import ServerOptions
 from trellis.settings import Settings
 
@@ -30,7 +37,8 @@ def test_the_guide_names_every_setting_of_keys_and_certificates_and_the_bounds_i
     for told in (
         f"{server.head_bytes_max // 1024} KiB, {server.headers_max} of them, {server.head_s:g} s",
         f"{BODY_BYTES_MAX // 1024**2} MiB ({LARGE_BODY_BYTES_MAX // 1024**2} MiB",
-        f"{DEPTH_MAX} levels, {BODY_S:g} s",
+        f"{DEPTH_MAX} levels, {BODY_S:g} s, {PIECES_MAX:,} values",
+        f"{UNDER_WAY_BYTES_MAX // 1024**2} MiB of all that are under way",
         f"Connections: {server.connections_max:,}",
         f"finished within {server.drain_s} s",
     ):

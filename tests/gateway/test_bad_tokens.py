@@ -4,7 +4,7 @@ import base64
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,18 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from tests.gateway.door import KEY, Door, opened, token
-from trellis.identity import AUDIENCE, TrustedKey, key_set, make_private_jwk, private_key
+from trellis.engine.errors import TokenExpired, TokenRefused
+from trellis.gateway import callers
+from trellis.identity import (
+    AUDIENCE,
+    Identity,
+    TrustedKey,
+    key_set,
+    make_private_jwk,
+    private_key,
+    symmetric_key,
+    verify,
+)
 from trellis.lifecycles import Role
 
 ISSUER = "https://issuer.example.test"
@@ -302,3 +313,49 @@ def trusted(key: TrustedKey) -> tuple[str, str, str | None]:
 
 def test_a_key_set_gives_each_key_its_own_algorithm_and_the_one_issuer():
     assert [trusted(key) for key in TRUSTED[1:]] == [("Ed25519", ISSUER, "ed-1"), ("ES256", ISSUER, "es-1")]
+
+
+# --- tokens that were verified before --------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("AUTH-5")
+async def test_a_token_that_was_taken_before_is_refused_once_its_key_is_gone_or_is_another(tmp_path: Path):
+    keys, stranger = [KEY], symmetric_key(b"another secret that has 32 bytes", issuer=KEY.issuer)
+    async with opened(tmp_path, keys=keys) as door:
+        shown = token()
+        assert [(await door("GET", "/agents", shown)).status_code for _ in range(2)] == [200, 200]
+        keys[:] = [stranger]
+        assert (await door("GET", "/agents", shown)).status_code == 401
+        keys[:] = [KEY]
+        assert (await door("GET", "/agents", shown)).status_code == 200
+        keys.clear()
+        assert (await door("GET", "/agents", shown)).status_code == 401
+
+
+@pytest.mark.requirement("AUTH-5")
+def test_a_token_is_verified_once_and_not_longer_than_it_is_good(monkeypatch: pytest.MonkeyPatch):
+    looked: list[str] = []
+
+    def look(shown: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
+        looked.append(shown)
+        return verify(shown, keys, now=now)
+
+    monkeypatch.setattr(callers, "verify", look)
+    tokens, shown, changed = callers.VerifiedTokens(), token(ttl_s=60), token(ttl_s=60)[:-4] + "AAAA"
+    first = tokens.verify(shown, [KEY], now=time.time())
+    assert tokens.verify(shown, [KEY], now=time.time() + 50) is first
+    assert looked == [shown]
+    with pytest.raises(TokenExpired):
+        tokens.verify(shown, [KEY], now=time.time() + 61)
+    for _ in range(2):
+        with pytest.raises(TokenRefused, match="signature"):
+            tokens.verify(changed, [KEY], now=time.time())
+    assert looked == [shown, shown, changed, changed]
+
+
+def test_no_more_tokens_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(callers, "TOKENS_MAX", 2)
+    tokens, shown = callers.VerifiedTokens(), [token(name=name) for name in ("a", "b", "c")]
+    for one in [*shown[:2], shown[0], shown[2]]:
+        tokens.verify(one, [KEY], now=time.time())
+    assert [identity.name for identity in tokens._known.values()] == ["a", "c"]

@@ -150,6 +150,12 @@ async def test_no_name_in_a_body_reaches_anything_outside(door: Door, tmp_path: 
     assert _files(tmp_path) == before
 
 
+@pytest.mark.parametrize("cursor", ["a" * 40, "0" * 40, "HEAD", "--all", "../x"])
+async def test_a_page_of_a_history_that_nobody_gave_is_refused(door: Door, cursor: str):
+    answer = await door("GET", f"/memory/archivist-violin/history?cursor={cursor}", token())
+    assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION_FAILED"), answer.text
+
+
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 JSON = {"content-type": "application/json"}

@@ -7,9 +7,12 @@ import pytest
 
 from tests.gateway.conftest import VIOLIN, Client, Gateway
 from tests.gateway.world import dead_job, everything, job, proposal
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Turn, TypeClaim
 from trellis.engine.records import JobFilter
 from trellis.gateway.idempotency import HEADER
+from trellis.lifecycles import Role
+from trellis.runs.layer import TriggerKind
+from trellis.runs.orchestrator import TYPE, accept
 
 AT_ONCE = 100
 FEWER = 30
@@ -156,6 +159,53 @@ async def test_a_run_is_cancelled_once_under_a_key_and_a_second_wish_is_told_tha
         assert (late.status_code, late.json()["status_now"]) == (409, "failed")
 
 
+@pytest.mark.requirement("D27", "DJ-11")
+@pytest.mark.parametrize("kind", ["jobs", "runs"])
+async def test_a_wish_to_cancel_under_a_key_is_answered_as_the_first_time_also_after_the_grace(
+    gateway: Gateway, kind: str
+):
+    client, path = gateway.client("control-plane", "owner", name="iryna"), f"/{kind}/{await held(gateway, kind)}/cancel"
+    first = await client.post(path, json={"mode": "soft"}, headers=keyed("press"))
+    assert (first.status_code, first.json()["status"]) == (200, "running")
+    other = await client.post(path, json={"mode": "soft", "reason": "another"}, headers=keyed("press"))
+    assert (other.status_code, other.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+    gateway.clock.advance(600)
+    await gateway.sweep()
+    again = await client.post(path, json={"mode": "soft"}, headers=keyed("press"))
+    assert (again.status_code, again.content, again.headers.get(HEADER)) == (200, first.content, "true")
+    assert (await client.post(path, json={"mode": "soft"}, headers=keyed("other"))).status_code == 409
+
+
+async def test_answers_to_wishes_are_kept_for_a_day_and_do_not_gather(gateway: Gateway):
+    client, path = gateway.client("control-plane"), f"/jobs/{await held(gateway, 'jobs', lease_s=1e6)}/cancel"
+    for day in range(4):
+        await client.post(path, headers=keyed(f"press {day}"))
+        gateway.clock.advance(24 * 3_600 - 1)
+        assert (await client.post(path, headers=keyed(f"press {day}"))).headers.get(HEADER) == "true"
+        gateway.clock.advance(1)
+    assert len((await gateway.instance.objects.list("cancel-wishes/")).items) == 2
+
+
+async def held(gateway: Gateway, kind: str, lease_s: float = 900.0) -> str:
+    """A job or a run that somebody holds."""
+    ledger = gateway.instance.ledger
+    if kind == "jobs":
+        job_id, role, type_, lifecycle = await job(gateway), Role.WORKER, "work", "leased-job"
+    else:
+        job_id, role, type_, lifecycle = await a_run(gateway), Role.ORCHESTRATOR, TYPE, "run"
+    terms = TypeClaim(type=type_, lease_s=lease_s)
+    claim = Claim(claim_id=ClaimId("c-1"), types=(terms,), lifecycle=lifecycle)
+    turn = await ledger.turn(Turn(actor=Actor(role=role, name="holder"), claim=claim))
+    assert [one.lease.job_id for one in turn.claimed] == [job_id]
+    return job_id
+
+
+async def a_run(gateway: Gateway) -> JobId:
+    run_id = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    await accept(gateway.instance.ledger, Actor(role=Role.ORCHESTRATOR, name="holder"), run_id)
+    return run_id
+
+
 @pytest.mark.requirement("D27", "DJ-12")
 async def test_a_bulk_requeue_under_a_key_means_the_same_jobs_again(gateway: Gateway):
     client, wish = gateway.client("control-plane"), {"filter": {}, "limit": 1}
@@ -176,6 +226,17 @@ async def test_a_decision_under_a_key_is_replayed(gateway: Gateway):
     assert answers[1].headers.get(HEADER) == "true"
     other = await client.patch(f"/proposals/{id_}", json={"decision": "reject", "note": "x" * 10}, headers=headers)
     assert other.status_code == 422
+
+
+@pytest.mark.requirement("D22", "D27")
+async def test_a_decision_under_a_key_is_answered_as_the_first_time_also_when_it_was_applied_since(gateway: Gateway):
+    client, id_ = gateway.client("owner"), await proposal(gateway)
+    decision = {"decision": "approve", "note": "yes"}
+    first = await client.patch(f"/proposals/{id_}", json=decision, headers=keyed("press"))
+    assert (await client.post(f"/proposals/{id_}/apply")).json()["status"] == "applied"
+    again = await client.patch(f"/proposals/{id_}", json=decision, headers=keyed("press"))
+    assert (first.json()["status"], again.content) == ("approved", first.content)
+    assert (again.headers["ETag"], again.headers[HEADER]) == (first.headers["ETag"], "true")
 
 
 async def test_a_key_that_is_none_is_refused(gateway: Gateway):

@@ -57,6 +57,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"topic": "mail"}, "'topic' (bus-job) are not served here yet"),
     ({"type": "no good"}, "no good"),
     ({"type": "a", "run_at": "2026-01-01T00:00:00"}, "timezone"),
+    ({"type": "a", "run_at": "9999-12-31T23:59:59-12:00"}, "run_at"),
+    ({"type": "a", "run_at": "0001-01-01T00:00:00+12:00"}, "run_at"),
     ({"type": "a", "priority": "soon"}, "priority"),
     ({"type": "a", "max_attempts": 0}, "max_attempts"),
     ({"type": "a", "surprise": 1}, "surprise"),

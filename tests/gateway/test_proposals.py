@@ -6,7 +6,11 @@ import pytest
 
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.world import LOGICIAN, everything, make_world, proposal
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Turn, TypeClaim
+from trellis.gateway.routes import proposals as routes
+from trellis.http.calls import ATTEMPT_S_DEFAULT
+from trellis.lifecycles import Role
+from trellis.runs import proposals
 from trellis.runs.layer import TriggerKind
 
 FACT = {"file": "facts.md", "operation": "append", "content": "- TB-02 was rehaired in March"}
@@ -87,6 +91,21 @@ async def test_what_changed_meanwhile_fails_and_is_applied_again_when_it_fits(ga
     assert (failed["status"], "conflict" in failed["apply_result"]["error"]) == ("failed", True)
     await gateway.instance.objects.delete(key)
     assert (await client.post(f"/proposals/{id_}/apply")).json()["status"] == "applied"
+
+
+@pytest.mark.requirement("D22")
+async def test_what_another_engine_is_at_for_long_is_answered_as_it_stands(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+):
+    assert routes.APPLY_PATIENCE_S < ATTEMPT_S_DEFAULT
+    monkeypatch.setattr(routes, "APPLY_PATIENCE_S", 0.0)
+    id_, client = await proposal(gateway, approved=True), gateway.client("owner")
+    other = Actor(role=Role.APPLY_ENGINE, name="another engine")
+    claim = Claim(claim_id=ClaimId("c-1"), types=(TypeClaim(type=proposals.TYPE),), lifecycle="proposal")
+    (held,) = (await gateway.instance.ledger.turn(Turn(actor=other, claim=claim))).claimed
+    answer = await client.post(f"/proposals/{id_}/apply")
+    assert (held.lease.job_id, answer.status_code) == (id_, 200)
+    assert (answer.json()["status"], answer.headers["Retry-After"]) == ("applying", "1")
 
 
 @pytest.mark.requirement("D22", "AUTH-6")

@@ -1,6 +1,7 @@
 """Streams that fall behind, that end, and that begin with a ticket. The hub's time is the test's where time matters."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from trellis.engine.ledger import Ledger
 from trellis.gateway.hub import READ_MAX, StreamOptions
 from trellis.gateway.streaming import EXPIRED, OUTAGE, STOPPING, UNTRUSTED
 from trellis.gateway.tickets import KEPT_S, TTL_S, TicketRefused
-from trellis.identity import Identity
+from trellis.identity import Identity, TrustedKey, issue, make_private_jwk, private_key
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
 
@@ -263,3 +264,58 @@ async def test_a_role_that_may_read_nothing_gets_no_ticket(timed: Stand):
     assert answer.status_code == 403
     assert "events.read" in answer.json()["detail"]
     assert not (await timed.objects.list("tickets/")).items
+
+
+# --- keys that are revoked -------------------------------------------------------------------------------------------
+
+
+def other_key(key_id: str) -> TrustedKey:
+    return private_key(json.dumps(make_private_jwk(key_id, "Ed25519")).encode(), issuer="tests")
+
+
+@pytest.mark.requirement("AUTH-5")
+async def test_a_ticket_is_worth_nothing_once_the_key_of_its_token_is_revoked(timed: Stand):
+    old, new = other_key("old"), other_key("new")
+    timed.keys[:] = [old, new]
+    tickets = [await ticket_of(timed, key) for key in (old, new)]
+    timed.keys[:] = [new]
+    with pytest.raises(TicketRefused, match="not trusted any more"):
+        await timed.tickets.take(tickets[0])
+    assert (await timed.tickets.take(tickets[1])).key_id == "new"
+
+
+@pytest.mark.requirement("AUTH-5")
+async def test_a_stream_by_ticket_ends_soon_after_the_key_of_its_token_is_revoked(timed: Stand):
+    old, new = other_key("old"), other_key("new")
+    timed.keys[:] = [old, new]
+    tickets = [await ticket_of(timed, key) for key in (old, new)]
+    async with (
+        listening(timed.app, f"ticket={tickets[0]}") as revoked,
+        listening(timed.app, f"ticket={tickets[1]}") as kept,
+    ):
+        timed.keys[:] = [new]
+        await tick(timed, 15)
+        assert (await revoked.ended()).comments == [UNTRUSTED]
+        await kept.until(lambda: kept.heard.comments == ["still here"])
+
+
+@pytest.mark.requirement("AUTH-5")
+@pytest.mark.parametrize("by_ticket", [False, True])
+async def test_a_stream_that_always_has_something_to_send_ends_as_well(timed: Stand, *, by_ticket: bool):
+    query = f"ticket={await new_ticket(timed)}" if by_ticket else ""
+    headers = {} if by_ticket else {"Authorization": f"Bearer {timed.token()}"}
+    async with listening(timed.app, query, **headers) as listener:
+        timed.keys.clear()
+        await timed.jobs(1)
+        await tick(timed, 10)
+        await listener.until_events(1)
+        await timed.jobs(1)
+        await tick(timed, 10)
+        assert (await listener.ended()).comments == [UNTRUSTED]
+
+
+async def ticket_of(stand: Stand, key: TrustedKey) -> str:
+    token = issue(key, name="iryna", roles=[Role.OWNER], ttl_s=600, now=stand.began)
+    async with stand.client(None) as client:
+        answer = await client.post("/events/tickets", headers={"Authorization": f"Bearer {token}"})
+    return answer.json()["ticket"]

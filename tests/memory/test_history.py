@@ -3,6 +3,7 @@
 import hashlib
 
 import pytest
+from dulwich.objects import Commit
 
 from tests.memory.rig import AGENT, AT, RUN, append, applied, apply, commit_tree, replace
 from trellis.engine.errors import OptionInvalid
@@ -58,8 +59,13 @@ def test_a_cursor_that_is_no_commit_is_refused(memory: MemoryRepository):
     for wrong in ("../../../etc/passwd", "HEAD", "x" * 40):
         with pytest.raises(OptionInvalid):
             memory.history(AGENT, before=wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(MemoryDamaged):
-        memory.history(AGENT, before="0" * 40)  # pyright: ignore[reportArgumentType]
+    applied(memory, replace("snapshot.md", "x"), proposal_id="p1")
+    with memory._bare.objects() as objects:
+        no_commits = [name.decode() for name in objects if not isinstance(objects[name], Commit)]
+    assert no_commits
+    for unknown in ("0" * 40, "a" * 40, *no_commits):
+        with pytest.raises(OptionInvalid):
+            memory.history(AGENT, before=unknown)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.requirement("AUTH-6")

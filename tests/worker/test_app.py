@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pydantic
@@ -274,6 +274,9 @@ def test_one_mebibyte_is_the_limit_of_a_payload():
         {"delay_s": float("inf")},
         {"deadline_s": -0.1},
         {"run_at": datetime(2030, 1, 1)},  # noqa: DTZ001
+        {"run_at": datetime.fromisoformat("9999-12-31T23:59:59-12:00")},
+        {"run_at": datetime.fromisoformat("0001-01-01T00:00:00+12:00")},
+        {"run_at": datetime.fromisoformat("3000-01-01T00:00:00+00:00")},
         {"job_id": "has space"},
         {"idempotency_key": ""},
         {"max_attempts": 0},
@@ -284,6 +287,13 @@ def test_one_mebibyte_is_the_limit_of_a_payload():
 def test_a_submit_that_cannot_be_meant_is_refused(settings: dict[str, Any]):
     with pytest.raises(OptionInvalid):
         made(None, **settings)
+
+
+def test_a_wished_moment_is_kept_in_utc():
+    at = made(None, run_at=datetime.fromisoformat("2030-01-01T00:00:00-12:00")).run_at
+    assert at is not None
+    assert at.isoformat() == "2030-01-01T12:00:00+00:00"
+    assert made(None, run_at=datetime.min.replace(tzinfo=UTC)).run_at == datetime.min.replace(tzinfo=UTC)
 
 
 def test_unknown_types_lifecycles_and_names_are_refused():

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from trellis.engine.clock import Clock
 from trellis.engine.errors import NotAllowed
 from trellis.gateway import callbacks, problems
+from trellis.gateway.bodies import BodiesUnderWay
 from trellis.gateway.callers import Gateway
 from trellis.gateway.correlation import Correlation
 from trellis.gateway.hub import Hub, StreamOptions
@@ -72,11 +73,12 @@ def create_app(
             rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
             options=chosen.streams,
         ),
-        tickets=Tickets(objects=instance.objects, now=now, new_id=new_id),
+        tickets=Tickets(objects=instance.objects, keys=keys, now=now, new_id=new_id),
         now=now,
     )
     app.state.slugs = Remembered[str]()
     app.state.callbacks = callbacks.CallbackKeys(secrets=callback_secrets, now=now)
+    app.state.bodies = BodiesUnderWay()
     problems.install(app)
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
     for module in (runs, jobs, agents, callbacks, dead_letters, inbox, memory, proposals, rules, stream, system):

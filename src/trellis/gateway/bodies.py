@@ -1,14 +1,17 @@
-"""Request bodies, read strictly: a bound on bytes, time and depth, UTF-8 JSON without NaN, and no name twice in one object.
+"""Request bodies, read strictly: a bound on bytes, time, depth and values, UTF-8 JSON without NaN, and no name twice in one object.
 
 What two readers could understand differently is refused before anybody reads it; and who may not, has nothing of it read at all.
+A large body is read beside the event loop, and all bodies together have a bound too: no request makes others wait.
 """
 
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
+import pydantic
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
@@ -21,7 +24,38 @@ LARGE_BODY_BYTES_MAX = 10 * 1024 * 1024
 BODY_S = 30.0
 """How long a body may take to arrive."""
 DEPTH_MAX = 32
+PIECES_MAX = 50_000
+"""Commas and opening brackets outside of texts: about as many as there are values."""
 NUMBER_CHARS_MAX = 100
+INLINE_BYTES_MAX = 64 * 1024
+"""A body up to this size is read in the event loop, a larger one in a thread."""
+ERRORS_TOLD_MAX = 1_000
+"""A large body that is wrong in more places is told how many there are, and not where."""
+UNDER_WAY_BYTES_MAX = 128 * 1024 * 1024
+"""Of the bodies of all requests that one process works on."""
+
+Made = TypeVar("Made")
+
+# A text whose end is missing goes to the end of the body: every character is looked at once, whatever is wrong.
+_PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[,\[{\]}]', re.DOTALL)
+
+
+class BodiesUnderWay:
+    """How many bytes of bodies are held now; in the app's state."""
+
+    def __init__(self, bytes_max: int = UNDER_WAY_BYTES_MAX) -> None:
+        self.bytes, self.bytes_max = 0, bytes_max
+
+    def take(self, count: int) -> None:
+        """Hold so many more; raises Problem 503."""
+        if self.bytes + count > self.bytes_max:
+            detail = f"The bodies of the requests under way have {self.bytes_max} bytes; send it again in a while."
+            raise Problem("OVERLOADED", detail, headers={"Retry-After": "1"})
+        self.bytes += count
+
+    def give_back(self, count: int) -> None:
+        """Hold so many less."""
+        self.bytes -= count
 
 
 class StrictRequest(Request):
@@ -30,9 +64,11 @@ class StrictRequest(Request):
     def __init__(self, request: Request, bytes_max: int, body_s: float = BODY_S) -> None:
         super().__init__(request.scope, request.receive)
         self._bytes_max, self._body_s = bytes_max, body_s
+        self._under_way: BodiesUnderWay = request.app.state.bodies
+        self._held = 0
 
     async def body(self) -> bytes:
-        """The whole body; raises Problem 408, 413, 415."""
+        """The whole body; raises Problem 408, 413, 415, 503, ClientDisconnect."""
         if not hasattr(self, "_body"):
             media = self.headers.get("content-type", "").partition(";")[0].strip().lower()
             announced = self.headers.get("content-length", "")
@@ -50,9 +86,11 @@ class StrictRequest(Request):
         try:
             async with asyncio.timeout(self._body_s):
                 async for part in self.stream():
-                    body += part
-                    if len(body) > self._bytes_max:
+                    if len(body) + len(part) > self._bytes_max:
                         raise too_large(self._bytes_max)
+                    self._under_way.take(len(part))
+                    self._held += len(part)
+                    body += part
         except TimeoutError:
             detail = f"The body did not arrive within {self._body_s:g} s; send it at once."
             raise Problem("REQUEST_TIMEOUT", detail) from None
@@ -61,8 +99,14 @@ class StrictRequest(Request):
     async def json(self) -> Any:
         """The value of the body; raises Problem 422."""
         if not hasattr(self, "_json"):
-            self._json = parse(await self.body())
+            body = await self.body()
+            self._json = await beside(len(body), parse, body)
         return self._json
+
+    def let_go(self) -> None:
+        """The request is answered: its body counts no longer."""
+        self._under_way.give_back(self._held)
+        self._held = 0
 
 
 class StrictRoute(APIRoute):
@@ -81,11 +125,27 @@ class StrictRoute(APIRoute):
             strict = StrictRequest(request, self.body_bytes_max, self.body_s)
             for rule in rules if takes_body else ():
                 await rule.admit(strict)
-            if takes_body and await strict.body():
-                await strict.json()  # here, because FastAPI would hide what is wrong with it
-            return await handle(strict)
+            try:
+                if takes_body and (body := await strict.body()):
+                    value = await strict.json()  # here, because FastAPI would hide what is wrong with it
+                    if len(body) > INLINE_BYTES_MAX:
+                        await asyncio.to_thread(self._check_errors, value)
+                return await handle(strict)
+            finally:
+                strict.let_go()
 
         return strictly
+
+    def _check_errors(self, value: Any) -> None:
+        """Raise Problem when there are so many errors that telling them would take long; FastAPI tells the others."""
+        assert self.body_field is not None
+        form: Any = self.body_field.field_info.annotation
+        try:
+            pydantic.TypeAdapter[Any](form).validate_python(value)
+        except pydantic.ValidationError as error:
+            if error.error_count() > ERRORS_TOLD_MAX:
+                detail = f"The body does not fit in {error.error_count()} places; GET /openapi.json says what fits."
+                raise Problem("VALIDATION_FAILED", detail) from None
 
 
 class LargeBodyRoute(StrictRoute):
@@ -101,12 +161,18 @@ def too_large(bytes_max: int) -> Problem:
     )
 
 
+async def beside(size: int, make: Callable[..., Made], *given: Any) -> Made:
+    """What `make` makes of a body of this size: here when it is small, else in a thread."""
+    return make(*given) if size <= INLINE_BYTES_MAX else await asyncio.to_thread(make, *given)
+
+
 def parse(body: bytes) -> Any:
     """The JSON value; raises Problem, which says where."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Problem("VALIDATION_FAILED", f"The body is not UTF-8 (byte {error.start}).") from None
+    _check_pieces(text)
     try:
         value = json.loads(
             text, object_pairs_hook=_once, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
@@ -123,6 +189,30 @@ def parse(body: bytes) -> Any:
 def _check_address(request: Request) -> None:
     if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
         raise Problem("VALIDATION_FAILED", "The address holds a zero character (%00), which no name here has.")
+
+
+def _check_pieces(text: str) -> None:
+    """Refuse what would become too many values, before there is any of them."""
+    if sum(map(text.count, ",[{")) <= PIECES_MAX:
+        return
+    pieces = depth = 0
+    for found in _PIECE.finditer(text):
+        match text[found.start()]:
+            case "]" | "}":
+                depth -= 1
+            case "[" | "{":
+                pieces, depth = pieces + 1, depth + 1
+            case ",":
+                pieces += 1
+            case _:
+                continue
+        if depth > DEPTH_MAX:
+            raise _too_deep()
+        if pieces > PIECES_MAX:
+            many = f"The body has more than {PIECES_MAX} commas and opening brackets outside of its texts"
+            raise Problem("VALIDATION_FAILED", f"{many}; send fewer values, or refer to them.")
+        if depth < 0:
+            return  # no JSON, as its reader says at once
 
 
 def _check_tree(value: Any) -> None:

@@ -1,7 +1,8 @@
 """Results that the NLM backend brings by itself: a signed callback about one job (D26, NLM-4).
 
 What holds:
-- the signature is the credential, and nothing of the body is read before it fits: it makes the sender the NLM backend, for this job;
+- the signature is the credential, and nothing of the body is believed before it fits: it makes the sender the NLM backend, for this
+  job. What the headers alone refuse, or the lack of a secret, is refused before any of the body has come;
 - one effect for each id, over all replicas and for good: the callback is an object that can be made only once. The same one again
   gets the same answer; another body under its id is refused;
 - only the attempt that is waiting for it is answered: another epoch has lost its lease, another state expects nothing;
@@ -33,7 +34,7 @@ from trellis.gateway.shapes import PROBLEMS
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.net.signatures import SIGNATURE_HEADER, SignatureRefused, Signed, check_signature, job_key
+from trellis.net.signatures import SIGNATURE_HEADER, SignatureRefused, Signed, check_headers, check_signature, job_key
 from trellis.runs import documents
 from trellis.storage.keys import object_key
 from trellis.storage.objects import CREATE, Stored
@@ -116,8 +117,14 @@ class CallbackKeys:
     secrets: Sequence[bytes]
     now: Callable[[], float]
 
+    def admit(self, request: Request) -> None:
+        """Raise SignatureRefused for what no body could make good."""
+        if not self.secrets:
+            raise SignatureRefused(problem="no secret for callbacks is configured here")
+        check_headers(request.headers, now=self.now())
+
     def check(self, request: Request, job_id: str, body: bytes) -> Signed:
-        """Who signed what; raises SignatureRefused. Without a secret nothing fits."""
+        """Who signed what; raises SignatureRefused."""
         keys = [job_key(secret, Role.NLM_BACKEND.value, job_id) for secret in self.secrets]
         return check_signature(request.headers, body, keys, now=self.now())
 
@@ -141,6 +148,7 @@ async def result(
     """The NLM backend brings the result of a job. It signs `webhook-id.webhook-timestamp.body` with the key of that job."""
     keys: CallbackKeys = request.app.state.callbacks
     try:
+        keys.admit(request)
         signed = keys.check(request, job_id, body := await request.body())
         backend = Principal(name=Role.NLM_BACKEND.value, roles=frozenset({Role.NLM_BACKEND}))
         actor = permit(backend, "jobs.update", own=True)

@@ -3,9 +3,10 @@
 Authority comes before existence: a role without the right learns nothing, not even whether a thing is there.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Security
@@ -21,8 +22,33 @@ from trellis.instance import Instance
 
 KEY_CHARS_MAX = 200
 WHO = "trellis.who"
+TOKENS_MAX = 1_000
 
 bearer = HTTPBearer(auto_error=False, description="A token of `trellis token issue --role ROLE`.")
+
+
+@dataclass(slots=True)
+class VerifiedTokens:
+    """Tokens that were verified, so that a signature is looked at once and not in every request.
+
+    Only good ones, by digest, while they last; all are forgotten when the keys are not the same objects any more.
+    """
+
+    _keys: tuple[TrustedKey, ...] = ()
+    _known: dict[bytes, Identity] = field(default_factory=dict[bytes, Identity])
+
+    def verify(self, token: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
+        """As `identity.verify`."""
+        trusted, digest = tuple(keys), hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+        if [*map(id, trusted)] != [*map(id, self._keys)]:
+            self._known.clear()
+            self._keys = trusted
+        known = self._known.pop(digest, None)
+        identity = known if known is not None and known.expires_at > now else verify(token, trusted, now=now)
+        if len(self._known) >= TOKENS_MAX:
+            del self._known[next(iter(self._known))]  # the one that was not used for the longest time
+        self._known[digest] = identity
+        return identity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +62,7 @@ class Gateway:
     """Of entries; beside the limit of all requests (D51)."""
     refusals: RefusalBounds
     new_id: Callable[[], str]
+    tokens: VerifiedTokens = field(default_factory=VerifiedTokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +98,7 @@ async def authenticate(
         detail = "No token was sent; put `Authorization: Bearer TOKEN`, a token of `trellis token issue`."
         raise Problem("AUTH_REQUIRED", detail)
     gateway = gateway_of(request)
-    identity = verify(credentials.credentials, gateway.keys, now=time.time())
+    identity = gateway.tokens.verify(credentials.credentials, gateway.keys, now=time.time())
     held = " and ".join(sorted(role.value for role in identity.roles))
     principal = Principal(
         name=identity.name, roles=identity.roles, because=f"the token of {identity.name} gives {held}"

@@ -2,6 +2,8 @@
 
 A key is one caller's at one route. The ledger keeps it in the transaction of whatever the request made, for 24 hours and more; nothing
 is kept here. What a route answers follows from what was made and not from how that stands now, so the second answer is the first.
+Two routes tell how it stands instead, because who asks them again wants to know: POST /inbox/submit, whose entry may have waited, and
+POST /proposals/{id}/apply.
 """
 
 import hashlib
@@ -17,6 +19,7 @@ from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.jobs import JobId, Mismatch, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import IdempotencyKey, Recorded
+from trellis.gateway.bodies import beside
 from trellis.gateway.callers import KeyHeader, authenticate
 from trellis.identity import Identity
 from trellis.wiring import new_id
@@ -70,10 +73,10 @@ async def asked(
     request: Request, who: Annotated[tuple[Principal, Identity], Depends(authenticate)], given: KeyHeader
 ) -> Asked:
     """What names this request."""
-    body = await request.json() if await request.body() else None
+    body = await request.body()
+    value = await request.json() if body else None
     # The path is part of what was asked: one key for two agents, or two jobs, is a mistake.
-    canonical = json.dumps([request.url.path, who[0].name, body], sort_keys=True, separators=(",", ":"))
-    fingerprint = hashlib.sha256(canonical.encode()).digest()
+    fingerprint = await beside(len(body), _fingerprint, [request.url.path, who[0].name, value])
     if given is None:
         return Asked(key=None, given=None, fingerprint=fingerprint, request_id=RequestId(new_id()))
     scope = f"{request.method} {request.scope['route'].path}"
@@ -93,6 +96,10 @@ def mark(response: Response, *, replayed: bool) -> None:
 
 def _request_prefix(key: IdempotencyKey) -> str:
     return f"{REQUEST}:{_digest(key.scope, key.key)}:"
+
+
+def _fingerprint(asked: list[Any]) -> bytes:
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()).digest()
 
 
 def _digest(*parts: str) -> str:

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from trellis.engine.errors import TrellisError
 from trellis.engine.logs import log_of
@@ -95,6 +96,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(TrellisError, _trellis)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _crash)
 
 
@@ -137,6 +139,11 @@ async def _http(request: Request, error: HTTPException) -> Response:
         "METHOD_NOT_ALLOWED": f"{request.method} is not for {request.url.path}; the Allow header says what is.",
     }.get(code, str(error.detail))
     return answer(request, Problem(code, detail, headers=error.headers))
+
+
+async def _gone(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the form of a handler
+    """Nobody is there to read it, and nothing went wrong here: no line in the log."""
+    return answer(request, Problem("BAD_REQUEST", "The connection was closed before the whole body had come."))
 
 
 async def _crash(request: Request, error: Exception) -> Response:

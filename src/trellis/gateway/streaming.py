@@ -17,7 +17,7 @@ from trellis.engine.logs import log_of
 from trellis.gateway.events import View, first_frame, last_words, still_here
 from trellis.gateway.hub import Batch, Hub, Listener
 from trellis.gateway.tickets import Tickets
-from trellis.identity import Identity, TrustedKey, verify
+from trellis.identity import Identity, TrustedKey, is_trusted, verify
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -57,8 +57,10 @@ class Pass:
         """Why it is not good any more; None while it is. `again` looks also whether its key is still trusted."""
         if self.identity.expires_at <= now:
             return EXPIRED
-        if self.token is None or not again:
+        if not again:
             return None
+        if self.token is None:
+            return None if is_trusted(self.identity, self.keys) else UNTRUSTED
         try:
             verify(self.token, self.keys, now=now)
         except TokenRefused:
@@ -107,19 +109,22 @@ class EventStream(Response):
     async def _give(self, send: Send, listener: Listener) -> None:
         course, hub, clock = self._course, self._hub, self._hub.clock
         ends_at = None if course.for_s is None else clock.monotonic() + course.for_s
-        sign_at = clock.monotonic() + hub.options.keep_alive_s
+        # Apart from the signs of life: where there is always something to send, none is ever due.
+        sign_at = check_at = clock.monotonic() + hub.options.keep_alive_s
         batch = course.first
         body = first_frame(course.begins, hub.rng.randint(*hub.options.retry_ms)) + batch.body
         while not listener.gone:
-            due = clock.monotonic() >= sign_at
-            why = STOPPING if hub.closed else course.allowed.problem(self._streams.now(), again=due)
+            due, again = clock.monotonic() >= sign_at, clock.monotonic() >= check_at
+            why = STOPPING if hub.closed else course.allowed.problem(self._streams.now(), again=again)
+            if again:
+                check_at = clock.monotonic() + hub.options.keep_alive_s
             if why is None and (body or due):
                 await self._send(send, body + still_here(batch.position) if due else body)
                 sign_at = clock.monotonic() + hub.options.keep_alive_s
             if why is None and batch.caught_up and ends_at is not None and clock.monotonic() >= ends_at:
                 why = ENOUGH
             if why is None:
-                batch, why = await self._next(listener, batch, self._wake_at(sign_at, ends_at))
+                batch, why = await self._next(listener, batch, self._wake_at(min(sign_at, check_at), ends_at))
             if why is not None:
                 await self._send(send, last_words(why), more=False)
                 return
@@ -139,10 +144,10 @@ class EventStream(Response):
             _log.warning("stream_ended", caller=listener.name, error=str(error))
             return batch, OUTAGE
 
-    def _wake_at(self, sign_at: float, ends_at: float | None) -> float:
+    def _wake_at(self, due_at: float, ends_at: float | None) -> float:
         now = self._hub.clock.monotonic()
         expires_at = now + self._course.allowed.identity.expires_at - self._streams.now()
-        return min(sign_at, expires_at, sign_at if ends_at is None else ends_at)
+        return min(due_at, expires_at, due_at if ends_at is None else ends_at)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         """Raises TimeoutError when the listener takes nothing for too long; until then at most one piece waits for it."""

@@ -2,18 +2,20 @@
 
 A ticket is random text that is good for one stream and for half a minute. What it stands for lies in the object store, under its
 digest: any replica can take it, and of those that try at once exactly one gets it, because the store replaces one etag only once.
-Nobody needs a key that signs, and who reads the store or a log can use nothing of it.
+Nobody needs a key that signs, and who reads the store or a log can use nothing of it. It is worth no more than the token that got it:
+once that token's key is not trusted any more, neither is the ticket.
 """
 
 import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trellis.engine.errors import Refused
-from trellis.identity import Identity
+from trellis.identity import Identity, TrustedKey, is_trusted
 from trellis.lifecycles import Role
 from trellis.storage.objects import CREATE, ObjectStore, Stored, if_match
 
@@ -38,6 +40,7 @@ class Tickets:
     """Gives tickets out and takes them back."""
 
     objects: ObjectStore
+    keys: Sequence[TrustedKey]
     now: Callable[[], float]
     new_id: Callable[[], str]
 
@@ -52,6 +55,7 @@ class Tickets:
             "issuer": identity.issuer,
             "expires_at": identity.expires_at,
             "job_id": identity.job_id,
+            "key_id": identity.key_id,
         }
         answer = await self.objects.put(_key(ticket), json.dumps(body).encode(), when=CREATE)
         assert isinstance(answer, Stored), "random text came twice"
@@ -69,9 +73,10 @@ class Tickets:
         told = json.loads(there.body)
         if not told or not isinstance(await self.objects.put(there.key, b"{}", when=if_match(there.etag)), Stored):
             raise TicketRefused(problem="it has been used")
-        roles = frozenset(Role(role) for role in told["roles"])
-        name, issuer, expires_at = told["name"], told["issuer"], told["expires_at"]
-        return Identity(name=name, roles=roles, issuer=issuer, expires_at=expires_at, job_id=told["job_id"])
+        identity = _identity(told)
+        if not is_trusted(identity, self.keys):
+            raise TicketRefused(problem="the key of the token that got it is not trusted any more")
+        return identity
 
     async def clean(self) -> int:
         """Take away some that are over, oldest first; how many."""
@@ -80,6 +85,11 @@ class Tickets:
         for key in over:
             await self.objects.delete(key)
         return len(over)
+
+
+def _identity(told: dict[str, Any]) -> Identity:
+    rest = {name: value for name, value in told.items() if name != "roles"}
+    return Identity(roles=frozenset(Role(role) for role in told["roles"]), **rest)
 
 
 def _key(ticket: str) -> str:

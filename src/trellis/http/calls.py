@@ -64,6 +64,8 @@ class Ask:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     takes: frozenset[int] = frozenset()
     """Answers that are no refusal here, beside 2xx."""
+    timeout_s: float | None = None
+    """For all attempts, where the client's own time does not count."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -83,6 +85,7 @@ class _Tries:
     """What has happened to one request so far."""
 
     began: float
+    timeout_s: float
     attempts: int = 0
     reason: str = "no attempt was over"
     refused: GatewayRefused | None = None
@@ -136,11 +139,12 @@ class Calls:
 
     async def ask(self, ask: Ask) -> Answer:
         """The answer; raises GatewayRefused and its kin, GatewayUnavailable when the time is over."""
-        tries = _Tries(self.clock.monotonic())
+        timeout_s = self.options.timeout_s if ask.timeout_s is None else ask.timeout_s
+        tries = _Tries(self.clock.monotonic(), timeout_s)
         try:
-            return await within(self.clock, self.options.timeout_s, self._until_answered(ask, tries))
+            return await within(self.clock, timeout_s, self._until_answered(ask, tries))
         except TimeoutError:
-            raise self._given_up(ask, tries, self.options.timeout_s) from None
+            raise self._given_up(ask, tries, timeout_s) from None
 
     @asynccontextmanager
     async def stream(self, ask: Ask) -> AsyncGenerator[httpx2.EventSource]:
@@ -176,7 +180,7 @@ class Calls:
                 after_s = tries.refused.retry_after_s
             pause_s = self.pause_s(tries.attempts, after_s)
             tries.attempts += 1
-            if self.clock.monotonic() + pause_s - tries.began >= self.options.timeout_s:
+            if self.clock.monotonic() + pause_s - tries.began >= tries.timeout_s:
                 raise self._given_up(ask, tries, self.clock.monotonic() - tries.began)
             await self.clock.sleep(pause_s)
 

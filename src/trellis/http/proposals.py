@@ -1,8 +1,14 @@
 """Proposals: what agents want changed, and what a person decides."""
 
+from dataclasses import replace
+
 from trellis.http.calls import Ask, Calls, path_of
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import Page, ProposalShape
+
+OPEN = frozenset({"approved", "auto_approved", "applying"})
+"""Approved, and neither applied nor failed yet."""
+AGAIN_S = 1.0
 
 
 class Proposals:
@@ -43,8 +49,15 @@ class Proposals:
         return await self._decide(proposal_id, "reject", note, version, idempotency_key)
 
     async def apply(self, proposal_id: str, *, idempotency_key: str | None = None) -> ProposalShape:
-        """Have an approved proposal applied now."""
-        return await self._calls.post(ProposalShape, path_of("proposals", proposal_id, "apply"), key=idempotency_key)
+        """Have an approved proposal applied now. While another engine is at it, ask again for as long as one call may take."""
+        calls, key = self._calls, self._calls.key(idempotency_key)
+        ends_at = calls.clock.monotonic() + calls.options.timeout_s
+        ask = Ask(method="POST", path=path_of("proposals", proposal_id, "apply"), key=key)
+        found = await calls.asked(ProposalShape, ask)
+        while found.status in OPEN and (left_s := ends_at - calls.clock.monotonic() - AGAIN_S) > 0:
+            await calls.clock.sleep(AGAIN_S)
+            found = await calls.asked(ProposalShape, replace(ask, timeout_s=left_s))
+        return found
 
     async def _decide(
         self, proposal_id: str, decision: str, note: str | None, version: int | None, key: str | None

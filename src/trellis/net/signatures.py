@@ -61,8 +61,8 @@ def signed_headers(key: bytes, *, id_: str, timestamp: int, body: bytes) -> dict
     }
 
 
-def check_signature(headers: Mapping[str, str], body: bytes, keys: Sequence[bytes], *, now: float) -> Signed:
-    """What the headers say, if one of the keys signed it, and lately; raises SignatureRefused."""
+def check_headers(headers: Mapping[str, str], *, now: float) -> Signed:
+    """What the headers say, if they have the right form and are of now; raises SignatureRefused. Nobody has signed it yet."""
     id_, timestamp = headers.get(ID_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     given = headers.get(SIGNATURE_HEADER, "")
     if not given:
@@ -72,19 +72,26 @@ def check_signature(headers: Mapping[str, str], body: bytes, keys: Sequence[byte
         raise SignatureRefused(problem=problem)
     if len(given) > SIGNATURE_CHARS_MAX or len(given.split(" ")) > SIGNATURES_MAX:
         raise SignatureRefused(problem=f"{SIGNATURE_HEADER} has more than {SIGNATURES_MAX} signatures")
+    if abs(now - int(timestamp)) > WINDOW_S:
+        raise SignatureRefused(
+            problem=f"it was signed more than {WINDOW_S:g} s ago or ahead; sign it again when it is sent"
+        )
+    return Signed(id=id_, timestamp=int(timestamp))
+
+
+def check_signature(headers: Mapping[str, str], body: bytes, keys: Sequence[bytes], *, now: float) -> Signed:
+    """What the headers say, if one of the keys signed it, and lately; raises SignatureRefused."""
+    said = check_headers(headers, now=now)
+    given, timestamp = headers.get(SIGNATURE_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     candidates = [one.removeprefix(_VERSION).encode() for one in given.split(" ") if one.startswith(_VERSION)]
-    wanted = [_signature(key, id_, timestamp, body).encode() for key in keys]
+    wanted = [_signature(key, said.id, timestamp, body).encode() for key in keys]
     # All pairs, without stopping at the first: how long it takes says nothing.
     fits = [hmac.compare_digest(one, other) for one in candidates for other in wanted]
     if not any(fits):
         raise SignatureRefused(
             problem="no signature fits; sign id.timestamp.body with the key of this job, as v1,BASE64"
         )
-    if abs(now - int(timestamp)) > WINDOW_S:
-        raise SignatureRefused(
-            problem=f"it was signed more than {WINDOW_S:g} s ago or ahead; sign it again when it is sent"
-        )
-    return Signed(id=id_, timestamp=int(timestamp))
+    return said
 
 
 def _signature(key: bytes, id_: str, timestamp: str, body: bytes) -> str:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
@@ -30,6 +30,8 @@ KEY_CHARS_MAX = 200
 TRACE_CHARS_MAX = 1_000
 SHOWN_CHARS_MAX = 40
 """How much of a refused text its error repeats."""
+RUN_AT_MAX = datetime(3000, 1, 1, tzinfo=UTC)
+"""Far enough for every wish; far from where a date, or a date and some time more, is none any longer."""
 KEY_NAMESPACE = "user:"
 """Callers' concurrency keys live in their own name space, beside `run:` and `queue-job:`."""
 
@@ -159,9 +161,19 @@ def _attempts(value: int) -> int:
 
 
 def _aware(run_at: datetime | None) -> datetime | None:
-    if run_at is not None and run_at.tzinfo is None:
+    """The same moment in UTC; raises OptionInvalid."""
+    if run_at is None:
+        return None
+    if run_at.tzinfo is None:
         raise OptionInvalid(option="run_at", value=run_at, expected="it must have a time zone")
-    return run_at
+    try:
+        moment = run_at.astimezone(UTC)
+    except OverflowError:  # in UTC it would be in the year 0 or 10,000
+        moment = datetime.max.replace(tzinfo=UTC)
+    if moment >= RUN_AT_MAX:
+        expected = f"it must be a moment of the years 1 to {RUN_AT_MAX.year - 1}, in UTC"
+        raise OptionInvalid(option="run_at", value=run_at, expected=expected)
+    return moment
 
 
 def _text(option: str, value: str | None) -> str | None:

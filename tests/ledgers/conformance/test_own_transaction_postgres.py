@@ -123,6 +123,8 @@ async def test_a_type_nobody_knows_is_refused(rig: Rig, shell: asyncpg.Connectio
         "p_concurrency_key => ''",
         "p_delay_s => -1",
         "p_deadline_s => 0",
+        "p_run_at => '20000-01-01'",
+        "p_run_at => 'infinity'",
         "p_priority => 'now'",
     ],
 )

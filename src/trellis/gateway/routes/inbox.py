@@ -104,7 +104,10 @@ async def submit(
     asked: Once,
     response: Response,
 ) -> dict[str, Any]:
-    """Put an entry in. It is judged at once, and what it asks for is made once."""
+    """Put an entry in. It is judged at once, and what it asks for is made once.
+
+    Asked again it tells how the entry stands: one that was `pending` may have been processed, or have expired, since.
+    """
     if body.intent.action in RULES:
         caller.permit(RULES[body.intent.action])
     inbox = instance.inbox(_gateway(caller))

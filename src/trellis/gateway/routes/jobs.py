@@ -21,6 +21,7 @@ from trellis.gateway.owning import checked, is_own, relayed, sees_all
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.problems import Problem
 from trellis.gateway.shapes import PROBLEMS
+from trellis.gateway.wishes import answer_before, keep
 from trellis.http.shapes import EventShape, JobDocument, JobShape, JobWhole
 from trellis.lifecycles import LIFECYCLES, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -174,11 +175,17 @@ async def cancel(
     actor = await checked(caller, "jobs.cancel", instance.ledger, job)
     if asked.key is not None:
         await asked.moved(instance.ledger, job.job_id)
+    before = await answer_before(instance, asked, job.job_id)
+    if before is not None:
+        mark(response, replayed=True)
+        return before
     answer = await instance.ledger.cancel(
         actor, job.job_id, wish.mode, asked.request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=wish.reason
     )
     if isinstance(answer, CancelRequested):
-        return _short(job, job.state, job.version)
+        told = _short(job, job.state, job.version)
+        await keep(instance, asked, told)
+        return told
     return _after(job, answer, actor.role.value, response)
 
 

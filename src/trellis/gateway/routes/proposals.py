@@ -25,7 +25,9 @@ from trellis.runs.applying import APPLYING, FAILED, settled
 from trellis.runs.proposals import NOTE_CHARS_MAX
 from trellis.wiring import SystemClock
 
-APPLY_PATIENCE_S = 30.0
+APPLY_PATIENCE_S = 5.0
+"""Less than any client waits for one answer; who wants to know more asks again."""
+APPLY_RETRY_S = 1
 OPEN = frozenset({"approved", "auto_approved", APPLYING})
 
 router = APIRouter(tags=["proposals"], route_class=StrictRoute)
@@ -102,7 +104,10 @@ async def decide(
     response: Response,
     if_match: Annotated[str | None, Header(description="Decide only about this version.")] = None,
 ) -> dict[str, Any]:
-    """Approve or reject. With If-Match it is about what was seen, or refused. The same decision again is answered as the first."""
+    """Approve or reject. With If-Match it is about what was seen, or refused.
+
+    The answer is the proposal right after this decision, also when the decision comes again and it has been applied since.
+    """
     version, proposal = expected(if_match), JobId(proposal_id)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     answer = await proposals.decide(
@@ -114,18 +119,22 @@ async def decide(
         request_id=asked.request_id,
         version=version,
     )
-    document = await _document(instance.ledger, proposal_id)
     if isinstance(answer, NotMoved):
+        document = await _document(instance.ledger, proposal_id)
         if version is not None and document["version"] != version:
             detail = f"{proposal_id} has version {document['version']} and not {version}: look at it again."
             raise Problem("PRECONDITION_FAILED", detail, headers={"ETag": etag(document["version"])})
         raise _refused(answer, caller)
     mark(response, replayed=replayed)
-    response.headers["ETag"] = etag(document["version"])
-    return document
+    response.headers["ETag"] = etag(answer.version)
+    return await _document(instance.ledger, proposal_id, version=answer.version)
 
 
-@router.post("/proposals/{proposal_id}/apply", response_model=ProposalShape, responses=PROBLEMS)
+@router.post(
+    "/proposals/{proposal_id}/apply",
+    response_model=ProposalShape,
+    responses={**PROBLEMS, 200: {"description": "As it stands; with `Retry-After` while it is not applied yet."}},
+)
 async def apply(
     proposal_id: ProposalId,
     instance: InstanceOf,
@@ -133,7 +142,10 @@ async def apply(
     asked: Once,
     response: Response,
 ) -> dict[str, Any]:
-    """Have an approved proposal applied now, or once more if it failed; it is applied once, however often this is asked."""
+    """Have an approved proposal applied now, or once more if it failed; it is applied once, however often this is asked.
+
+    The answer is how it stands. If somebody else is at it for longer than a few seconds, that is `applying`: ask again after `Retry-After`.
+    """
     state, proposal = (await _document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     engine = instance.apply_engine()
@@ -147,6 +159,8 @@ async def apply(
     document = await _document(instance.ledger, proposal_id)
     mark(response, replayed=replayed)
     response.headers["ETag"] = etag(document["version"])
+    if document["status"] in OPEN:
+        response.headers["Retry-After"] = str(APPLY_RETRY_S)
     return document
 
 
@@ -158,10 +172,11 @@ async def _page(ledger: Ledger, state: str | None, limit: int, cursor: str | Non
     return page([await _document(ledger, job.job_id) for job in found.jobs], found.cursor)
 
 
-async def _document(ledger: Ledger, proposal_id: str) -> dict[str, Any]:
-    """As the ledger has it now; raises ProposalNotFound."""
+async def _document(ledger: Ledger, proposal_id: str, *, version: int | None = None) -> dict[str, Any]:
+    """As the ledger has it now, or had it in this version; raises ProposalNotFound."""
     job = await proposals.found(ledger, proposal_id)
-    return json.loads(proposals.document(job.payload or b"", await ledger.events(job.job_id)))
+    events = [event for event in await ledger.events(job.job_id) if version is None or event.version <= version]
+    return json.loads(proposals.document(job.payload or b"", events))
 
 
 def _refused(answer: NotMoved, caller: Caller) -> InvalidTransition:

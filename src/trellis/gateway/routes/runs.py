@@ -21,6 +21,7 @@ from trellis.gateway.problems import Problem
 from trellis.gateway.remembering import Remembered
 from trellis.gateway.shapes import PROBLEMS
 from trellis.gateway.versions import etag, is_known
+from trellis.gateway.wishes import answer_before, keep
 from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
 from trellis.instance import Instance
 from trellis.lifecycles import Role
@@ -199,8 +200,15 @@ async def cancel(
     wish = body or Stop(mode=CancelMode.SOFT, reason=None)
     found = await find_run(instance.ledger, run_id)
     replayed = await asked.moved(instance.ledger, found)
+    before = await answer_before(instance, asked, found)
+    if before is not None:
+        mark(response, replayed=True)
+        return before
     state = await instance.layer.cancel(found, mode=wish.mode, request_id=asked.request_id, cause=wish.reason)
     if state in ENDED and not await asked.moved(instance.ledger, found):
         raise Problem("INVALID_TRANSITION", f"Run {found} has ended: it is {state}.", status_now=state)
     mark(response, replayed=replayed)
-    return {"run_id": found, "status": state}
+    told = {"run_id": found, "status": state}
+    if state not in ENDED:
+        await keep(instance, asked, told)
+    return told

@@ -26,7 +26,8 @@ def microseconds(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(microseconds=1)
 
 
-_FIRST_US, _LAST_US = (microseconds(at.replace(tzinfo=UTC)) for at in (datetime.min, datetime.max))
+_FIRST_US = microseconds(datetime.min.replace(tzinfo=UTC))
+_LAST_US = microseconds(datetime.max.replace(tzinfo=UTC))
 
 
 def event(row: Row) -> Event:

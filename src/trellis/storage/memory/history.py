@@ -12,17 +12,19 @@ from itertools import islice
 from dulwich.object_store import BaseObjectStore
 from dulwich.objects import Commit, ObjectID
 
+from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import messages
 from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
 from trellis.storage.memory.layout import AgentId, CommitId, count_tokens, is_readable, layer
 from trellis.storage.memory.records import ChangeKind, FileChange, HistoryEntry, HistoryPage
-from trellis.storage.memory.trees import AgentFolder, load_commit
+from trellis.storage.memory.trees import AgentFolder, damaged_at, load_commit
 
 SCAN_MAX = 5_000
 """Commits that one page of a history looks at."""
 SEARCH_MAX = 1_000_000
 """Commits that the search for one version or proposal looks at: more than any repository here has."""
 DIFF_TOKENS_MAX = 500_000
+BEFORE_EXPECTED = "use the `more` of an earlier page"
 
 
 def walk(objects: BaseObjectStore, head: ObjectID | None) -> Iterator[tuple[ObjectID, Commit]]:
@@ -32,6 +34,16 @@ def walk(objects: BaseObjectStore, head: ObjectID | None) -> Iterator[tuple[Obje
         commit = load_commit(objects, name)
         yield name, commit
         name = ObjectID(commit.parents[0]) if commit.parents else None
+
+
+def parent(objects: BaseObjectStore, name: ObjectID) -> ObjectID | None:
+    """The commit before one that a caller names; raises OptionInvalid when there is no such commit."""
+    with damaged_at(name):
+        is_there = name in objects
+        commit = objects[name] if is_there else None
+    if not isinstance(commit, Commit):
+        raise OptionInvalid(option="before", value=name.decode(), expected=BEFORE_EXPECTED)
+    return ObjectID(commit.parents[0]) if commit.parents else None
 
 
 def find_proposal(objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, proposal_id: str) -> ObjectID:

@@ -111,9 +111,7 @@ class MemoryRepository:
         with self._bare.objects() as objects:
             start = self._bare.branch()
             if before is not None:
-                earlier = history.walk(objects, _object_id(before))
-                next(earlier)
-                start = next((name for name, _ in earlier), None)
+                start = history.parent(objects, _object_id(before))
             return history.page(objects, start, agent, limit)
 
     def diff(self, agent_id: str, from_version: int, to_version: int, *, deep: bool = False) -> str:
@@ -193,5 +191,5 @@ class MemoryRepository:
 
 def _object_id(commit: str) -> ObjectID:
     if len(commit) != 40 or not set(commit) <= set("0123456789abcdef"):
-        raise OptionInvalid(option="before", value=commit, expected="use the `more` of an earlier page")
+        raise OptionInvalid(option="before", value=commit, expected=history.BEFORE_EXPECTED)
     return ObjectID(commit.encode())

@@ -166,6 +166,8 @@ begin
     raise exception 'concurrency key or idempotency key is empty or longer than 200' using errcode = 'TR004';
   elsif p_deadline_s <= 0 or p_delay_s > 31622400 or p_deadline_s > 31622400 then
     raise exception 'delay and deadline are positive and at most 366 days' using errcode = 'TR004';
+  elsif p_run_at >= '3000-01-01 00:00:00+00' then  -- PostgreSQL has years that its clients cannot read
+    raise exception 'run_at % is not before the year 3000', p_run_at using errcode = 'TR004';
   end if;
   as_actor := register_actor('sql:' || session_user, as_role);
   print := sha256(convert_to(p_type, 'UTF8') || body);
