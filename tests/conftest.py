@@ -3,11 +3,15 @@
 import asyncio
 import importlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.servers.postgres import PostgresBinaries, PostgresServer, available_servers, running_postgres
+
+# A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.requirement_report", "tests.serial"]
 
