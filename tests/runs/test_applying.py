@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, Lease, RequestId
 from trellis.lifecycles import Role
 from trellis.runs import proposals
@@ -342,3 +343,22 @@ async def test_an_error_that_nobody_foresaw_ends_its_proposal_and_no_other(works
 def test_what_a_proposal_may_not_touch_is_refused(action: str, target: str):
     with pytest.raises(TargetRefused):
         checked_target(action, target)
+
+
+@pytest.mark.requirement("D22", "PIPE-12")
+async def test_a_ledger_that_is_away_for_a_moment_leaves_the_proposal_to_the_next_engine(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+):
+    proposal = await workshop.approved("propose-note", "notes/idea.md", edit("an idea", "create"))
+
+    async def away(job_id: JobId) -> dict[str, bytes]:
+        raise LedgerUnavailable(reason="gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(workshop.stand.ledger, "read_journal", away)
+        with pytest.raises(LedgerUnavailable):
+            await workshop.engine().run_once()
+    assert await workshop.stand.state(proposal.id) == "applying"
+    await workshop.stand.lose_leases()
+    await workshop.engine("other").run_once()
+    assert await workshop.stand.state(proposal.id) == "applied"

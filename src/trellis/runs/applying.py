@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from trellis.engine.clock import Clock
-from trellis.engine.errors import TrellisError
+from trellis.engine.errors import LedgerError, TrellisError
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -152,8 +152,8 @@ class ApplyEngine:
         """Whether it was applied; None when it is another engine's now."""
         try:
             told = await self._do(lease, json.loads(payload))
-        except StoreUnavailable:
-            raise
+        except (StoreUnavailable, LedgerError):
+            raise  # nothing is wrong with the proposal: it is taken up again
         except _Gone:
             return None
         except TrellisError as error:
