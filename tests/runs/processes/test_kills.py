@@ -140,16 +140,22 @@ def representatives(points: list[str]) -> list[str]:
     return sorted([*boundaries, *(kind[len(kind) // 2] for kind in kinds.values())], key=points.index)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        pytest.param(1, marks=pytest.mark.timeout(300)),
+        pytest.param(50, marks=[pytest.mark.prove, pytest.mark.timeout(3600)]),
+    ],
+)
 async def test_a_run_goes_on_after_a_death_at_any_kind_of_point(
-    template: Path, orchestrators: Nursery, tmp_path: Path, figures
+    template: Path, orchestrators: Nursery, tmp_path: Path, figures, rounds: int
 ):
     golden = await undisturbed(template, orchestrators, tmp_path)
     named = " ".join(golden.points)
     assert all(f"do {name}" in named and f"count {name}" in named for name in ids.STEPS)
     for what in ("keep model/01 after", "keep tool/", "submit proposal", "commit after", "put manifest.json", "show 7"):
         assert what in named, f"the run has no point {what!r} any more"
-    chosen = representatives(golden.points)
+    chosen = representatives(golden.points) * rounds
     stories = await all_of(chosen, killed_at, golden, template, orchestrators, tmp_path)
     report(stories, figures)
     assert sum(story.deaths for story in stories) >= 0.9 * len(chosen), "points are not met twice in the same order"
