@@ -28,7 +28,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "ledgers/sqlite/ledger.py": "closes what a failed opening opened, then raises",
     "ledgers/sqlite/migrate.py": "rolls back, then raises",
     "runs/driver.py": "whatever a step raises is the step's failure, with its retries",
-    "runs/orchestrator.py": "one run must not end the process that drives the others",
+    "engine/holding.py": "one run must not end the process that drives the others",
     "runs/applying.py": "whatever one proposal raises is told in it, and the others go on",
     "cli/applications.py": "importing the user's module may raise anything",
 }

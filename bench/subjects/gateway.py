@@ -27,13 +27,13 @@ from bench.task import Task
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.gateway import GatewayOptions, create_app
 from trellis.gateway.hub import StreamOptions
-from trellis.gateway.server import ServerOptions, listen, serve_gateway
 from trellis.identity import issue, symmetric_key
 from trellis.instance import open_instance
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.runs.layer import TriggerKind
 from trellis.settings import read_settings
+from trellis.web.server import ServerOptions, listen, serve_gateway
 from trellis.wiring import new_id
 
 KEY = symmetric_key(b"for the benchmark: 32 bytes.....", issuer="bench")

@@ -25,7 +25,7 @@ from trellis.lifecycles.run import RUN
 from trellis.runs import ids
 from trellis.runs.documents import Request
 from trellis.runs.driver import Driver, DriverOptions
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunHeartbeat, accept
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, accept
 from trellis.runs.projector import Projector
 from trellis.runs.published import Published
 from trellis.runs.publishing import Publisher
@@ -76,7 +76,7 @@ async def worker(task: Task) -> None:
         published = Published(objects, clock, publisher).reached
         services.append(Projector(ledger=ledger, actor=actor, publisher=publisher, clock=clock))
     orchestrator = _orchestrator(ledger, published, clock, task)
-    services += [orchestrator, RunHeartbeat(orchestrator=orchestrator)]
+    services += [orchestrator(orchestrator=orchestrator)]
     rng, never = random.Random(1), asyncio.Event()
     await asyncio.gather(*(serve(service, clock, rng, never) for service in services))
 

@@ -15,6 +15,7 @@ from trellis.agents.desk import Limits
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
 from trellis.engine.errors import SettingsInvalid
+from trellis.engine.holding import Heartbeat
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import Retention, Service, Sweeper, serve
@@ -29,7 +30,7 @@ from trellis.runs.health import AgentHealth
 from trellis.runs.inbox import Inbox, InboxKeeper
 from trellis.runs.layer import BuiltinLayer
 from trellis.runs.offering import Offering
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunHeartbeat
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.published import Published
 from trellis.runs.publishing import Publisher
@@ -192,7 +193,7 @@ class Instance:
         )
         return [
             orchestrator,
-            RunHeartbeat(orchestrator=orchestrator),
+            Heartbeat(holder=orchestrator, name="run-heartbeat"),
             projector,
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import LINK, ROOT, run
-from trellis.gateway.bodies import (
+from trellis.settings import Settings
+from trellis.web.bodies import (
     BODY_BYTES_MAX,
     BODY_S,
     DEPTH_MAX,
@@ -13,8 +14,7 @@ from trellis.gateway.bodies import (
     PIECES_MAX,
     UNDER_WAY_BYTES_MAX,
 )
-from trellis.gateway.server import ServerOptions
-from trellis.settings import Settings
+from trellis.web.server import ServerOptions
 
 PAGE = ROOT / "docs" / "how-to" / "secure.md"
 

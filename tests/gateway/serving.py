@@ -12,10 +12,10 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from trellis.gateway import GatewayOptions, create_app
-from trellis.gateway.server import ServerOptions, listen, serve_gateway
 from trellis.identity import TrustedKey
 from trellis.instance import Instance, open_instance
 from trellis.settings import Settings, read_settings
+from trellis.web.server import ServerOptions, listen, serve_gateway
 from trellis.wiring import new_id
 
 PATIENCE_S = 30.0

@@ -17,8 +17,8 @@ from trellis.engine.errors import NotAllowed
 from trellis.engine.matrices import RULES, Grant, permit
 from trellis.gateway import callbacks
 from trellis.gateway.callers import Requires
-from trellis.gateway.limits import REFUSALS_PER_MINUTE_MAX
 from trellis.lifecycles import Role
+from trellis.web.limits import REFUSALS_PER_MINUTE_MAX
 
 # --- the matrices of document 000, section 4, row by row ---------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from tests.gateway.door import KEY, Door, opened, token
 from trellis.engine.errors import TokenExpired, TokenRefused
-from trellis.gateway import callers
 from trellis.identity import (
     AUDIENCE,
     Identity,
@@ -28,6 +27,8 @@ from trellis.identity import (
     verify,
 )
 from trellis.lifecycles import Role
+from trellis.web import tokens as tokens_module
+from trellis.web.tokens import VerifiedTokens
 
 ISSUER = "https://issuer.example.test"
 SECRET = b"for tests of the door: 32 bytes."
@@ -340,8 +341,8 @@ def test_a_token_is_verified_once_and_not_longer_than_it_is_good(monkeypatch: py
         looked.append(shown)
         return verify(shown, keys, now=now)
 
-    monkeypatch.setattr(callers, "verify", look)
-    tokens, shown, changed = callers.VerifiedTokens(), token(ttl_s=60), token(ttl_s=60)[:-4] + "AAAA"
+    monkeypatch.setattr(tokens_module, "verify", look)
+    tokens, shown, changed = VerifiedTokens(), token(ttl_s=60), token(ttl_s=60)[:-4] + "AAAA"
     first = tokens.verify(shown, [KEY], now=time.time())
     assert tokens.verify(shown, [KEY], now=time.time() + 50) is first
     assert looked == [shown]
@@ -354,8 +355,8 @@ def test_a_token_is_verified_once_and_not_longer_than_it_is_good(monkeypatch: py
 
 
 def test_no_more_tokens_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(callers, "TOKENS_MAX", 2)
-    tokens, shown = callers.VerifiedTokens(), [token(name=name) for name in ("a", "b", "c")]
+    monkeypatch.setattr(tokens_module, "TOKENS_MAX", 2)
+    tokens, shown = VerifiedTokens(), [token(name=name) for name in ("a", "b", "c")]
     for one in [*shown[:2], shown[0], shown[2]]:
         tokens.verify(one, [KEY], now=time.time())
     assert [identity.name for identity in tokens._known.values()] == ["a", "c"]

@@ -13,11 +13,12 @@ from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.door import Door, opened, token
 from tests.gateway.test_callbacks import JOB, NOW, SECRET
 from tests.gateway.world import LOGICIAN, make_world
-from trellis.gateway import bodies, idempotency
-from trellis.gateway.bodies import ERRORS_TOLD_MAX, INLINE_BYTES_MAX, PIECES_MAX, parse
-from trellis.gateway.problems import Problem
+from trellis.gateway import idempotency
 from trellis.lifecycles import Role
 from trellis.net.signatures import job_key, signed_headers
+from trellis.web import bodies
+from trellis.web.bodies import ERRORS_TOLD_MAX, INLINE_BYTES_MAX, PIECES_MAX, parse
+from trellis.web.problems import Problem
 
 JSON = {"content-type": "application/json"}
 TEN_MIB = 10 * 1024 * 1024

@@ -19,12 +19,12 @@ from tests.gateway.door import KEY, Door, opened, token
 from tests.gateway.serving import serving
 from trellis.agents.catalog import agent_key
 from trellis.engine.errors import TrellisError
-from trellis.gateway.bodies import StrictRoute
 from trellis.runs import ids
 from trellis.runs.timetable import schedule_key
 from trellis.settings import Settings
 from trellis.storage.keys import checked_key, is_key, object_key
 from trellis.storage.names import file_path
+from trellis.web.bodies import StrictRoute
 
 NAMES = 50_000
 SAMPLED = 150

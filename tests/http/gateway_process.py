@@ -16,13 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.faults.nursery import tend
 from trellis.gateway import create_app
-from trellis.gateway.server import ServerOptions, listen, serve_gateway
 from trellis.identity import symmetric_key
 from trellis.instance import open_instance
 from trellis.ledgers.postgres import ledger as _postgres  # noqa: F401 - imported before the fork
 from trellis.ledgers.sqlite import ledger as _sqlite  # noqa: F401 - imported before the fork
 from trellis.settings import Settings
 from trellis.storage import local as _local  # noqa: F401 - imported before the fork
+from trellis.web.server import ServerOptions, listen, serve_gateway
 from trellis.wiring import ISSUER, new_id
 
 POINTS = ("before", "stored", "half")

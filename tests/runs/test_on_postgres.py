@@ -11,6 +11,7 @@ import pytest
 
 from tests.runs.conftest import GATEWAY, Steps
 from tests.servers.postgres import PostgresServer
+from trellis.engine.holding import Heartbeat
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
@@ -20,7 +21,7 @@ from trellis.lifecycles import Role
 from trellis.runs import ids
 from trellis.runs.documents import Request
 from trellis.runs.driver import Driver, DriverOptions
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunHeartbeat
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector
 from trellis.runs.published import Published
 from trellis.runs.publishing import Publisher
@@ -69,7 +70,7 @@ def services(ledger: Ledger, objects: ObjectStore, steps: Steps, name: str) -> l
         publisher=Publisher(objects),
         clock=clock,
     )
-    return [orchestrator, RunHeartbeat(orchestrator=orchestrator), projector]
+    return [orchestrator, Heartbeat(holder=orchestrator, name="run-heartbeat"), projector]
 
 
 @pytest.mark.requirement("PIPE-2", "PIPE-3", "PIPE-10", "RUN-3", "OBS-1", "D14", "D16")

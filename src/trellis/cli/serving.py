@@ -9,9 +9,9 @@ from trellis.cli.invocation import Cli, sqlite_path
 from trellis.cli.up import GATEWAY, say_ready, say_services
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
-from trellis.gateway.server import Listening, ServerOptions, listen, serve_gateway
 from trellis.identity import TrustedKey
 from trellis.instance import open_instance, role_of
+from trellis.web.server import Listening, ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, is_key_configured, new_id, process_name, trusted_keys
 
 LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})

@@ -9,12 +9,9 @@ from fastapi import FastAPI
 
 from trellis.engine.clock import Clock
 from trellis.engine.errors import NotAllowed
-from trellis.gateway import callbacks, problems
-from trellis.gateway.bodies import BodiesUnderWay
+from trellis.gateway import callbacks
 from trellis.gateway.callers import Gateway
-from trellis.gateway.correlation import Correlation
 from trellis.gateway.hub import Hub, StreamOptions
-from trellis.gateway.limits import RateLimits, RefusalBounds
 from trellis.gateway.refusals import refused
 from trellis.gateway.remembering import Remembered
 from trellis.gateway.routes import agents, dead_letters, inbox, jobs, memory, proposals, rules, runs, stream, system
@@ -22,6 +19,10 @@ from trellis.gateway.streaming import Streams
 from trellis.gateway.tickets import Tickets
 from trellis.identity import TrustedKey
 from trellis.instance import Instance
+from trellis.web import problems
+from trellis.web.bodies import BodiesUnderWay
+from trellis.web.correlation import Correlation
+from trellis.web.limits import RateLimits, RefusalBounds
 from trellis.wiring import SystemClock
 
 DESCRIPTION = """Run AI agents and background jobs so that nothing is lost, nothing happens twice, and a person stays in control.

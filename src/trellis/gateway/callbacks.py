@@ -25,12 +25,9 @@ from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import JOB_ID_PATTERN, Actor, JobId
 from trellis.engine.matrices import permit
 from trellis.engine.records import Job
-from trellis.gateway.bodies import StrictRoute, parse
 from trellis.gateway.callers import InstanceOf
 from trellis.gateway.idempotency import mark
-from trellis.gateway.problems import Problem, correlation_of
 from trellis.gateway.refusals import record
-from trellis.gateway.shapes import PROBLEMS
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -38,6 +35,9 @@ from trellis.net.signatures import SIGNATURE_HEADER, SignatureRefused, Signed, c
 from trellis.runs import documents
 from trellis.storage.keys import object_key
 from trellis.storage.objects import CREATE, Stored
+from trellis.web.bodies import StrictRoute, parse
+from trellis.web.problems import Problem, correlation_of
+from trellis.web.shapes import PROBLEMS
 
 FOLDER = "callbacks"
 EXPECTED_IN = "NOTEBOOKLM_CALL"

@@ -3,52 +3,25 @@
 Authority comes before existence: a role without the right learns nothing, not even whether a thing is there.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPAuthorizationCredentials
 
 from trellis.engine.authority import Principal
 from trellis.engine.jobs import Actor
 from trellis.engine.matrices import permit
-from trellis.gateway.limits import RateLimits, RefusalBounds
-from trellis.gateway.problems import Problem, correlation_of
-from trellis.identity import Identity, TrustedKey, verify
+from trellis.identity import Identity, TrustedKey
 from trellis.instance import Instance
+from trellis.web.limits import RateLimits, RefusalBounds
+from trellis.web.problems import Problem, correlation_of
+from trellis.web.tokens import VerifiedTokens, bearer
 
 KEY_CHARS_MAX = 200
 WHO = "trellis.who"
-TOKENS_MAX = 1_000
-
-bearer = HTTPBearer(auto_error=False, description="A token of `trellis token issue --role ROLE`.")
-
-
-@dataclass(slots=True)
-class VerifiedTokens:
-    """Tokens that were verified, so that a signature is looked at once and not in every request.
-
-    Only good ones, by digest, while they last; all are forgotten when the keys are not the same objects any more.
-    """
-
-    _keys: tuple[TrustedKey, ...] = ()
-    _known: dict[bytes, Identity] = field(default_factory=dict[bytes, Identity])
-
-    def verify(self, token: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
-        """As `identity.verify`."""
-        trusted, digest = tuple(keys), hashlib.sha256(token.encode(errors="surrogatepass")).digest()
-        if [*map(id, trusted)] != [*map(id, self._keys)]:
-            self._known.clear()
-            self._keys = trusted
-        known = self._known.pop(digest, None)
-        identity = known if known is not None and known.expires_at > now else verify(token, trusted, now=now)
-        if len(self._known) >= TOKENS_MAX:
-            del self._known[next(iter(self._known))]  # the one that was not used for the longest time
-        self._known[digest] = identity
-        return identity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

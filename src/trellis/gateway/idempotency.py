@@ -19,9 +19,9 @@ from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.jobs import JobId, Mismatch, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import IdempotencyKey, Recorded
-from trellis.gateway.bodies import beside
 from trellis.gateway.callers import KeyHeader, authenticate
 from trellis.identity import Identity
+from trellis.web.bodies import beside
 from trellis.wiring import new_id
 
 HEADER = "Idempotency-Replayed"

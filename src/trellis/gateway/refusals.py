@@ -14,9 +14,9 @@ from trellis.engine.authority import Principal
 from trellis.engine.errors import LedgerError, NotAllowed
 from trellis.engine.logs import log_of
 from trellis.gateway.callers import gateway_of
-from trellis.gateway.problems import Problem, answer, correlation_of
 from trellis.runs import documents, ids
 from trellis.storage.objects import CREATE, StoreError
+from trellis.web.problems import Problem, answer, correlation_of
 
 EVENT = "access.refused"
 PATH_CHARS_MAX = 300

@@ -1,6 +1,6 @@
 """Versions as HTTP names them: an ETag is a document's version, so a client can ask for news and decide about what it saw."""
 
-from trellis.gateway.problems import Problem
+from trellis.web.problems import Problem
 
 
 def etag(version: int) -> str:

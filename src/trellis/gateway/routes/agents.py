@@ -7,14 +7,14 @@ from fastapi import APIRouter, Path
 
 from trellis.agents.catalog import Agent, AgentMissing
 from trellis.agents.definition import AgentMalformed, AgentStatus
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.problems import Problem
-from trellis.gateway.shapes import PROBLEMS
 from trellis.http.shapes import AgentShape
 from trellis.runs.health import set_status
 from trellis.runs.publishing import Publisher
+from trellis.web.bodies import StrictRoute
+from trellis.web.problems import Problem
+from trellis.web.shapes import PROBLEMS
 from trellis.wiring import new_id
 
 router = APIRouter(tags=["agents"], route_class=StrictRoute)

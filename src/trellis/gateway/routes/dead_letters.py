@@ -7,15 +7,15 @@ from fastapi import APIRouter, Path, Query
 
 from trellis.engine.jobs import JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, JobFilter
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once
 from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page
-from trellis.gateway.problems import Problem
-from trellis.gateway.shapes import PROBLEMS
 from trellis.http.shapes import DeadLetterShape, Requeued
 from trellis.operations.letters import letter_of
 from trellis.runs.documents import timestamp
+from trellis.web.bodies import StrictRoute
+from trellis.web.problems import Problem
+from trellis.web.shapes import PROBLEMS
 
 DEAD = "dead_lettered"
 REQUEUE_MAX = LIMIT_MAX

@@ -12,17 +12,17 @@ from fastapi import APIRouter, Query, Request, Response
 
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import JobFilter
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
 from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.shapes import PROBLEMS
 from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken
 from trellis.lifecycles import Role
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.runs import ids
 from trellis.runs.documents import timestamp
 from trellis.runs.inbox import RULES, Entry, Standing
+from trellis.web.bodies import StrictRoute
+from trellis.web.shapes import PROBLEMS
 from trellis.wiring import new_id
 
 TTL_HOURS_DEFAULT = 72.0

@@ -14,13 +14,10 @@ from trellis.engine.errors import InvalidTransition, JobNotFound
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, CancelMode, CancelRequested, JobId, Mismatch, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, WorkerSeen
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.owning import checked, is_own, relayed, sees_all
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.problems import Problem
-from trellis.gateway.shapes import PROBLEMS
 from trellis.gateway.wishes import answer_before, keep
 from trellis.http.shapes import EventShape, JobDocument, JobShape, JobWhole
 from trellis.lifecycles import LIFECYCLES, Trigger
@@ -29,6 +26,9 @@ from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.runs.documents import timestamp
+from trellis.web.bodies import StrictRoute
+from trellis.web.problems import Problem
+from trellis.web.shapes import PROBLEMS
 from trellis.wiring import new_id
 from trellis.worker.kinds import JobAsked, job_of
 

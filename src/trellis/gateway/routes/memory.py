@@ -10,11 +10,9 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
 from trellis.engine.jobs import Actor
-from trellis.gateway.bodies import LargeBodyRoute
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.shapes import PROBLEMS
 from trellis.http.shapes import MemoryChange, MemoryRead
 from trellis.instance import Instance
 from trellis.lifecycles import Role
@@ -25,6 +23,8 @@ from trellis.runs.targets import LOGIC_FILE, TEXT_BYTES_MAX
 from trellis.storage.memory import DeepPart, HistoryEntry, Operation, ReadMode
 from trellis.storage.memory.layout import CommitId
 from trellis.storage.memory.updates import CONTENT_BYTES_MAX, RESOLUTION_CHARS_MAX, SECTION_CHARS_MAX, UPDATES_MAX
+from trellis.web.bodies import LargeBodyRoute
+from trellis.web.shapes import PROBLEMS
 
 DEEP_LIMIT_DEFAULT = 5
 DEEP_LIMIT_MAX = 100

@@ -11,18 +11,18 @@ from trellis.engine.errors import InvalidTransition
 from trellis.engine.jobs import JobId, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.problems import Problem
-from trellis.gateway.shapes import PROBLEMS
 from trellis.gateway.versions import etag, expected, is_known
 from trellis.http.shapes import ProposalShape
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.applying import APPLYING, FAILED, settled
 from trellis.runs.proposals import NOTE_CHARS_MAX
+from trellis.web.bodies import StrictRoute
+from trellis.web.problems import Problem
+from trellis.web.shapes import PROBLEMS
 from trellis.wiring import SystemClock
 
 APPLY_PATIENCE_S = 5.0

@@ -6,12 +6,12 @@ import pydantic
 from fastapi import APIRouter, Path
 
 from trellis.engine.matrices import RULES
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import Caller, requires
 from trellis.gateway.pages import Page, page
-from trellis.gateway.problems import Problem
-from trellis.gateway.shapes import PROBLEMS
 from trellis.lifecycles import LIFECYCLES, Lifecycle
+from trellis.web.bodies import StrictRoute
+from trellis.web.problems import Problem
+from trellis.web.shapes import PROBLEMS
 
 router = APIRouter(tags=["rules"], route_class=StrictRoute)
 

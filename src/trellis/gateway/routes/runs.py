@@ -13,13 +13,10 @@ from fastapi.responses import JSONResponse
 
 from trellis.engine.jobs import Actor, CancelMode, JobId
 from trellis.engine.records import JobFilter
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.problems import Problem
 from trellis.gateway.remembering import Remembered
-from trellis.gateway.shapes import PROBLEMS
 from trellis.gateway.versions import etag, is_known
 from trellis.gateway.wishes import answer_before, keep
 from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
@@ -31,6 +28,9 @@ from trellis.runs.documents import Request as RunRequest
 from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import TriggerKind
 from trellis.runs.lookup import find_run
+from trellis.web.bodies import StrictRoute
+from trellis.web.problems import Problem
+from trellis.web.shapes import PROBLEMS
 from trellis.wiring import new_id
 
 POLL_S = 5

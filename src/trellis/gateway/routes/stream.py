@@ -7,16 +7,16 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials
 
 from trellis.engine.authority import Principal
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import Caller, Requires, authenticate, bearer, gateway_of, requires
 from trellis.gateway.events import StreamType, Wanted, view_of
-from trellis.gateway.problems import Problem
-from trellis.gateway.shapes import PROBLEMS
 from trellis.gateway.streaming import MEDIA_TYPE, Course, EventStream, Pass, Streams, streams_of
 from trellis.gateway.tickets import TICKET_CHARS_MAX, TTL_S
 from trellis.http.shapes import EXAMPLE_RUN
 from trellis.identity import Identity
 from trellis.lifecycles import LIFECYCLES
+from trellis.web.bodies import StrictRoute
+from trellis.web.problems import Problem
+from trellis.web.shapes import PROBLEMS
 
 RULE = "events.read"
 FOR_S_MAX = 24 * 3600.0

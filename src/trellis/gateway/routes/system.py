@@ -5,10 +5,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from trellis.engine.errors import TrellisError
-from trellis.gateway.bodies import StrictRoute
 from trellis.gateway.callers import InstanceOf
 from trellis.http.shapes import Health
 from trellis.storage.objects import StoreUnavailable
+from trellis.web.bodies import StrictRoute
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
 

@@ -11,7 +11,7 @@ from math import ceil
 from fastapi import Request
 
 from trellis.engine.authority import Principal
-from trellis.gateway.problems import Problem
+from trellis.web.problems import Problem
 
 BUCKETS_MAX = 10_000
 REFUSALS_PER_MINUTE_MAX = 10

@@ -4,7 +4,7 @@ from typing import Any
 
 import pydantic
 
-from trellis.gateway.problems import MEDIA_TYPE
+from trellis.web.problems import MEDIA_TYPE
 
 
 class ProblemShape(pydantic.BaseModel):

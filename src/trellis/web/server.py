@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trellis.engine.errors import KeyUnusable, SettingsInvalid, TrellisError
-from trellis.gateway.problems import MEDIA_TYPE, Problem, document
+from trellis.web.problems import MEDIA_TYPE, Problem, document
 
 ADDRESSES_MAX = 8
 BACKLOG = 2_048

@@ -9,15 +9,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 import pydantic
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from trellis.engine.text import is_storable
-from trellis.gateway.callers import Requires
-from trellis.gateway.problems import Problem
+from trellis.web.problems import Problem
 
 BODY_BYTES_MAX = 1024 * 1024
 LARGE_BODY_BYTES_MAX = 10 * 1024 * 1024
@@ -38,6 +37,15 @@ Made = TypeVar("Made")
 
 # A text whose end is missing goes to the end of the body: every character is looked at once, whatever is wrong.
 _PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[,\[{\]}]', re.DOTALL)
+
+
+@runtime_checkable
+class Admits(Protocol):
+    """A dependency of a route that can say no before anything of the body is read."""
+
+    async def admit(self, request: Request) -> None:
+        """Raise what asking would raise."""
+        ...
 
 
 class BodiesUnderWay:
@@ -118,7 +126,7 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's own handler, on a strict request."""
         handle, takes_body = super().get_route_handler(), self.body_field is not None
-        rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, Requires)]
+        rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, Admits)]
 
         async def strictly(request: Request) -> Response:
             _check_address(request)
