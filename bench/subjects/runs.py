@@ -76,7 +76,7 @@ async def worker(task: Task) -> None:
         published = Published(objects, clock, publisher).reached
         services.append(Projector(ledger=ledger, actor=actor, publisher=publisher, clock=clock))
     orchestrator = _orchestrator(ledger, published, clock, task)
-    services += [orchestrator(orchestrator=orchestrator)]
+    services += (orchestrator, Heartbeat(holder=orchestrator, name="run-heartbeat"))
     rng, never = random.Random(1), asyncio.Event()
     await asyncio.gather(*(serve(service, clock, rng, never) for service in services))
 

@@ -22,6 +22,9 @@ FILE_NAME = "trellis.toml"
 LEDGER_DEFAULT = "sqlite:///trellis.db"
 HOST_DEFAULT = "127.0.0.1"
 PORT_DEFAULT = 8420
+NLM_PORT_DEFAULT = 8421
+PROJECT_DEFAULT = "trellis"
+OUTGOING_MAX = 50
 
 
 _SECRETS = ("key", "token", "ledger", "url")
@@ -61,6 +64,30 @@ class Settings(pydantic.BaseModel):
     nlm_base_url: str | None = None
     nlm_model: str | None = None
     nlm_key: pydantic.SecretStr | None = None
+    nlm_backend: str | None = None
+    """`http://host:port` of the NLM backend that queue jobs are given to; by default the one in the same process."""
+    nlm_host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
+    """Where the NLM backend listens. Anything but this machine needs a configured key."""
+    nlm_port: int = pydantic.Field(NLM_PORT_DEFAULT, ge=0, le=65_535)
+    """0 takes a free one."""
+    nlm_ledger: str | None = None
+    """The NLM backend's own ledger; by default `nlm.db` beside an SQLite ledger, else in the working folder."""
+    nlm_concurrency: int = pydantic.Field(4, ge=1, le=100)
+    """Jobs that the NLM backend works on at the same time."""
+    nlm_per_second: float | None = pydantic.Field(None, gt=0, le=1_000)
+    """How many questions a second the NLM backend asks its provider; None for any number."""
+    project: str = pydantic.Field(PROJECT_DEFAULT, min_length=1, max_length=200)
+    """The project whose artifacts these are; the first 16 hexadecimal digits of its SHA-256 stand in their keys."""
+    artifact_days: int = pydantic.Field(90, ge=1, le=36_500)
+    """How old a finalized artifact must be before a cleanup may remove it."""
+    job_timeout_s: float = pydantic.Field(600.0, gt=0, le=86_400)
+    """How long one execution of a queue job may take."""
+    operator_window_s: float = pydantic.Field(900.0, ge=0, le=30 * 86_400)
+    """How long a failed queue job waits for a person before it is dead."""
+    outgoing: Annotated[
+        tuple[Annotated[str, pydantic.Field(max_length=300)], ...], pydantic.BeforeValidator(_listed)
+    ] = pydantic.Field((), max_length=OUTGOING_MAX)
+    """Origins (`https://host`, `http://host:port`) that callbacks and snapshots may use although they are not public; separated by commas."""
     model_base_url: str | None = None
     """The server behind agents' `openai:` models."""
     model_key: pydantic.SecretStr | None = None

@@ -1,0 +1,169 @@
+"""What an artifact holds, by its type (document 000, 3.2; ART-2, JQ-13). What does not fit is refused; everything has a bound."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import pydantic
+
+from trellis.engine.errors import InputError
+
+TITLE_CHARS_MAX = 500
+TEXT_CHARS_MAX = 200_000
+LINE_CHARS_MAX = 4_000
+REF_CHARS_MAX = 500
+ITEMS_MAX = 200
+DRAFT_FIELDS_MAX = 200
+PROBLEMS_MAX = 5
+
+Ref = Annotated[str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX)]
+Line = Annotated[str, pydantic.Field(min_length=1, max_length=LINE_CHARS_MAX)]
+Slug = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
+
+
+class ArtifactType(StrEnum):
+    """What an artifact is."""
+
+    RESEARCH_BRIEF = "RESEARCH_BRIEF"
+    BRIEF = "BRIEF"
+    PREPROCESSED_PROPOSAL = "PREPROCESSED_PROPOSAL"
+
+
+class JobType(StrEnum):
+    """What a queue job asks for."""
+
+    RESEARCH = "RESEARCH"
+    BRIEF = "BRIEF"
+    PROPOSAL_PREPROCESS = "PROPOSAL_PREPROCESS"
+
+
+YIELDS: Mapping[JobType, ArtifactType] = MappingProxyType(
+    {
+        JobType.RESEARCH: ArtifactType.RESEARCH_BRIEF,
+        JobType.BRIEF: ArtifactType.BRIEF,
+        JobType.PROPOSAL_PREPROCESS: ArtifactType.PREPROCESSED_PROPOSAL,
+    }
+)
+"""What each kind of job makes, and nothing else (JQ-13)."""
+
+
+class ContentInvalid(InputError):
+    """The content is no {type}: {problems}."""
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Section(_Strict):
+    """A part of a research brief; `sources` are refs of the artifact's sources."""
+
+    heading: Annotated[str, pydantic.Field(min_length=1, max_length=TITLE_CHARS_MAX)]
+    body: Annotated[str, pydantic.Field(min_length=1, max_length=TEXT_CHARS_MAX)]
+    sources: Annotated[tuple[Ref, ...], pydantic.Field(max_length=ITEMS_MAX)]
+
+
+class ResearchBrief(_Strict):
+    """What the sources say about a question."""
+
+    title: Annotated[str, pydantic.Field(min_length=1, max_length=TITLE_CHARS_MAX)]
+    summary: Annotated[str, pydantic.Field(min_length=1, max_length=TEXT_CHARS_MAX)]
+    sections: Annotated[tuple[Section, ...], pydantic.Field(max_length=ITEMS_MAX)]
+    conclusions: Annotated[tuple[Line, ...], pydantic.Field(max_length=ITEMS_MAX)]
+    open_questions: Annotated[tuple[Line, ...], pydantic.Field(max_length=ITEMS_MAX)]
+
+
+class Brief(_Strict):
+    """A short text, with the entities it names."""
+
+    title: Annotated[str, pydantic.Field(min_length=1, max_length=TITLE_CHARS_MAX)]
+    body: Annotated[str, pydantic.Field(min_length=1, max_length=TEXT_CHARS_MAX)]
+    entity_map: Annotated[
+        dict[Slug, Annotated[str, pydantic.Field(max_length=TITLE_CHARS_MAX)]], pydantic.Field(max_length=ITEMS_MAX)
+    ]
+    word_count: Annotated[int, pydantic.Field(ge=0, le=TEXT_CHARS_MAX)]
+
+    @pydantic.model_validator(mode="after")
+    def _counts_right(self) -> "Brief":
+        words = len(self.body.split())
+        if self.word_count != words:
+            raise ValueError(f"word_count is {self.word_count} and the body has {words} words")
+        return self
+
+
+class Severity(StrEnum):
+    """How bad an issue of a draft is."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Issue(_Strict):
+    """What is wrong with a field of a draft."""
+
+    field: Annotated[str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX)]
+    severity: Severity
+    message: Line
+
+
+class EntityMatch(_Strict):
+    """A text of the draft that names a known entity."""
+
+    text: Annotated[str, pydantic.Field(min_length=1, max_length=LINE_CHARS_MAX)]
+    entity_id: Slug
+    confidence: Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
+
+
+class PreprocessedProposal(_Strict):
+    """A draft as it came, the same draft enriched, and what was found."""
+
+    original: Annotated[dict[str, Any], pydantic.Field(max_length=DRAFT_FIELDS_MAX)]
+    enriched: Annotated[dict[str, Any], pydantic.Field(max_length=DRAFT_FIELDS_MAX)]
+    issues: Annotated[tuple[Issue, ...], pydantic.Field(max_length=ITEMS_MAX)]
+    entity_matches: Annotated[tuple[EntityMatch, ...], pydantic.Field(max_length=ITEMS_MAX)]
+
+
+class ArtifactSource(_Strict):
+    """Where something comes from, in the source's own words (ART-6)."""
+
+    ref: Ref
+    excerpt: Annotated[str, pydantic.Field(min_length=1, max_length=LINE_CHARS_MAX)]
+
+
+MODELS: Mapping[ArtifactType, type[pydantic.BaseModel]] = MappingProxyType(
+    {
+        ArtifactType.RESEARCH_BRIEF: ResearchBrief,
+        ArtifactType.BRIEF: Brief,
+        ArtifactType.PREPROCESSED_PROPOSAL: PreprocessedProposal,
+    }
+)
+
+
+class Draft(_Strict):
+    """What the NLM backend makes of an answer: all of an artifact that is not the registry's."""
+
+    type: ArtifactType
+    entity_refs: Annotated[tuple[Slug, ...], pydantic.Field(max_length=ITEMS_MAX)] = ()
+    tags: Annotated[
+        tuple[Annotated[str, pydantic.Field(min_length=1, max_length=100)], ...], pydantic.Field(max_length=50)
+    ] = ()
+    content: dict[str, Any]
+    sources: Annotated[tuple[ArtifactSource, ...], pydantic.Field(max_length=ITEMS_MAX)] = ()
+
+
+def checked(type_: ArtifactType, content: Mapping[str, Any], refs: frozenset[str]) -> dict[str, Any]:
+    """The content as it is stored; raises ContentInvalid. A section may name only refs that the artifact's sources have."""
+    try:
+        made = MODELS[type_].model_validate(dict(content))
+    except pydantic.ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
+        problems = "; ".join(f"{'/'.join(map(str, one['loc'])) or 'content'}: {one['msg']}" for one in found)
+        raise ContentInvalid(type=type_.value, problems=problems) from None
+    if isinstance(made, ResearchBrief):
+        missing = sorted({ref for section in made.sections for ref in section.sources} - refs)
+        if missing:
+            problems = f"a section cites {missing[0]!r}, which is not among the artifact's sources"
+            raise ContentInvalid(type=type_.value, problems=problems)
+    return made.model_dump(mode="json")
