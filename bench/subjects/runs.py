@@ -16,6 +16,7 @@ import trellis.storage.local  # noqa: F401 - as above
 from bench.marks import Marker
 from bench.task import Task
 from trellis.engine.clock import Clock
+from trellis.engine.holding import Heartbeat
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
