@@ -28,7 +28,9 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "ledgers/sqlite/ledger.py": "closes what a failed opening opened, then raises",
     "ledgers/sqlite/migrate.py": "rolls back, then raises",
     "runs/driver.py": "whatever a step raises is the step's failure, with its retries",
+    "queue/driver.py": "whatever a stage raises is the attempt's failure, with its backoff",
     "engine/holding.py": "one run must not end the process that drives the others",
+    "nlm_backend/driver.py": "whatever a stage raises ends its execution, with a callback that says so",
     "runs/applying.py": "whatever one proposal raises is told in it, and the others go on",
     "cli/applications.py": "importing the user's module may raise anything",
 }

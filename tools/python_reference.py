@@ -31,7 +31,7 @@ common [errors](#errors). The words are defined in the
 """
 OPTION, DEFAULT, MEANING = "Option", "Default", "Meaning"
 
-OVER_HTTP = ("runs", "agents", "proposals", "jobs", "dead_letters", "memory", "inbox")
+OVER_HTTP = ("runs", "agents", "proposals", "artifacts", "jobs", "dead_letters", "memory", "logic", "inbox")
 
 # Chapter -> what is in it: module:name. `fields` lists the fields of a class, whose own methods are of no concern to users.
 CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -59,6 +59,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("class", "trellis.http.client", "GatewayClient"),
         *(("class", f"trellis.http.{name}", "".join(map(str.title, name.split("_")))) for name in OVER_HTTP),
         ("fields", "trellis.http.jobs", "JobWishes"),
+        ("fields", "trellis.http.memory", "Backing"),
         ("fields", "trellis.http.calls", "CallOptions"),
     ),
     "Workers": (

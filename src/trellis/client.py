@@ -38,17 +38,16 @@ from trellis.engine.jobs import (
     Submitted,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.matrices import permit
+from trellis.engine.matrices import RULES, Grant, permit
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
-from trellis.lifecycles import LIFECYCLES, Phase, Role, State, Trigger
+from trellis.lifecycles import LIFECYCLES, Role, State, Trigger
 from trellis.worker.app import App
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
 SUBMITTING = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
 """The roles of `jobs.create` that lifecycles know, the least powerful first. An owner submits through a gateway."""
-CANCELLING = (Role.SUBMITTER, Role.CONTROL_PLANE)
 WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
 FEED_PAGE_MAX = 500
@@ -102,10 +101,11 @@ class JobHandle:
 
 
 def cancelling(job: Job) -> tuple[Role, ...]:
-    """The roles that may cancel this job, the least powerful first."""
-    declared = LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CANCEL)
-    allowed = declared.actors if declared else frozenset(CANCELLING)
-    return tuple(role for role in CANCELLING if role in allowed) or (Role.CONTROL_PLANE,)
+    """The roles of `jobs.cancel` that the job's lifecycle knows, those with a right to their own alone first."""
+    rule, declared = RULES["jobs.cancel"], LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CANCEL)
+    holders = sorted(rule.holders, key=lambda role: rule.grants[role] is Grant.YES)
+    known = tuple(role for role in holders if declared is None or role in declared.actors)
+    return known or tuple(role for role in holders if rule.grants[role] is Grant.YES)
 
 
 class Trellis:
@@ -179,9 +179,9 @@ class Trellis:
         return job
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
-        """The job once it has ended; raises TimeoutError."""
+        """The job once nothing more comes of it without a person; raises TimeoutError."""
         began, pause = self._clock.monotonic(), WAIT_S_FIRST
-        while _state(job := await self.job(job_id)).phase is not Phase.ENDED:
+        while not _is_settled(job := await self.job(job_id)):
             left = None if timeout_s is None else began + timeout_s - self._clock.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"job {job_id} is {job.state} after {timeout_s:g} s")
@@ -336,6 +336,10 @@ class Trellis:
         where = JobFilter(type=job.type, correlation_id=job.correlation_id)
         letters = await self.ledger.dead_letters(where, limit=LETTERS_MAX)
         return next((letter for letter in letters if letter.job_id == job.job_id), None)
+
+
+def _is_settled(job: Job) -> bool:
+    return LIFECYCLES[job.lifecycle].is_settled(job.state)
 
 
 def _state(job: Job) -> State:

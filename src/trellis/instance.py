@@ -1,12 +1,12 @@
 """One instance of the platform: ledger, object store, memory and answers, joined; and the services that work on them."""
 
 import asyncio
-import json
 import os
 import random
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,26 @@ from trellis.agents.catalog import Catalog
 from trellis.agents.desk import Limits
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
+from trellis.artifacts.collecting import ArtifactCollector
+from trellis.artifacts.keys import project_id
+from trellis.artifacts.registry import Artifacts
 from trellis.engine.errors import SettingsInvalid
-from trellis.engine.holding import Heartbeat
+from trellis.engine.holding import Heartbeat, HolderOptions
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.nlm.asking import Asking
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
+from trellis.queue.backend import NlmBackend
+from trellis.queue.context import Assembly
+from trellis.queue.driver import Driver as QueueDriver
+from trellis.queue.driver import DriverOptions as QueueDriverOptions
+from trellis.queue.orchestrator import QueueOrchestrator
 from trellis.runs.applying import ApplyEngine, ApplyOptions
 from trellis.runs.driver import Driver, DriverOptions
 from trellis.runs.health import AgentHealth
@@ -42,16 +52,23 @@ from trellis.storage.address import s3_credentials
 from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, open_memory
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
-from trellis.wiring import SystemClock, new_id, process_name
-from trellis.worker.kinds import read_job
+from trellis.wiring import ComponentToken, SystemClock, component_token, new_id, process_name
+from trellis.worker.kinds import Making, read_job
 
 OBJECTS_FOLDER = "objects"
 MEMORY_FOLDER = "memory.git"
 SEED_RUN = "garden"
 
 
-HELPERS = {"run-heartbeat": "orchestrator", "schedule-registrar": "schedules"}
-"""Services that are of no use without another one, and that one."""
+HELPERS = {
+    "run-heartbeat": "orchestrator",
+    "queue-orchestrator": "orchestrator",
+    "queue-heartbeat": "orchestrator",
+    "schedule-registrar": "schedules",
+}
+"""Services that belong to the part that is called by another one's name, and that name."""
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
+"""Where one listens on every address, and where one finds that on this machine."""
 
 
 def role_of(service: str) -> str:
@@ -92,6 +109,17 @@ class Instance:
     settings: Settings
     name: str
 
+    @property
+    def gateway_url(self) -> str:
+        """Where callbacks come in and snapshots are read."""
+        return gateway_address(self.settings)
+
+    @property
+    def nlm_url(self) -> str:
+        """Where queue jobs are executed: as configured, else where this machine's NLM backend listens."""
+        there = f"http://{_reachable(self.settings.nlm_host)}:{self.settings.nlm_port}"
+        return (self.settings.nlm_backend or there).rstrip("/")
+
     def actor(self, role: Role) -> Actor:
         """This process in a role."""
         return Actor(role=role, name=self.name)
@@ -100,6 +128,17 @@ class Instance:
     def catalog(self) -> Catalog:
         """The agents."""
         return Catalog(self.objects)
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """What queue jobs left behind."""
+        return Artifacts(
+            ledger=self.ledger,
+            objects=self.objects,
+            cid=project_id(self.settings.project),
+            new_id=new_id,
+            keep_days=self.settings.artifact_days,
+        )
 
     @property
     def published(self) -> Published:
@@ -149,7 +188,49 @@ class Instance:
             gateway=gateway,
             layer=replace(self.layer, gateway=gateway),
             offering=self.offering(gateway),
-            new_job=lambda asked: read_job(asked, new_id),
+            new_job=lambda asked: read_job(asked, self.making),
+        )
+
+    @property
+    def making(self) -> Making:
+        """What new jobs are made with, and checked against."""
+        return Making(new_id=new_id, ledger=self.ledger, catalog=self.catalog)
+
+    def queue_orchestrator(self) -> QueueOrchestrator:
+        """What drives queue jobs."""
+        clock, actor = SystemClock(), self.actor(Role.ORCHESTRATOR)
+        rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
+        artifacts = self.artifacts
+
+        @cache
+        def made() -> ComponentToken:
+            return component_token(self.places.ledger, self.settings, Role.ORCHESTRATOR)
+
+        def token() -> str:  # asked for when it is needed: without a key to sign with a job fails, and not the process
+            return made()()
+
+        driver = QueueDriver(
+            ledger=self.ledger,
+            actor=actor,
+            clock=clock,
+            objects=self.objects,
+            assembly=Assembly(objects=self.objects, memory=self.memory, cid=artifacts.cid),
+            artifacts=artifacts,
+            layer=self.layer,
+            backend=NlmBackend(self.nlm_url, token),
+            gateway=self.gateway_url,
+            draw=rng.random,
+            options=QueueDriverOptions(
+                execution_s=self.settings.job_timeout_s, operator_window_s=self.settings.operator_window_s
+            ),
+        )
+        return QueueOrchestrator(
+            ledger=self.ledger,
+            actor=actor,
+            clock=clock,
+            driver=driver,
+            new_id=new_id,
+            options=HolderOptions(poll_s=0.2),
         )
 
     def services(self) -> list[Service[Any]]:
@@ -184,6 +265,7 @@ class Instance:
             new_id=new_id,
             options=OrchestratorOptions(concurrency=self.settings.runs, poll_s=0.2),
         )
+        queue = self.queue_orchestrator()
         projector = Projector(
             ledger=self.ledger,
             actor=self.actor(Role.PROJECTOR),
@@ -194,6 +276,8 @@ class Instance:
         return [
             orchestrator,
             Heartbeat(holder=orchestrator, name="run-heartbeat"),
+            queue,
+            Heartbeat(holder=queue, name="queue-heartbeat"),
             projector,
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
@@ -205,19 +289,29 @@ class Instance:
                 publisher=Publisher(self.objects),
             ),
             InboxKeeper(inbox=self.inbox(self.actor(Role.GATEWAY))),
-            Sweeper(ledger=self.ledger, actor=self.actor(Role.SWEEPER)),
+            ArtifactCollector(artifacts=self.artifacts),
+            Sweeper(ledger=self.ledger, actor=self.actor(Role.SWEEPER), options=self._sweeping()),
             Retention(ledger=self.ledger),
         ]
 
-    async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None) -> None:
-        """Run the services of these roles, or all, until `stop` is set; runs under way are left for another process to go on with."""
+    def _sweeping(self) -> SweepOptions:
+        """The operator window is a setting, and the sweep opens it where no orchestrator is left to (D8)."""
+        return SweepOptions(windows_s={(QUEUE_JOB.name, "FAILED"): self.settings.operator_window_s})
+
+    async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None, *, queue_jobs: bool = True) -> None:
+        """Run the services of these roles, or all, until `stop` is set; runs under way are left for another process to go on with.
+
+        Without `queue_jobs` those are left alone: a process that has no gateway beside it would only spend their attempts.
+        """
         services = [service for service in self.services() if roles is None or role_of(service.name) in roles]
+        if not queue_jobs:
+            services = [service for service in services if not service.name.startswith("queue-")]
         if any(isinstance(service, Orchestrator) for service in services):
             await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs)
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
         await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
         for service in services:
-            if isinstance(service, Orchestrator):
+            if isinstance(service, Orchestrator | QueueOrchestrator):
                 await service.drain()
             elif isinstance(service, Projector | AgentHealth):
                 await service.let_go()
@@ -282,20 +376,18 @@ async def open_instance(settings: Settings, ledger_url: str, *, name: str | None
         await ledger.close()
 
 
+def gateway_address(settings: Settings) -> str:
+    """The gateway as other parts reach it: as configured, else where this machine's gateway listens."""
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    return (settings.gateway or f"{scheme}://{_reachable(settings.host)}:{settings.port}").rstrip("/")
+
+
+def _reachable(host: str) -> str:
+    """A host that can be asked, as it stands in a URL."""
+    name = WILDCARDS.get(host, host)
+    return f"[{name}]" if ":" in name else name
+
+
 def _models(settings: Settings) -> ModelOptions:
     key = None if settings.model_key is None else settings.model_key.get_secret_value()
     return ModelOptions(base_url=settings.model_base_url, key=key)
-
-
-def params_of(pairs: list[str]) -> dict[str, Any]:
-    """`k=v` pairs as parameters of a run; a value that is JSON is taken as such. Raises SettingsInvalid."""
-    params: dict[str, Any] = {}
-    for pair in pairs:
-        name, found, text = pair.partition("=")
-        if not found or not name:
-            raise SettingsInvalid(source="--param", detail=f"{pair!r} is no name=value")
-        try:
-            params[name] = json.loads(text)
-        except ValueError:
-            params[name] = text
-    return params

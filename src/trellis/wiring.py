@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, overload
 
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid
+from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, TokenRefused
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.http.address import is_gateway_url
-from trellis.identity import Identity, TrustedKey, key_set, private_key, symmetric_key, verify
+from trellis.identity import Identity, TrustedKey, issue, key_set, private_key, symmetric_key, verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.settings import Settings, read_settings
@@ -44,6 +44,8 @@ ISSUER = "trellis"
 KEY_LINES_MAX = 4
 KEY_SET_LOOK_S = 1.0
 """How often a key set's file is looked at, at most."""
+COMPONENT_TOKEN_S = 600.0
+"""How long a token is good that one component made for itself; it is renewed at half of that."""
 LOCAL_ROLES = frozenset({Role.WORKER, Role.SUBMITTER})
 
 _HEX = re.compile(f"(?:[0-9a-fA-F]{{2}}){{{KEY_BYTES},}}")
@@ -272,6 +274,42 @@ def token_key(url: str, settings: Settings) -> TrustedKey:
         reason = f"tokens come from {settings.token_issuer}; TRELLIS_TOKEN_SIGNING_KEY_FILE names its private JWK"
         raise KeyUnusable(reason=reason)
     return next(iter(trusted_keys(url, settings)))
+
+
+class ComponentToken:
+    """Tokens that one component shows another: the configured one, else short-lived ones that are made as they are needed.
+
+    A made one can be for one job alone, and is then good for nothing else.
+    """
+
+    def __init__(self, settings: Settings, key: TrustedKey | None, role: Role, *, now: Callable[[], float]) -> None:
+        self._settings, self._key, self._role, self._now = settings, key, role, now
+        self._name = process_name(role.value)
+        self._made: tuple[float, str] | None = None
+
+    def __call__(self, job_id: str | None = None) -> str:
+        """A token that is good for some minutes at least, if it was made here."""
+        if self._key is None:
+            return self._settings.shown_token() or ""
+        now = self._now()
+        if job_id is not None:
+            return self._issue(self._key, now, job_id)
+        if self._made is None or not 0 <= now - self._made[0] < COMPONENT_TOKEN_S / 2:
+            self._made = (now, self._issue(self._key, now, None))
+        return self._made[1]
+
+    def _issue(self, key: TrustedKey, now: float, job_id: str | None) -> str:
+        return issue(key, name=self._name, roles=[self._role], ttl_s=COMPONENT_TOKEN_S, now=now, job_id=job_id)
+
+
+def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
+    """What a component shows in this role: the configured token if it gives the role, else tokens signed here. Raises KeyUnusable."""
+    shown = settings.shown_token()
+    if shown is not None:
+        with suppress(TokenRefused):  # made for something else than this gateway
+            if role in verify(shown, trusted_keys(url, settings), now=time.time()).roles:
+                return ComponentToken(settings, None, role, now=time.time)
+    return ComponentToken(settings, token_key(url, settings), role, now=time.time)
 
 
 def development_key(url: str) -> TrustedKey:

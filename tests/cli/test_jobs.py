@@ -133,7 +133,7 @@ def test_cancel_ends_a_waiting_job_once(trellis: Terminal):
     job_id = trellis.submit("a")
     assert trellis("job", "cancel", job_id, "--cause", "not needed").out == f"{job_id} is cancelled\n"
     record = trellis("job", "show", job_id, "--json").record
-    assert (record["state"], record["events"][-1]["cause"]) == ("cancelled", "not needed")
+    assert (record["status"], record["events"][-1]["cause"]) == ("cancelled", "not needed")
     again = trellis("job", "cancel", job_id)
     assert again.code == 1
     assert f"Job {job_id} has ended already: it is cancelled since" in again.err
@@ -146,7 +146,7 @@ def test_requeue_opens_a_generation_of_failed_jobs_only(trellis: Terminal, work)
     work(trellis.url)
     assert trellis("job", "requeue", failed, "--cause", "open again").out == f"{failed} is queued again\n"
     record = trellis("job", "show", failed, "--json").record
-    assert (record["generation"], record["attempt"], record["state"]) == (1, 1, "queued")
+    assert (record["generation"], record["attempt"], record["status"]) == (1, 1, "queued")
     refused = trellis("job", "requeue", done, "--json")
     assert refused.code == 1
     assert refused.record["requeued"] is False
@@ -163,6 +163,6 @@ def test_requeue_needs_the_operators_key(local: Terminal, work, tmp_path):
     missing = local("job", "requeue", failed)
     assert missing.code == 1
     assert "trellis migrate" in missing.err
-    assert local("job", "show", failed, "--json").record["state"] == "failed"
+    assert local("job", "show", failed, "--json").record["status"] == "failed"
     assert local("migrate").code == 0
     assert local("job", "requeue", failed).code == 0

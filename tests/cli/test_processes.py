@@ -85,15 +85,15 @@ def test_a_worker_on_postgresql(trellis: Terminal, application: str, tmp_path: P
 def test_a_soft_cancel_reaches_the_handler(local: Terminal, application: str, tmp_path: Path):
     with running("worker", application, "--ledger", local.url, cwd=tmp_path):
         job_id = local.submit("linger")
-        while local("job", "show", job_id, "--json").record["state"] != "running":
+        while local("job", "show", job_id, "--json").record["status"] != "running":
             pass
         assert "was asked to stop" in local("job", "cancel", job_id).out
         ended = local("submit", "linger", "--id", "other", "--delay", "1h")
         assert ended.code == 0
-        while local("job", "show", job_id, "--json").record["state"] == "running":
+        while local("job", "show", job_id, "--json").record["status"] == "running":
             pass
     record = local("job", "show", job_id, "--json").record
-    assert record["state"] == "cancelled"
+    assert record["status"] == "cancelled"
     assert record["events"][-1]["payload"]["role"] == "worker"
 
 

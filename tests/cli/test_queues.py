@@ -22,12 +22,12 @@ def test_a_paused_type_is_not_handed_out_until_it_is_resumed(trellis: Terminal, 
     job_id = trellis.submit("double", "1")
     assert trellis("queues", "pause", "double").code == 0
     work(trellis.url)
-    assert trellis("job", "show", job_id, "--json").record["state"] == "queued"
+    assert trellis("job", "show", job_id, "--json").record["status"] == "queued"
     assert "paused" in trellis("queues").out
     assert "trellis queues resume double" in trellis("job", "explain", job_id).out
     assert trellis("queues", "resume", "double").code == 0
     work(trellis.url)
-    assert trellis("job", "show", job_id, "--json").record["state"] == "succeeded"
+    assert trellis("job", "show", job_id, "--json").record["status"] == "succeeded"
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
@@ -86,7 +86,7 @@ def test_dead_letters_are_counted_then_requeued_by_filter(trellis: Terminal, wor
     assert [(r["job_id"], r["requeued"]) for r in some.records] == [(ids[1], True), (ids[2], True)]
     assert "1 of 1" not in trellis("dlq", "requeue", "--all", "--yes").out
     assert trellis("dlq", "--json").records == []
-    assert trellis("job", "show", failed, "--json").record["state"] == "failed"
+    assert trellis("job", "show", failed, "--json").record["status"] == "failed"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Terminal
+from trellis.cli.values import params_of
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import Claim, ClaimId, Turn, TypeClaim
-from trellis.instance import open_instance, params_of, places
+from trellis.instance import open_instance, places
 from trellis.lifecycles import Role
 from trellis.runs.health import AgentHealth
 from trellis.runs.layer import TriggerKind
@@ -57,7 +58,7 @@ def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: 
     status = planted("run", VIOLIN, "--watch", "--json").record
     assert (status["status"], status["steps_completed"]) == ("completed", 4)
     (run,) = planted("runs", "--json").records
-    assert (run["job_id"], run["state"]) == (status["run_id"], "completed")
+    assert (run["run_id"], run["status"]) == (status["run_id"], "completed")
     waiting = [record["job_id"] for record in planted("proposals", "--state", "pending", "--json").records]
     assert set(waiting) < set(status["proposals_created"])
     chosen, other = waiting[:2]
@@ -115,9 +116,9 @@ def test_a_run_that_waits_is_shown_with_its_place_and_listed_by_agent_and_state(
     assert planted("runs", "show", second, "--json").record["position"] == 1
     assert "1 runs of this agent before it" in planted("runs", "show", second).out
     assert "it is next" in planted("runs", "show", first).out
-    listed = [record["job_id"] for record in planted("runs", "--agent", VIOLIN, "--json").records]
+    listed = [record["run_id"] for record in planted("runs", "--agent", VIOLIN, "--json").records]
     assert listed == [second, first]
-    assert [record["job_id"] for record in planted("runs", "list", "--limit", "1", "--json").records] == [other]
+    assert [record["run_id"] for record in planted("runs", "list", "--limit", "1", "--json").records] == [other]
     assert planted("runs", "--state", "completed", "--json").records == []
     assert "perhaps you mean queued" in planted("runs", "--state", "qeued").err
 
@@ -304,7 +305,7 @@ def test_the_demo_runs_an_agent_and_approves_nothing(local: Terminal, tmp_path: 
     assert answer.code == 0, answer.err
     assert "What waits for you" in answer.out
     assert "“" in answer.out, "a proposal without a quotation is not worth reading"
-    states = [record["state"] for record in local.bare("proposals", "--data", str(folder), "--json").records]
+    states = [record["status"] for record in local.bare("proposals", "--data", str(folder), "--json").records]
     assert set(states) <= {"pending", "applied"}
     assert "pending" in states
     assert list(folder.glob(f"objects/agents/{VIOLIN}/runs/run_*/manifest.json"))

@@ -27,7 +27,7 @@ def test_a_submitted_job_is_printed_listed_and_shown(trellis: Terminal):
 def test_the_same_key_is_the_same_job_and_another_request_under_it_is_refused(trellis: Terminal):
     first = trellis.submit("index.document", "1", "--key", "doc-7")
     again = trellis("submit", "index.document", "1", "--key", "doc-7", "--json")
-    assert again.record == {"job_id": first, "created": False}
+    assert again.record == {"job_id": first, "lifecycle": "leased-job", "status": "queued", "created": False}
     other = trellis("submit", "index.document", "2", "--key", "doc-7")
     assert other.code == 1
     assert first in other.err

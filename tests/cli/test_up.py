@@ -146,4 +146,4 @@ def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
         async with open_instance(Settings.model_validate({}), f"sqlite:///{tmp_path}/t.db") as instance:
             return {role_of(service.name) for service in instance.services()}
 
-    assert asyncio.run(names()) | {"gateway"} == set(ROLES)
+    assert asyncio.run(names()) | {"gateway", "nlm"} == set(ROLES)

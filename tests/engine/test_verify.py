@@ -11,7 +11,7 @@ from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import DEATH, Rig
 from trellis.engine import verify as verify_module
 from trellis.engine.jobs import Epoch, JobId
-from trellis.engine.records import Event, History, KeyOver, Place
+from trellis.engine.records import Event, History, KeyOver, Place, Unpaired
 from trellis.engine.verify import Rule, VerifyProgress, check_history, verify
 from trellis.lifecycles import Role, Trigger
 
@@ -149,6 +149,9 @@ class Damaged:
 
     async def keys_over(self) -> list[KeyOver]:
         return await self.rig.ledger.keys_over()
+
+    async def unpaired(self) -> list[Unpaired]:
+        return await self.rig.ledger.unpaired()
 
 
 @pytest.mark.requirement("DJ-3", "DJ-4")

@@ -10,6 +10,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 import trellis.gateway.routes
+from tests.artifacts.desk import draft
 from tests.gateway.conftest import VIOLIN, Client, Gateway
 from tests.gateway.world import LOGICIAN, World, everything, make_world, refusals
 from trellis.engine.authority import Principal
@@ -147,6 +148,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/jobs"): lambda *_: {"json": {"type": "work"}},
     ("GET", "/jobs/{job_id}"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/events"): lambda _, job: {"job_id": job},
+    ("GET", "/jobs/{job_id}/context/{epoch}"): lambda world, _: {"job_id": world.waiting, "epoch": 1, "expect": 404},
     ("POST", "/jobs/{job_id}/cancel"): lambda _, job: {"job_id": job},
     ("POST", "/jobs/{job_id}/requeue"): lambda world, _: {"job_id": world.dead},
     ("GET", "/dlq/{job_id}"): lambda world, _: {"job_id": world.also_dead},
@@ -169,6 +171,8 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     },
     ("POST", "/proposals/{proposal_id}/apply"): lambda world, _: {"proposal_id": world.approved},
     ("POST", "/inbox/submit"): lambda *_: {"json": ENTRY},
+    ("POST", "/artifacts"): lambda world, _: {"json": {"job_id": world.waiting, **draft().model_dump(mode="json")}},
+    ("GET", "/artifacts/{artifact_id}"): lambda world, _: {"artifact_id": world.artifact},
     ("GET", "/lifecycles/{name}"): lambda *_: {"name": "run"},
 }
 """What a request to a route needs beside its method and path; a route that needs nothing is not here."""

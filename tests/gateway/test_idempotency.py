@@ -183,7 +183,7 @@ async def test_answers_to_wishes_are_kept_for_a_day_and_do_not_gather(gateway: G
         gateway.clock.advance(24 * 3_600 - 1)
         assert (await client.post(path, headers=keyed(f"press {day}"))).headers.get(HEADER) == "true"
         gateway.clock.advance(1)
-    assert len((await gateway.instance.objects.list("cancel-wishes/")).items) == 2
+    assert len((await gateway.instance.objects.list("requests/")).items) == 2
 
 
 async def held(gateway: Gateway, kind: str, lease_s: float = 900.0) -> str:

@@ -1,5 +1,6 @@
 """The inbox: one gate, one effect for each entry, and everything counted."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +16,11 @@ from trellis.gateway import GatewayOptions
 from trellis.lifecycles import Role
 from trellis.runs.inbox import Entry, InboxKeeper
 from trellis.runs.layer import TriggerKind
+from trellis.runs.offering import Offer, Offering
 from trellis.runs.projector import Projector
 from trellis.runs.publishing import Publisher
 
+AT_ONCE = 20
 IRYNA = Actor(role=Role.GATEWAY, name="iryna")
 NOTE = {"summary": "humidity", "change": {"type": "create", "text": "45 %"}}
 
@@ -87,7 +90,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (entry("propose-artifact", f"{VIOLIN}/artifacts/x.md", NOTE), "VALIDATION_FAILED", "safe_outputs"),
     (entry("job", "work", {"type": "other"}), "VALIDATION_FAILED", "the target is 'work'"),
     (entry("job", "work", {}), "VALIDATION_FAILED", "found none"),
-    (entry("job", "RESEARCH", {"job_type": "RESEARCH"}), "VALIDATION_FAILED", "not served here yet"),
+    (entry("job", "RESEARCH", {"job_type": "RESEARCH"}), "VALIDATION_FAILED", "name it as agent_slug"),
+    (entry("job", "mail", {"topic": "mail"}), "VALIDATION_FAILED", "not served here yet"),
     (entry("job", "work", {"type": "work", "max_attempts": 0}), "VALIDATION_FAILED", "max_attempts"),
 ]
 """What the gate refuses, with the code and a part of the reason."""
@@ -118,6 +122,71 @@ async def test_what_waits_for_a_person_is_not_proposed_twice(gateway: Gateway):
     assert (await client.patch(f"/proposals/{first['proposal_id']}", json=note)).status_code == 200
     third = (await client.post("/inbox/submit", json=wish)).json()
     assert third["status"] == "processed"
+
+
+@pytest.mark.requirement("D51")
+async def test_of_many_equal_proposals_at_once_one_waits_for_a_person(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+):
+    """All of them find that nothing equal waits before any of them goes on: at the gate, and when it makes its proposal."""
+    looked, refuse_duplicate = asyncio.Barrier(AT_ONCE), Offering.refuse_duplicate
+
+    async def together(self: Offering, offer: Offer) -> None:
+        await refuse_duplicate(self, offer)
+        await looked.wait()
+
+    monkeypatch.setattr(Offering, "refuse_duplicate", together)
+    wish = entry("propose-note", f"{VIOLIN}/notes/humidity.md", NOTE)
+    callers = [gateway.client("owner", name=f"person-{number}") for number in range(AT_ONCE)]
+    answers = [
+        one.json() for one in await asyncio.gather(*(client.post("/inbox/submit", json=wish) for client in callers))
+    ]
+    monkeypatch.undo()
+    made = [one["proposal_id"] for one in answers if one["status"] == "processed"]
+    assert made == await jobs(gateway, "proposal")
+    assert len(made) == 1
+    assert {one["rejection"]["code"] for one in answers if one["status"] == "rejected"} == {"DUPLICATE_ENTRY"}
+    note = {"decision": "reject", "note": "not needed at all"}
+    assert (await callers[0].patch(f"/proposals/{made[0]}", json=note)).status_code == 200
+    assert (await callers[1].post("/inbox/submit", json=wish)).json()["status"] == "processed"
+
+
+@pytest.mark.requirement("D51", "JQ-12")
+async def test_an_entry_that_many_settle_at_once_makes_one_proposal_and_keeps_it_when_it_was_decided(gateway: Gateway):
+    inbox, id_ = gateway.instance.inbox(IRYNA), JobId("inbox_2026-01-01_note")
+    wished = await unsettled(gateway, id_, action="propose-note")
+    await inbox.submit(replace(wished, target=f"{VIOLIN}/notes/humidity.md", payload=NOTE), key=None)
+    told = json.loads((await inbox.found(id_)).payload or b"")
+    first = await inbox._make(told)  # type: ignore[reportPrivateUsage]  # and here it dies
+    settled = await asyncio.gather(*(inbox.settle(id_) for _ in range(10)))
+    assert {json.dumps(dict(one.made or {})) for one in settled} == {json.dumps(first)}
+    note = {"decision": "reject", "note": "not needed at all"}
+    await gateway.client("owner").patch(f"/proposals/{first['proposal_id']}", json=note)
+    assert await inbox._make(told) == first  # type: ignore[reportPrivateUsage]
+    assert await jobs(gateway, "proposal") == [first["proposal_id"]]
+
+
+@pytest.mark.requirement("D27", "D51")
+async def test_an_entry_with_an_id_and_a_key_is_refused_with_another_body_under_either(gateway: Gateway):
+    client, first = gateway.client("owner"), entry("job", "work", {"type": "work"}, id="inbox_mine")
+    headers = {"Idempotency-Key": "press"}
+    assert (await client.post("/inbox/submit", json=first, headers=headers)).status_code == 202
+    before = await everything(gateway)
+    other = entry("job", "other", {"type": "other"})
+    for wish, key in (
+        ({**other, "id": "inbox_mine"}, headers),
+        ({**other, "id": "inbox_other"}, headers),
+        (other, headers),
+        ({**other, "id": "inbox_mine"}, {}),
+    ):
+        refused = await client.post("/inbox/submit", json=wish, headers=key)
+        assert (refused.status_code, refused.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+    assert await everything(gateway) == before
+    for key in ({}, {"Idempotency-Key": "late"}):
+        again = await client.post("/inbox/submit", json=first, headers=key)
+        assert (again.status_code, again.headers.get("Idempotency-Replayed")) == (202, "true")
+    late = await client.post("/inbox/submit", json=other, headers={"Idempotency-Key": "late"})
+    assert late.json()["code"] == "IDEMPOTENCY_MISMATCH"
 
 
 MALFORMED: list[dict[str, Any]] = [

@@ -53,7 +53,7 @@ async def test_an_owner_submits_through_the_gateway_and_by_its_own_name(gateway:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one of 'type', 'job_type', 'topic'; found none"),
     ({"type": "a", "topic": "b"}, "found 'type' and 'topic'"),
-    ({"job_type": "RESEARCH"}, "'job_type' (queue-job) are not served here yet"),
+    ({"job_type": "RESEARCH"}, "name it as agent_slug"),
     ({"topic": "mail"}, "'topic' (bus-job) are not served here yet"),
     ({"type": "no good"}, "no good"),
     ({"type": "a", "run_at": "2026-01-01T00:00:00"}, "timezone"),

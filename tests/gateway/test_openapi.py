@@ -37,7 +37,9 @@ CHECKS = [
     ignored_auth,
 ]
 EXAMPLES = 3
-EXAMPLES_LONG = 40
+EXAMPLES_LONG = 25
+ROLE_S_MAX = 900
+"""One role takes a minute or two; a gateway that hangs must not keep the others from being asked."""
 TIMEOUT_S = 60.0
 FAILURE_CHARS = 1_500
 REFUSED_ROLE = Role.MEMORY
@@ -108,11 +110,13 @@ def test_the_description_holds_for_the_owner_and_for_a_role_that_may_do_little(s
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(3_600)
+@pytest.mark.timeout(ROLE_S_MAX)
 @pytest.mark.requirement("AUTH-5", "D27")
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", Role)
 def test_the_description_holds_for_every_role(served: Served, role: Role):
-    assert 200 in check(served, role, EXAMPLES_LONG)
+    seen = check(served, role, EXAMPLES_LONG)
+    assert {200, 422} <= seen
+    assert (403 in seen) or role is Role.OWNER
 
 
 def test_every_operation_names_its_security_its_problems_and_an_example(served: Served):

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
 from tests.gateway.stand import BEGINNING, ORCHESTRATOR, Stand, standing
+from trellis.artifacts.keys import project_id
+from trellis.artifacts.registry import Artifacts
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, RequestId
 from trellis.engine.ledger import Ledger
@@ -19,7 +22,7 @@ from trellis.gateway.hub import PAUSE_S_MAX, PAUSE_S_MIN, Hub
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role
 from trellis.runs import ids
-from trellis.wiring import SystemClock
+from trellis.wiring import SystemClock, new_id
 
 ALL = f"last_event_id={BEGINNING}"
 OWNER = Actor(role=Role.OWNER, name="iryna")
@@ -196,7 +199,7 @@ async def test_filters_take_what_was_asked_for(stand: Stand):
     violin = await stand.run_to_its_end("archivist-violin")
     drum = await stand.run_to_its_end("archivist-drum")
     proposal = await stand.proposal_of(drum, "archivist-drum")
-    await stand.jobs(2)
+    one, _ = await stand.jobs(2)
 
     async def heard(query: str) -> set[str]:
         found = (await stand.heard(f"{ALL}&{query}")).heard.events
@@ -208,6 +211,9 @@ async def test_filters_take_what_was_asked_for(stand: Stand):
     assert await heard("lifecycle=proposal") == {proposal}
     assert await heard("type=job.status.changed&type=proposal.created") == {proposal, "job.status.changed"}
     assert await heard(f"run={violin}&type=proposal.created") == set()
+    assert [data["jobId"] for _, data in (await stand.heard(f"{ALL}&job={one}")).heard.events] == [one]
+    assert (await heard(f"job={drum}"), await heard(f"job={proposal}")) == ({drum}, {proposal})
+    assert await heard(f"job={drum}&agent=archivist-violin") == set()
     assert (await stand.heard(f"{ALL}&type=run.step.completed")).heard.types == ["run.step.completed"] * 2
 
 
@@ -217,6 +223,14 @@ async def test_an_agent_is_known_also_when_its_run_began_long_before(stand: Stan
         await stand.ledger.move(ORCHESTRATOR, Move(job_id=run_id, target="queued", request_id=RequestId("1")))
         (told,) = await listener.until_events(1)
     assert told["agentSlug"] == "archivist-violin"
+
+
+@pytest.mark.requirement("AUTH-5")
+async def test_a_filter_for_a_job_of_another_gives_nothing(stand: Stand):
+    (own,), (other,) = await stand.jobs(1, by="iryna"), await stand.jobs(1)
+    for job_id, events in ((own, 1), (other, 0)):
+        heard = (await stand.heard(f"{ALL}&job={job_id}", role=Role.SUBMITTER, name="iryna")).heard
+        assert len(heard.events) == events
 
 
 async def test_a_filter_that_means_nothing_is_refused(stand: Stand):
@@ -253,9 +267,28 @@ async def test_every_role_gets_what_it_may_read_and_nothing_else(stand: Stand):
             assert jobs == [mine] * 3, role  # also what the worker did to it
 
 
+@pytest.mark.requirement("ART-7", "AUTH-5")
+async def test_an_artifact_is_told_when_it_is_final_and_never_before_to_whoever_may_read_it(stand: Stand):
+    artifacts = Artifacts(ledger=stand.ledger, objects=stand.objects, cid=project_id("garden"), new_id=new_id)
+    lease, given_up = [await call_nlm(stand.ledger, queue_job(new_id())) for _ in range(2)]
+    ids_: list[JobId] = []
+    for one in (lease, given_up):
+        job = await stand.ledger.job(one.job_id)
+        assert job is not None
+        ids_.append((await artifacts.stage(BACKEND, draft(), job=job)).artifact_id)
+    await artifacts.discard(BACKEND, ids_[1], cause="given up")
+    assert await complete(stand.ledger, artifacts, lease, ids_[0])
+    for role in Role:
+        given = lease.job_id if role is Role.NLM_BACKEND else None
+        heard = (await stand.heard(f"{ALL}&lifecycle=artifact", role=role, name="mine", job_id=given)).heard.events
+        hears = grant(role, "artifact") is Grant.YES and RULES["events.read"].grants[role] is Grant.YES
+        told = [(data["type"], data["artifactId"], data["status"]) for _, data in heard]
+        assert told == ([("artifact.status.changed", ids_[0], "finalized")] if hears else []), role
+
+
 def test_whoever_may_read_any_kind_may_follow_events():
     for role in Role:
-        best = {grant(role, name) for name in LIFECYCLES}
+        best = {grant(role, name) for name in LIFECYCLES if name != "artifact"}  # who reads those alone asks for them
         expected = next(found for found in (Grant.YES, Grant.OWN, Grant.NO) if found in best)
         assert RULES["events.read"].grants[role] is expected, role
 

@@ -6,7 +6,9 @@ import sqlite3
 from dataclasses import dataclass
 
 from tests.agents.files import agent_file
+from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
 from tests.gateway.conftest import VIOLIN, Gateway
+from trellis.artifacts.content import JobType
 from trellis.engine.jobs import (
     Actor,
     DeathCertificate,
@@ -44,6 +46,9 @@ class World:
     also_dead: str
     pending: str
     approved: str
+    waiting: str
+    """A queue-job that waits for its artifact."""
+    artifact: str
 
 
 async def job(gateway: Gateway, *, by: Actor = SOMEBODY, type_: str = "work") -> JobId:
@@ -81,20 +86,35 @@ async def proposal(gateway: Gateway, *, approved: bool = False, text: str = "a n
     return id_
 
 
-async def make_world(gateway: Gateway, name: str) -> World:
-    """One of everything; `own_job` was submitted under this name."""
+async def artifact(gateway: Gateway, *, job_type: JobType = JobType.RESEARCH) -> JobId:
+    """A finalized artifact."""
     instance = gateway.instance
+    lease = await call_nlm(instance.ledger, queue_job(new_id(), job_type))
+    waiting = await instance.ledger.job(lease.job_id)
+    assert waiting is not None
+    staged = await instance.artifacts.stage(BACKEND, draft(job_type), job=waiting)
+    assert await complete(instance.ledger, instance.artifacts, lease, staged.artifact_id)
+    return staged.artifact_id
+
+
+async def make_world(gateway: Gateway, name: str) -> World:
+    """One of everything; `own_job` was submitted under this name, or for an NLM backend is the job that waits for it."""
+    instance = gateway.instance
+    waiting = (await call_nlm(instance.ledger, queue_job(new_id()))).job_id
+    given = name == f"a {Role.NLM_BACKEND}"
     await instance.objects.put(
         f"agents/{LOGICIAN}/_agent.md", agent_file(slug=LOGICIAN, safe_outputs="[logic-update, memory-update]")
     )
     return World(
         run=await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL),
-        own_job=await job(gateway, by=Actor(role=Role.SUBMITTER, name=name)),
+        own_job=waiting if given else await job(gateway, by=Actor(role=Role.SUBMITTER, name=name)),
         foreign_job=await job(gateway),
         dead=await dead_job(gateway),
         also_dead=await dead_job(gateway),
         pending=await proposal(gateway),
         approved=await proposal(gateway, approved=True),
+        waiting=waiting,
+        artifact=await artifact(gateway),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.agents.files import agent_file
 from tests.gateway.serving import PATIENCE_S
 from tests.http.conftest import Place, Token
 from trellis import App, Context, connect, connect_sync
@@ -138,9 +139,8 @@ async def test_jobs_are_submitted_once_followed_and_ended(address: str, token: T
     roles = (Role.OWNER, Role.CONTROL_PLANE)
     async with connect(gateway=address, token=token(*roles)) as client, asyncio.timeout(PATIENCE_S):
         job = await client.jobs.submit("echo", {"n": 1}, idempotency_key="j", priority="interactive", max_attempts=2)
-        assert job == await client.jobs.submit(
-            "echo", {"n": 1}, idempotency_key="j", priority="interactive", max_attempts=2
-        )
+        again = await client.jobs.submit("echo", {"n": 1}, idempotency_key="j", priority="interactive", max_attempts=2)
+        assert (job.created, again) == (True, job.model_copy(update={"created": False}))
         with pytest.raises(KeyTaken):
             await client.jobs.submit("echo", {"n": 2}, idempotency_key="j")
         whole = await client.jobs.get(job.job_id)
@@ -191,6 +191,40 @@ async def test_an_entry_of_the_inbox_makes_one_thing(address: str, token: Token)
         assert [one.run_id for one in (await client.runs.list(limit=1)).items] == [taken.run_id]
         assert [one.id for one in (await client.inbox.entries()).items] == ["inbox_1"]
         assert (await client.inbox.stats()).processed_today == 1
+
+
+@pytest.mark.requirement("D22", "D44")
+async def test_changes_of_memory_and_logic_are_proposed(address: str, token: Token, place: Place):
+    agents = Path(place.ledger.removeprefix("sqlite:///")).parent / "objects" / "agents"
+    (agents / "logician").mkdir()
+    (agents / "logician" / "_agent.md").write_bytes(agent_file(slug="logician", safe_outputs="[logic-update]"))
+    update = {"file": "facts.md", "operation": "append", "content": "- rehaired in March"}
+    async with connect(gateway=address, token=token(Role.ORCHESTRATOR, Role.OWNER)) as client:
+        first = await client.memory.propose(AGENT, "rehaired", [update], priority="high", idempotency_key="m")
+        assert first == await client.memory.propose(AGENT, "rehaired", [update], priority="high", idempotency_key="m")
+        assert (first.status, (await client.proposals.get(first.proposalId)).action) == ("pending", "memory-update")
+        with pytest.raises(KeyTaken):
+            await client.memory.propose(AGENT, "another", [update], idempotency_key="m")
+        logic = await client.logic.propose(
+            "logician", "ask first", "1. Ask.\n", change="append", reasoning="it is safer"
+        )
+        shown = await client.proposals.get(logic.proposalId)
+        assert (shown.action, shown.content["change"]) == ("logic-update", {"type": "append", "text": "1. Ask.\n"})
+        assert logic.requiresHumanReview
+        with pytest.raises(RequestInvalid):
+            await client.logic.propose(AGENT, "ask first", "1. Ask.\n")
+
+
+@pytest.mark.requirement("RUN-5")
+async def test_events_of_one_job_can_be_followed(address: str, token: Token):
+    async with connect(gateway=address, token=token(Role.OWNER, Role.CONTROL_PLANE)) as client:
+        begins = await client.position()
+        other, job = [await client.jobs.submit("echo", number) for number in range(2)]
+        for one in (other, job):
+            await client.jobs.cancel(one.job_id, mode="hard")
+        async with asyncio.timeout(PATIENCE_S), aclosing(client.events(after=begins, job=job.job_id)) as events:
+            seen = [await anext(events) for _ in range(2)]
+        assert [(event.job_id, event.status) for event in seen] == [(job.job_id, "queued"), (job.job_id, "cancelled")]
 
 
 # --- the blocking side -----------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.http.conftest import Place, Shell
-from trellis.cli import agents, jobs, over_http, proposals, runs
+from trellis import connect_sync
+from trellis.cli import agents, artifacts, jobs, over_http, proposals, runs
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -36,6 +37,90 @@ def test_jobs_are_submitted_listed_shown_and_ended(shell: Shell):
     for option in (["--id", "x"], ["--app", "a:b"], ["--lifecycle", "leased-job"]):
         assert option[0] in shell("submit", "echo", *option, code=2)
     assert "--concurrency-key" in shell("jobs", "--concurrency-key", "x", code=2)
+
+
+@pytest.mark.requirement("JQ-10", "D38")
+def test_a_queue_job_is_submitted_shown_and_ended_through_a_gateway(shell: Shell):
+    asked = ("RESEARCH", '{"query": "Who made it?"}', "--agent", AGENT, "--entity", "violin", "--key", "q")
+    job_id = shell("submit", *asked).strip()
+    assert shell("submit", *asked).strip() == job_id
+    (shown,) = shell.records("job", "show", job_id)
+    assert (shown["job_type"], shown["agent_slug"], shown["status"]) == ("RESEARCH", AGENT, "PENDING")
+    assert (shown["attempt"], shown["max_attempts"], shown["context"]["entity_refs"]) == (1, 4, ["violin"])
+    assert "1/4" in shell("jobs", "--lifecycle", "queue-job")
+    assert "nobody" in shell("submit", "RESEARCH", '{"query": "Who?"}', "--agent", "nobody", code=2)
+    assert shell("job", "cancel", job_id, "--hard").strip() == f"{job_id} is FAILED"
+    assert shell("job", "requeue", job_id).strip() == f"{job_id} is QUEUED again"
+
+
+def both(shell: Shell, place: Place, *arguments: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The records of a command through the gateway, each with the one from the ledger itself."""
+    pairs = zip(shell.records(*arguments), shell.records(*arguments, "--ledger", place.ledger), strict=True)
+    return list(pairs)
+
+
+TIMES = frozenset({"ts", "created_at", "updated_at", "due_at", "deadline_at", "lease_expires_at", "events", "payload"})
+"""The ledger tells times to the microsecond, and is asked for the rest apart."""
+
+
+def same(remote: dict[str, Any], local: dict[str, Any], but: frozenset[str] = TIMES) -> None:
+    """The ledger may know more; what the gateway says, it says in the same words and means the same."""
+    known = set(remote) - but
+    assert set(remote) <= set(local)
+    assert {name: remote[name] for name in known} == {name: local[name] for name in known}
+
+
+def test_a_job_is_told_in_the_same_words_through_a_gateway_and_from_a_ledger(shell: Shell, place: Place):
+    (made,) = shell.records("submit", "words", "--key", "w")
+    job_id = made["job_id"]
+    assert made == {"job_id": job_id, "lifecycle": "leased-job", "status": "queued", "created": True}
+    assert shell.records("submit", "words", "--key", "w") == [{**made, "created": False}]
+    ((remote, local),) = both(shell, place, "jobs", "--type", "words")
+    same(remote, local)
+    assert (local["job_id"], local["lifecycle"], local["status"]) == (job_id, "leased-job", "queued")
+    ((remote, local),) = both(shell, place, "job", "show", job_id)
+    same(remote, local)
+    for told, known in zip(remote["events"], local["events"], strict=True):
+        same(told, known)
+        same(told["payload"], known["payload"])
+    answers = [
+        shell.records("job", "cancel", one, "--hard", *where)[0]
+        for one, where in ((job_id, ()), (shell("submit", "words").strip(), ("--ledger", place.ledger)))
+    ]
+    assert [set(answer) for answer in answers] == [{"job_id", "lifecycle", "status", "requested"}] * 2
+    assert [(answer["status"], answer["requested"]) for answer in answers] == [("cancelled", False)] * 2
+
+
+def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_from_a_ledger(
+    shell: Shell, place: Place, address: str
+):
+    run_id = shell("run", AGENT).strip()
+    update = {"file": "facts.md", "operation": "append", "content": "- one more fact"}
+    with connect_sync(address, token=place.token(Role.ORCHESTRATOR)) as client:
+        proposal_id = client.memory.propose(AGENT, "one more", [update], priority="high").proposalId
+    for what, name, id_ in (("runs", "run_id", run_id), ("proposals", "id", proposal_id)):
+        pairs = both(shell, place, what, "--limit", "1")
+        for remote, local in pairs:
+            assert remote == local
+            assert (remote[name], "status" in remote) == (id_, True)
+    (remote,) = shell.records("runs", "cancel", run_id, "--hard")
+    assert remote == {"run_id": run_id, "status": "failed", "requested": False}
+
+
+@pytest.mark.requirement("D38")
+def test_attempts_are_stored_from_0_told_so_by_the_gateway_and_counted_from_1_for_people(
+    shell: Shell, place: Place, address: str
+):
+    job_id = shell("submit", "counted").strip()
+    with connect_sync(address, token=place.token(Role.OWNER)) as client:
+        assert client.jobs.get(job_id).attempt == 0
+        assert client.jobs.events(job_id).items[0].payload["attempt"] == 0
+    for told in both(shell, place, "job", "show", job_id)[0]:
+        assert (told["attempt"], told["events"][0]["payload"]["attempt"]) == (1, 1)
+    for told in both(shell, place, "jobs", "--type", "counted")[0]:
+        assert told["attempt"] == 1
+    for where in ((), ("--ledger", place.ledger)):
+        assert "1/5" in shell("jobs", "--type", "counted", *where)
 
 
 def test_a_named_ledger_is_meant_and_both_are_refused(shell: Shell, place: Place, address: str):
@@ -67,6 +152,9 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (proposals.show_proposal, over_http.show_proposal),
         (proposals.approve, over_http.approve),
         (proposals.reject, over_http.reject),
+        (artifacts.list_artifacts, over_http.list_artifacts),
+        (artifacts.show_artifact, over_http.show_artifact),
+        (artifacts.clean_up, over_http.clean_up_artifacts),
         (jobs.submit, over_http.submit),
         (jobs.list_jobs, over_http.list_jobs),
         (jobs.show, over_http.show_job),

@@ -46,7 +46,8 @@ def test_a_run_is_watched_shown_and_decided_about(shell: Shell, working: None):
     waiting = shell.records("proposals", "--state", "pending")
     assert waiting[0]["id"] in shell("proposals")
     shown = json.loads(shell("proposals", "show", waiting[0]["id"]))
-    assert shown == waiting[0]
+    assert {"job_id": shown["id"], **shown} == waiting[0]
+    assert shell.records("proposals", "show", waiting[0]["id"]) == waiting[:1]
     assert shell("proposals", "approve", waiting[0]["id"]).strip() == f"{waiting[0]['id']} is applied"
     assert "10 characters" in shell("proposals", "reject", waiting[1]["id"], "--note", "no", code=2)
     assert "rejected" in shell("proposals", "reject", waiting[1]["id"], "--note", "the source says otherwise")

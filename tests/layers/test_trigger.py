@@ -12,6 +12,8 @@ from trellis.runs import ids
 from trellis.runs.errors import AgentNotRunnable, RunNotFound, TooManyWaiting
 from trellis.runs.layer import TriggerKind
 
+BURST = 200
+
 
 @pytest.mark.requirement("PIPE-1", "PIPE-2", "RUN-1", "RUN-2", "D12", "D13", "D17", "D18")
 async def test_a_run_is_requested_then_queued_then_running_then_completed(rig: Rig):
@@ -114,6 +116,14 @@ async def test_a_queue_that_is_full_refuses_before_anything_is_stored(rig: Rig):
         await rig.trigger(slug)
     assert len(await rig.runs(slug)) == WAITING_MAX
     await rig.trigger(other)
+
+
+@pytest.mark.requirement("D25", "PIPE-1")
+async def test_a_queue_that_many_press_into_at_once_takes_as_many_as_may_wait(rig: Rig):
+    slug = await rig.agent("gardener")
+    answers = await asyncio.gather(*(rig.trigger(slug) for _ in range(BURST)), return_exceptions=True)
+    assert sum(isinstance(answer, TooManyWaiting) for answer in answers) == BURST - WAITING_MAX
+    assert len(await rig.runs(slug)) == WAITING_MAX
 
 
 async def test_a_run_that_is_none_is_said_so(rig: Rig):

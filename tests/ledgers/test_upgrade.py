@@ -1,5 +1,6 @@
 """A ledger with jobs from before migration 3 is upgraded, verifies, and what it records of them does not change afterwards."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,21 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Recorded
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
-from trellis.ledgers.postgres.migrate import migrate
+from trellis.ledgers.postgres.migrate import migrate, sql_files
 from trellis.ledgers.sqlite.migrate import migrations
 
 ADDED_TO_SQLITE = ("deadline", "key_limit", "compensates")
-ADDED_TO_POSTGRES = (("job", "deadline_us"), ("job", "compensates_id"), ("event", "due_at"))
+ADDED_TO_POSTGRES = (
+    ("job", "deadline_us"),
+    ("job", "compensates_id"),
+    ("event", "due_at"),
+    ("transition", "finalizes"),
+)
+MADE_SINCE = [
+    name
+    for _, sql in list(sql_files("migrations"))[2:]
+    for name in re.findall(r"^create index (\w+)", sql, re.MULTILINE)
+]
 DEAD = JobId("dead")
 
 
@@ -58,6 +69,12 @@ async def check_upgraded(ledger: Ledger, key_limit: int) -> None:
     assert (await verify(ledger)).ok
 
 
+def made(connection: apsw.Connection) -> set[tuple[str, str]]:
+    """Everything that a schema has; triggers of a table go before it, when sorted backwards."""
+    found = connection.execute("SELECT type, name FROM sqlite_master WHERE name LIKE 'trellis_%'")
+    return {(kind, name) for kind, name in found}
+
+
 def columns(connection: apsw.Connection) -> set[str]:
     return {row[1] for row in connection.execute("PRAGMA table_info(trellis_submission)")}
 
@@ -68,16 +85,23 @@ async def test_an_sqlite_file_of_schema_2_is_upgraded(tmp_path: Path):
     await fill(ledger)
     await ledger.close()
     connection, fresh = apsw.Connection(path), apsw.Connection(":memory:")
-    for name in ADDED_TO_SQLITE:
-        connection.execute(f"ALTER TABLE trellis_submission DROP COLUMN {name}")
-    connection.execute("UPDATE trellis_meta SET value = 2 WHERE key = 'schema_version'")
     for number in (1, 2):
         fresh.execute(migrations()[number])
+    for name in ADDED_TO_SQLITE:
+        connection.execute(f"ALTER TABLE trellis_submission DROP COLUMN {name}")
+    for kind, name in sorted(made(connection) - made(fresh), reverse=True):
+        connection.execute(f"DROP {kind} {name}")
+    connection.execute("UPDATE trellis_meta SET value = 2 WHERE key = 'schema_version'")
     assert columns(connection) == columns(fresh), "as migration 2 left it"
     connection.close()
     ledger = await open_ledger(url)
     await check_upgraded(ledger, key_limit=1)
     await ledger.close()
+    upgraded = apsw.Connection(path)
+    assert upgraded.execute("SELECT count(*) FROM trellis_finalizer").fetchall() == [(2,)], (
+        "lifecycles were loaded again"
+    )
+    upgraded.close()
 
 
 async def test_a_postgres_database_of_schema_2_is_upgraded(
@@ -90,6 +114,8 @@ async def test_a_postgres_database_of_schema_2_is_upgraded(
     connection = await asyncpg.connect(url)
     for table, name in ADDED_TO_POSTGRES:
         await connection.execute(f"ALTER TABLE trellis.{table} DROP COLUMN {name}")
+    for name in MADE_SINCE:
+        await connection.execute(f"DROP INDEX trellis.{name}")
     await connection.execute("UPDATE trellis.meta SET value = '2' WHERE name = 'schema_version'")
     await connection.close()
     assert (await migrate(url)).version_before == 2

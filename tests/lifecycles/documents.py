@@ -47,6 +47,8 @@ D54 = {
     ),
     # Later than D54: the states of D51, which are over as soon as they are left.
     "inbox-entry": "pending w0, processed e1, rejected e1, expired e1",
+    # D15: staged, then finalized for good, until an operator cleans up.
+    "artifact": "staged w0, finalized w1, discarded e2, removed e2",
 }
 
 # 002 §1.4; deadline: §5.1; cancel: D19, applied by the orchestration layer (D43).
@@ -201,6 +203,18 @@ pending  rejected   reject   gateway  inbox.rejected   same  free  doc
 pending  expired    due      gateway  inbox.expired    same  free  doc
 """
 
+# D15: the backend stages, the orchestration layer finalizes with COMPLETE; cleanup: ART-5. What nobody names is discarded.
+ARTIFACT = """
+-          staged     submit    nlm-backend               artifact.staged     same  free  doc
+staged     finalized  finalize  orchestrator              artifact.finalized  same  free  doc
+staged     discarded  discard   nlm-backend,orchestrator  artifact.discarded  same  free  doc
+staged     discarded  due       orchestrator              artifact.discarded  same  free  doc
+finalized  removed    clean_up  control-plane             artifact.removed    same  free  doc
+"""
+
+FINALIZES = {("queue-job", "ARTIFACT_WRITE", "complete")}
+"""JQ-5: the steps that finalize the artifact they name, in the same transaction."""
+
 
 def rows(table: str) -> tuple[Row, ...]:
     """The rows of one of the tables above."""
@@ -237,4 +251,5 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "bus-job": rows(BUS_JOB),
     "proposal": rows(PROPOSAL),
     "inbox-entry": rows(INBOX_ENTRY),
+    "artifact": rows(ARTIFACT),
 }

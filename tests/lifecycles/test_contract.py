@@ -4,13 +4,15 @@ from itertools import product
 
 import pytest
 
-from tests.lifecycles.documents import TABLES, places
+from tests.lifecycles.documents import FINALIZES, TABLES, places
 from trellis.lifecycles import LIFECYCLES, Role, event_code, event_name
 from trellis.lifecycles.contract import (
     LIFECYCLES_MAX,
     PHASES,
     ROLES_MAX,
     STATES_SLOTS,
+    completed_states,
+    final_states,
     lifecycle_rows,
     rank_bytes,
     state_rows,
@@ -29,6 +31,7 @@ STATE_ORDER = {
     "bus-job": "PENDING SCHEDULED DISPATCHED RUNNING SUCCEEDED FAILED CANCELLED DENIED TIMEOUT",
     "proposal": "pending approved auto_approved applying failed applied rejected expired",
     "inbox-entry": "pending processed rejected expired",
+    "artifact": "staged finalized discarded removed",
 }
 LIFECYCLE_CODES = {
     "run": 1,
@@ -38,6 +41,7 @@ LIFECYCLE_CODES = {
     "bus-job": 5,
     "proposal": 6,
     "inbox-entry": 7,
+    "artifact": 8,
 }
 
 
@@ -109,6 +113,17 @@ def test_transition_rows_read_back_as_the_documents():
     assert max(row.roles for row in transition_rows()) < 1 << ROLES_MAX
 
 
+@pytest.mark.requirement("JQ-5", "D15")
+def test_exactly_the_documented_steps_finalize_an_artifact():
+    codes = {code: name for name, code in LIFECYCLE_CODES.items()}
+    rows = [row for row in transition_rows() if row.finalizes]
+    assert {(codes[row.lifecycle], row.source, row.trigger) for row in rows} == {
+        (name, number(name, source), trigger) for name, source, trigger in FINALIZES
+    }
+    assert completed_states() == [(2, number("queue-job", "COMPLETE"))]
+    assert final_states() == [(8, number("artifact", "finalized")), (8, number("artifact", "removed"))]
+
+
 def test_lifecycle_rows_name_who_sweeps():
     rows = {row.name: (row.lifecycle, row.version, list(Role)[row.swept_by].value) for row in lifecycle_rows()}
     assert rows == {
@@ -119,6 +134,7 @@ def test_lifecycle_rows_name_who_sweeps():
         "bus-job": (5, 1, "reconciler"),
         "proposal": (6, 1, "apply-engine"),
         "inbox-entry": (7, 1, "gateway"),
+        "artifact": (8, 1, "orchestrator"),
     }
 
 

@@ -1,4 +1,4 @@
-"""The seven tables against the documents: each pair of states is tried by each role, and nothing else passes."""
+"""The eight tables against the documents: each pair of states is tried by each role, and nothing else passes."""
 
 from itertools import product
 
@@ -31,6 +31,7 @@ DOCUMENTED = [
     pytest.param(LIFECYCLES["bus-job"], marks=pytest.mark.requirement("BUS-1"), id="bus-job"),
     pytest.param(LIFECYCLES["proposal"], marks=pytest.mark.requirement("D22"), id="proposal"),
     pytest.param(LIFECYCLES["inbox-entry"], marks=pytest.mark.requirement("D51"), id="inbox-entry"),
+    pytest.param(LIFECYCLES["artifact"], marks=pytest.mark.requirement("D15"), id="artifact"),
 ]
 OPENS = {"same": Opens.SAME, "attempt": Opens.ATTEMPT, "generation": Opens.GENERATION}
 SWEPT = (Trigger.EXPIRE, Trigger.EXHAUST, Trigger.DUE, Trigger.DEADLINE, Trigger.CANCEL)
@@ -248,13 +249,14 @@ def test_flags_of_states():
     assert codeless == {("leased-job", "assigned"), ("bus-job", "DISPATCHED")}
 
 
-def test_timers_are_the_operator_window_and_the_life_of_proposals_and_entries():
-    """D8: FAILED rests 15 minutes for an operator; D22, D51: what nobody decides expires after 72 hours."""
+def test_timers_are_the_operator_window_and_the_life_of_proposals_entries_and_staged_artifacts():
+    """D8: FAILED rests 15 minutes for an operator; D22, D51: what nobody decides expires after 72 hours; D15: what no job names."""
     timers = {(n, s.name): s.timer_s for n, life in LIFECYCLES.items() for s in life.states if s.timer_s is not None}
     assert timers == {
         ("queue-job", "FAILED"): 900.0,
         ("proposal", "pending"): 259_200.0,
         ("inbox-entry", "pending"): 259_200.0,
+        ("artifact", "staged"): 604_800.0,
     }
     assert all(LIFECYCLES[name].pull(state, Trigger.DUE) for name, state in timers)
 
@@ -271,6 +273,7 @@ def test_an_error_in_a_held_state_pulls_what_the_documents_say():
         "bus-job": {"DISPATCHED": "retry", "RUNNING": "retry"},
         "proposal": {"applying": "fail"},
         "inbox-entry": {},
+        "artifact": {},
     }
 
 

@@ -112,3 +112,14 @@ def test_an_error_without_a_transition():
 def test_every_problem_is_told_at_once():
     told = problem(transitions=(SUBMIT, CLAIM, COMPLETE))
     assert told == "busy can be lost and declares no expire; busy has no transition for its error trigger retry"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [replace(COMPLETE, finalizes=True, fenced=False), replace(RETRY, finalizes=True)],
+    ids=["anybody's step", "no end"],
+)
+def test_a_step_that_finalizes_and_is_no_success_of_its_holder(wrong: Transition):
+    others = tuple(t for t in TRANSITIONS if t.trigger != wrong.trigger)
+    label = f"{wrong.source} → {wrong.target}"
+    assert problem(transitions=(*others, wrong)) == f"{label} finalizes an artifact and is not a holder's success"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 import pytest
 
@@ -144,7 +145,7 @@ async def test_the_same_facts_give_the_same_bytes(stand: Stand):
 
 @pytest.mark.requirement("D12", "D21")
 def test_ids_are_made_and_read_in_their_forms():
-    at = documents.datetime(2026, 2, 14, 8, 0, tzinfo=documents.UTC)
+    at = datetime(2026, 2, 14, 8, 0, tzinfo=UTC)
     run_id = ids.make_run_id(at, "abc1239999")
     assert run_id == "run_2026-02-14_080000_abc123"
     assert ids.run_date("run_2026-02-24_abc123") == "2026-02-24"

@@ -13,8 +13,9 @@ from tests.runs.conftest import ORCHESTRATOR, Stand
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentStatus
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed, StatusChangeRefused
-from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
+from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
+from trellis.runs import ids
 from trellis.runs.errors import AgentNotRunnable, StepHopeless
 from trellis.runs.health import AgentHealth, HealthOptions, last_failure, set_status
 from trellis.runs.layer import BuiltinLayer, TriggerKind
@@ -357,3 +358,25 @@ async def test_what_a_person_decides_about_an_agent_is_recorded_once(ward: Ward)
     with pytest.raises(DefinitionMalformed):
         await decide(SLUG, AgentStatus.ACTIVE, "five")
     assert len(await ward.records()) == 1
+
+
+@pytest.mark.requirement("D24")
+@pytest.mark.parametrize(
+    "payload", [b"no request", b"[]", b"{}", b'{"agent_slug": "../x", "trigger": "t", "params": {}}']
+)
+async def test_a_run_that_nobody_can_read_stops_no_other_agents_judgement(ward: Ward, payload: bytes):
+    odd = NewJob(job_id=JobId("run_2026-01-01_000000_odd123"), type="agent-run", lifecycle="run", payload=payload)
+    await ward.stand.ledger.submit(ORCHESTRATOR, [odd])
+    request = RequestId("stop-odd")
+    await ward.stand.ledger.cancel(ORCHESTRATOR, odd.job_id, CancelMode.HARD, request, grace_s=0.0, cause="no")
+    await ward.ran(FAILED, FAILED, FAILED)
+    assert await ward.judged() == (SLUG,)
+
+
+@pytest.mark.requirement("D24", "OBS-1")
+async def test_a_record_that_is_there_with_other_bytes_stops_no_other_agents_judgement(ward: Ward):
+    runs = await ward.ran(FAILED, FAILED, FAILED)
+    ended = (await ward.stand.events(runs[-1]))[-1]
+    await ward.objects.put(ids.audit_key(ended.ts, f"{ended.id}-agent"), b"another")
+    assert await ward.judged() == (SLUG,)
+    assert await ward.status() == "error"

@@ -170,6 +170,20 @@ async def test_a_schedule_that_cannot_be_read_is_none_and_is_registered_anew(clo
     }
 
 
+async def test_a_schedule_that_cannot_be_read_is_said_to_be_none_once_for_each_version(
+    clockwork: Clockwork, caplog: pytest.LogCaptureFixture
+):
+    layer = clockwork.layer()
+    for body in (b"{", b"[]"):
+        await clockwork.objects.put(schedule_key("one"), body)
+        caplog.clear()
+        for _ in range(3):
+            assert await layer.schedules() == []
+        assert caplog.text.count("schedule_unreadable") == 1
+    await clockwork.objects.put(schedule_key("one"), schedule_file("one", "0 * * * *"))
+    assert len(await layer.schedules()) == 1
+
+
 async def test_a_schedule_that_others_keep_changing_is_said_so(clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch):
     async def too_late(key: str, body: bytes, *, when: object) -> Refused:
         return Refused(etag="another")
@@ -266,6 +280,26 @@ async def test_a_schedule_that_others_keep_changing_keeps_no_other_from_being_re
 
     monkeypatch.setattr(clockwork.objects, "put", too_late)
     assert (await clockwork.registrar().run_once()).registered == ("b-two",)
+
+
+@pytest.mark.requirement("D13", "OBS-1")
+async def test_a_run_is_recorded_before_it_is_shown_and_the_projector_finds_nothing_to_change(clockwork: Clockwork):
+    await clockwork.agent("one")
+    traced = Traced(clockwork.objects)
+    layer = replace(clockwork.layer(), publisher=Publisher(traced))  # type: ignore[arg-type]
+    run_id = await layer.trigger("one", {}, kind=TriggerKind.MANUAL)
+    first = (await clockwork.stand.ledger.events(run_id))[0]
+    assert traced.writes == [ids.audit_key(first.ts, first.id), ids.status_key("one", run_id)]
+    behind = Traced(clockwork.objects)
+    projector = Projector(
+        ledger=clockwork.stand.ledger,
+        actor=Actor(role=Role.PROJECTOR, name="projector@test"),
+        publisher=Publisher(behind),  # type: ignore[arg-type]
+        clock=clockwork.stand.clock,
+    )
+    await projector.run_once()
+    assert ids.audit_key(first.ts, first.id) not in behind.writes
+    await projector.let_go()
 
 
 @pytest.mark.requirement("D13")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import pydantic
 
+from trellis.artifacts.stored import problems_of
 from trellis.engine.errors import InputError
 
 TITLE_CHARS_MAX = 500
@@ -15,7 +16,6 @@ LINE_CHARS_MAX = 4_000
 REF_CHARS_MAX = 500
 ITEMS_MAX = 200
 DRAFT_FIELDS_MAX = 200
-PROBLEMS_MAX = 5
 
 Ref = Annotated[str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX)]
 Line = Annotated[str, pydantic.Field(min_length=1, max_length=LINE_CHARS_MAX)]
@@ -158,9 +158,7 @@ def checked(type_: ArtifactType, content: Mapping[str, Any], refs: frozenset[str
     try:
         made = MODELS[type_].model_validate(dict(content))
     except pydantic.ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
-        problems = "; ".join(f"{'/'.join(map(str, one['loc'])) or 'content'}: {one['msg']}" for one in found)
-        raise ContentInvalid(type=type_.value, problems=problems) from None
+        raise ContentInvalid(type=type_.value, problems=problems_of(error)) from None
     if isinstance(made, ResearchBrief):
         missing = sorted({ref for section in made.sections for ref in section.sources} - refs)
         if missing:

@@ -2,17 +2,22 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.engine.jobs import Actor
-from trellis.instance import Instance, open_instance
 from trellis.lifecycles import Role
 from trellis.wiring import identify, principal_for
 
+if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+    from trellis.instance import Instance
+
 
 @asynccontextmanager
-async def opened(cli: Cli) -> AsyncGenerator[Instance]:
+async def opened(cli: Cli) -> "AsyncGenerator[Instance]":
     """Ledger, object store and memory of this call. Reading needs no token, but one that is shown must be good."""
+    from trellis.instance import open_instance
+
     refuse_missing(cli.url)
     identify(cli.url, cli.settings)
     async with open_instance(cli.settings, cli.url, name=cli.person) as instance:
@@ -25,3 +30,10 @@ def owner(cli: Cli, action: str) -> Actor:
     principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
     principal.acting(Role.OWNER, Role.CONTROL_PLANE, action=action)
     return Actor(role=Role.OWNER, name=principal.name)
+
+
+def operator(cli: Cli, action: str) -> Actor:
+    """The operator at this keyboard: whoever can read the ledger's key, or has a token that says so. Raises NotAllowed."""
+    identity = identify(cli.url, cli.settings)
+    principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
+    return principal.acting(Role.CONTROL_PLANE, action=action)

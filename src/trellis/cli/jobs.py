@@ -13,25 +13,23 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command,
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, state_text
+from trellis.cli.queue_jobs import AgentOption, EntityOption, ForAgent, RunOption, is_queue_job, submit_queue_job
 from trellis.cli.reading import signal_lines, surroundings
 from trellis.client import JobHandle, Trellis, cancelling
-from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
+from trellis.engine.errors import JobNotFound, Refused
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     CancelMode,
-    CancelRequested,
     JobId,
     Moved,
     NotMoved,
     Priority,
-    RequestId,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, Place
 from trellis.lifecycles import Role
 from trellis.operations.explain import duration, explain, is_alive, served_types
 from trellis.operations.letters import letter_of
-from trellis.wiring import new_id
 from trellis.worker.requests import SubmitSettings
 
 SECTION = "Jobs"
@@ -44,6 +42,13 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The job type, such as index.document.")]
 PayloadArgument = Annotated[
     str | None, typer.Argument(metavar="PAYLOAD", help="JSON as text, @file, or - for standard input; else null.")
+]
+WaitOption = Annotated[
+    str | None, typer.Option("--wait", metavar="TIME", help="Wait so long for the end and print the result.")
+]
+KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Jobs with the same key take turns.")]
+KeyLimitOption = Annotated[
+    int | None, typer.Option("--concurrency-limit", metavar="N", help="How many of the key may run at once.")
 ]
 
 
@@ -77,12 +82,8 @@ async def submit(
         str | None, typer.Option("--deadline", metavar="TIME", help="Must have ended this long after now.")
     ] = None,
     max_attempts: Annotated[int | None, typer.Option("--max-attempts", metavar="N", help="Executions at most.")] = None,
-    concurrency_key: Annotated[
-        str | None, typer.Option("--concurrency-key", help="Jobs with the same key take turns.")
-    ] = None,
-    concurrency_limit: Annotated[
-        int | None, typer.Option("--concurrency-limit", metavar="N", help="How many of the key may run at once.")
-    ] = None,
+    concurrency_key: KeyOption = None,
+    concurrency_limit: KeyLimitOption = None,
     correlation: Annotated[str | None, typer.Option("--correlation", help="What the job belongs to.")] = None,
     parent: Annotated[str | None, typer.Option("--parent", metavar="ID", help="The job that caused this one.")] = None,
     lifecycle: Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Default: leased-job.")] = None,
@@ -90,11 +91,15 @@ async def submit(
         str | None,
         typer.Option("--app", metavar="MODULE:APP", help="Check type and payload against it, take its options."),
     ] = None,
-    wait: Annotated[
-        str | None, typer.Option("--wait", metavar="TIME", help="Wait so long for the end and print the result.")
-    ] = None,
+    wait: WaitOption = None,
+    agent: AgentOption = None,
+    entity: EntityOption = None,
+    run: RunOption = None,
 ) -> int:
-    """Submit one job and print its id."""
+    """Submit one job and print its id.
+
+    RESEARCH, BRIEF and PROPOSAL_PREPROCESS are jobs of the job queue: they need --agent, `trellis up` works on them, and an artifact comes of them.
+    """
     settings: dict[str, Any] = {
         "idempotency_key": key,
         "job_id": id_,
@@ -110,8 +115,11 @@ async def submit(
         "lifecycle": values.lifecycle(lifecycle),
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    wait_s = values.seconds("--wait", wait)
-    body = values.payload(type_, payload)
+    wait_s, body = values.seconds("--wait", wait), values.payload(type_, payload)
+    about = ForAgent(agent=agent, entity=entity, run=run)
+    if is_queue_job(type_, lifecycle):
+        return await _for_agent(cli, about.asked(type_, body, given | {"app": app}), key, wait_s)
+    about.refuse()
     async with cli.connect(app=load_app(app) if app else None) as trellis:
         handle = await trellis.submit(type_, body, returns=Any, **SubmitSettings(**given))
         if wait_s is None:
@@ -119,14 +127,24 @@ async def submit(
         return await _waited(cli, handle, wait_s)
 
 
-async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str) -> int:
+async def _for_agent(cli: Cli, asked: dict[str, Any], key: str | None, wait_s: float | None) -> int:
+    answer = await submit_queue_job(cli, asked, key)
+    async with cli.connect() as trellis:
+        handle = JobHandle(trellis, answer.job_id, type_=None, created=answer.created, returns=Any)
+        if wait_s is not None:
+            return await _waited(cli, handle, wait_s)
+        return await _submitted(cli, trellis, handle, None)
+
+
+async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str | None) -> int:
     if cli.out.as_json:
-        cli.out.record({"job_id": handle.id, "created": handle.created})
+        job = await trellis.job(handle.id)
+        cli.out.record({**_short(job), "created": handle.created})
     else:
         cli.out.line(handle.id)
     if not handle.created:
         cli.out.note("this job was there already: nothing new was written")
-    elif cli.out.console.is_terminal:
+    elif type_ is not None and cli.out.console.is_terminal:
         await _warn_if_unserved(cli, trellis.ledger, type_)
     return 0
 
@@ -341,33 +359,19 @@ async def cancel(
     if job.place is Place.ENDED:
         raise await _over(cli, job)
     async with cli.connect(operator=Role.SUBMITTER not in roles) as trellis:
-        actor = trellis.principal.acting(*roles, action=f"cancel a {job.lifecycle}")
         mode = CancelMode.HARD if hard else CancelMode.SOFT
-        answer = await trellis.ledger.cancel(actor, job.job_id, mode, RequestId(new_id()), grace_s=grace_s, cause=cause)
-    match answer:
-        case NotMoved():
-            raise InvalidTransition(
-                job_id=job.job_id,
-                source=answer.state,
-                target=answer.target,
-                actor=actor.role.value,
-                reason=answer.reason,
-            )
-        case CancelRequested():
-            told = f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not"
-        case Moved():
-            told = f"{job.job_id} is {answer.target}"
+        after = await trellis.cancel(job.job_id, mode, cause=cause, grace_s=grace_s)
     if cli.out.as_json:
-        cli.out.record(
-            {
-                "job_id": job.job_id,
-                "state": (await _state(cli, job.job_id)),
-                "requested": isinstance(answer, CancelRequested),
-            }
-        )
+        cli.out.record({**_short(after), "requested": after.cancel_requested})
+    elif after.cancel_requested:
+        cli.out.line(f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not")
     else:
-        cli.out.line(told)
+        cli.out.line(f"{job.job_id} is {after.state}")
     return 0
+
+
+def _short(job: Job) -> dict[str, Any]:
+    return {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.state}
 
 
 async def _over(cli: Cli, job: Job) -> Refused:
@@ -376,11 +380,6 @@ async def _over(cli: Cli, job: Job) -> Refused:
         ago = duration((await ledger.now() - job.updated_at).total_seconds())
     when = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago"
     return Refused(detail=f"Job {job.job_id} has ended already: it is {job.state} since {when}.")
-
-
-async def _state(cli: Cli, job_id: JobId) -> str:
-    async with cli.open() as ledger:
-        return (await _found(ledger, job_id)).state
 
 
 async def requeue(
@@ -401,7 +400,7 @@ def report_requeued(cli: Cli, answers: list[Moved | NotMoved]) -> int:
         state = answer.target if isinstance(answer, Moved) else answer.state
         if cli.out.as_json:
             reason = "" if isinstance(answer, Moved) else answer.reason
-            cli.out.record({"job_id": answer.job_id, "requeued": moved, "state": state, "reason": reason})
+            cli.out.record({"job_id": answer.job_id, "status": state, "requeued": moved, "reason": reason})
         elif isinstance(answer, Moved):
             cli.out.line(f"{answer.job_id} is {state} again")
         else:

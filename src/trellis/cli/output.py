@@ -26,6 +26,8 @@ GAP = 2
 """Spaces between two columns."""
 WRAP_ROOM = 20
 """What a column that wraps is left at least, if it needs it."""
+_WORDS = {"state": "status"}
+"""What the engine and the gateway call differently."""
 YIELD_ROOM = 8
 """What a column that gives way is left at least."""
 UNLIMITED_WIDTH = 10_000
@@ -144,10 +146,10 @@ def _text(cell: str | Text) -> Text:
 
 
 def as_record(item: Any) -> dict[str, Any]:
-    """A value of the engine as JSON: the same names, times in ISO 8601, attempts counted from 1 as people do."""
+    """A value of the engine as JSON, in the words of the gateway: a state is a status, attempts count from 1 as people do."""
     if isinstance(item, Event):
         return _event_record(item)
-    return {field.name: _plain(field.name, getattr(item, field.name)) for field in fields(item)}
+    return {_WORDS.get(field.name, field.name): _plain(field.name, getattr(item, field.name)) for field in fields(item)}
 
 
 def state_text(lifecycle: str, state: str) -> Text:

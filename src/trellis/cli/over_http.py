@@ -5,22 +5,38 @@ What a gateway does not offer is refused with the option's name, never left out 
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
+from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, state_text
+from trellis.cli.queue_jobs import ForAgent, is_queue_job
 from trellis.cli.run_output import run_facts, say_ended, step_bar, took
+from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
-from trellis.http.shapes import AgentShape, EventShape, JobDocument, JobShape, ProposalShape, RunListed
-from trellis.instance import params_of
-from trellis.lifecycles import LIFECYCLES, Phase
+from trellis.http.shapes import (
+    AgentShape,
+    ArtifactListed,
+    EventShape,
+    JobDocument,
+    JobShape,
+    JobSubmitted,
+    ProposalShape,
+    RunListed,
+)
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.proposal import PROPOSAL
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
+
+if TYPE_CHECKING:  # HTTP is loaded when it is used
+    from trellis.http.client import GatewayClient
 
 NOT_HERE = "it is not for a gateway; give --ledger, or leave it out"
 
@@ -32,7 +48,18 @@ def _listing(cli: Cli, items: Sequence[ShapeT], columns: Sequence[Column[ShapeT]
         cli.out.listing(items, columns, empty=empty)
         return
     for item in items:
-        cli.out.record(item.model_dump(mode="json"))
+        cli.out.record(_record(item))
+
+
+def _record(item: pydantic.BaseModel) -> dict[str, Any]:
+    """What a gateway told as the command line tells it from a ledger: attempts count from 1 as people do (D38)."""
+    made = item.model_dump(mode="json")
+    for where in (made, made.get("payload") if isinstance(item, EventShape) else None):
+        if where is not None and isinstance(where.get("attempt"), int):
+            where["attempt"] += 1
+    if isinstance(item, JobDocument) and item.lifecycle == QUEUE_JOB.name:
+        made["max_attempts"] += 1  # a queue job's document counts its retries, people count executions
+    return {"job_id": made["id"], **made} if isinstance(item, ProposalShape) else made
 
 
 def _told(cli: Cli, record: dict[str, Any], line: str) -> None:
@@ -132,12 +159,17 @@ async def cancel_run(cli: Cli, id_: str, hard: bool, reason: str | None) -> None
     """End a run that has not ended."""
     async with cli.client() as client:
         stopped = await client.runs.cancel(id_, mode="hard" if hard else "soft", reason=reason)
-    _told(cli, stopped.model_dump(), _after_cancel(stopped.run_id, RUN.name, stopped.status))
+    record = {**stopped.model_dump(), "requested": not _has_ended(RUN.name, stopped.status)}
+    _told(cli, record, _after_cancel(stopped.run_id, RUN.name, stopped.status))
 
 
 def _after_cancel(id_: str, lifecycle: str, status: str) -> str:
-    over = LIFECYCLES[lifecycle].by_name[status].phase is Phase.ENDED
+    over = _has_ended(lifecycle, status)
     return f"{id_} is {status}" if over else f"{id_} was asked to stop; it is ended after a grace if it does not"
+
+
+def _has_ended(lifecycle: str, status: str) -> bool:
+    return LIFECYCLES[lifecycle].is_settled(status)
 
 
 # --- proposals -------------------------------------------------------------------------------------------------------
@@ -164,8 +196,8 @@ def _what(one: ProposalShape) -> str:
 async def show_proposal(cli: Cli, id_: str) -> None:
     """One proposal with its text, its citations and what became of it."""
     async with cli.client() as client:
-        document = (await client.proposals.get(id_)).model_dump(mode="json")
-    _told(cli, document, json.dumps(document, ensure_ascii=False, indent=2))
+        found = await client.proposals.get(id_)
+    _told(cli, _record(found), json.dumps(found.model_dump(mode="json"), ensure_ascii=False, indent=2))
 
 
 async def approve(cli: Cli, id_: str, note: str | None) -> None:
@@ -181,6 +213,45 @@ async def reject(cli: Cli, id_: str, note: str | None) -> None:
     async with cli.client() as client:
         decided = await client.proposals.reject(id_, note or "")
     _told(cli, {"proposal": id_, "status": decided.status, "decided": True}, f"{id_} is {decided.status}")
+
+
+# --- artifacts -------------------------------------------------------------------------------------------------------
+
+
+async def list_artifacts(cli: Cli, type_: str | None, job: str | None, limit: int) -> None:
+    """List finalized artifacts, newest first."""
+    wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
+    async with cli.client() as client:
+        found = (
+            await client.artifacts.list(type_=None if kind is None else kind.value, job_id=job, limit=wanted)
+        ).items
+    columns = [
+        Column[ArtifactListed](title="ARTIFACT", cell=lambda one: one.artifact_id),
+        Column[ArtifactListed](title="TYPE", cell=lambda one: one.type),
+        Column[ArtifactListed](title="FINALIZED", cell=lambda one: one.finalized_at or ""),
+        Column[ArtifactListed](title="OF", cell=lambda one: f"{one.agent_slug}: job {one.job_id}", gives_way=True),
+    ]
+    _listing(cli, found, columns, empty="No artifacts.")
+
+
+async def show_artifact(cli: Cli, id_: str) -> None:
+    """One artifact with its content and its sources."""
+    async with cli.client() as client:
+        document = (await client.artifacts.get(id_)).model_dump(mode="json")
+    _told(cli, document, json.dumps(document, ensure_ascii=False, indent=2))
+
+
+async def clean_up_artifacts(cli: Cli, *, older_than_days: int | None, dry_run: bool, yes: bool, limit: int) -> None:
+    """Remove old artifacts for good, the oldest first."""
+    wanted = values.limit(limit, CLEANUP_MAX)
+    check_days(older_than_days)
+    async with cli.client() as client:
+        done = await client.artifacts.cleanup(older_than_days=older_than_days, dry_run=True, limit=wanted)
+        if done.items and not dry_run:
+            confirm(len(done.items), yes=yes)
+            done = await client.artifacts.cleanup(older_than_days=older_than_days, limit=wanted)
+    ids = [one.artifact_id for one in done.items]
+    say_cleaned(cli, ids, days=done.older_than_days, dry_run=dry_run, more=done.more)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -204,6 +275,9 @@ async def submit(  # noqa: PLR0917 - as its namesake
     lifecycle: str | None,
     app: str | None,
     wait: str | None,
+    agent: str | None,
+    entity: list[str] | None,
+    run: str | None,
 ) -> int:
     """Submit one job and print its id."""
     _refuse(id=id_, lifecycle=lifecycle, app=app)
@@ -220,22 +294,34 @@ async def submit(  # noqa: PLR0917 - as its namesake
     }
     given = {name: value for name, value in wishes.items() if value is not None}
     wait_s, body = values.seconds("--wait", wait), values.payload(type_, payload)
+    about = ForAgent(agent=agent, entity=entity, run=run)
     async with cli.client() as client:
-        job = await client.jobs.submit(type_, body, idempotency_key=key, **given)
-        if wait_s is None:
-            _told(cli, {"job_id": job.job_id}, job.job_id)
-            return 0
-        try:
-            ended = await client.jobs.wait(job.job_id, wait_s)
-        except TimeoutError:
-            cli.out.error(f"job {job.job_id} has not ended after {duration(wait_s)}", f"trellis job show {job.job_id}")
-            return 1
+        if is_queue_job(type_, lifecycle):
+            job = await client.jobs.submit_asked(about.asked(type_, body, given), idempotency_key=key)
+        else:
+            about.refuse()
+            job = await client.jobs.submit(type_, body, idempotency_key=key, **given)
+        return await _after_submit(cli, client, job, wait_s)
+
+
+async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wait_s: float | None) -> int:
+    """Say which job it is; or wait for its end, and say what came of it."""
+    if wait_s is None:
+        _told(cli, {**_short(job), "created": job.created}, job.job_id)
+        if not job.created:
+            cli.out.note("this job was there already: nothing new was written")
+        return 0
+    try:
+        ended = await client.jobs.wait(job.job_id, wait_s)
+    except TimeoutError:
+        cli.out.error(f"job {job.job_id} has not ended after {duration(wait_s)}", f"trellis job show {job.job_id}")
+        return 1
     if not LIFECYCLES[ended.lifecycle].by_name[ended.status].success:
         cli.out.error(f"job {job.job_id} ended as {ended.status}", f"trellis job show {job.job_id}")
         return 1
     _told(
         cli,
-        {"job_id": job.job_id, "result": ended.result},
+        {"job_id": job.job_id, "created": job.created, "result": ended.result},
         json.dumps(ended.result, indent=2, ensure_ascii=False),
     )
     return 0
@@ -267,7 +353,7 @@ async def list_jobs(
         Column[JobDocument](title="JOB", cell=lambda job: job.job_id),
         Column[JobDocument](title="TYPE", cell=lambda job: job.type, gives_way=True),
         Column[JobDocument](title="STATE", cell=lambda job: state_text(job.lifecycle, job.status)),
-        Column[JobDocument](title="TRY", cell=lambda job: f"{job.attempt + 1}/{job.max_attempts}", right=True),
+        Column[JobDocument](title="TRY", cell=_try, right=True),
         Column[JobDocument](title="SUBMITTED", cell=lambda job: job.created_at),
     ]
     _listing(cli, page.items, columns, empty="No job is like that.")
@@ -275,12 +361,17 @@ async def list_jobs(
         cli.out.note(f"there are more: --cursor {page.next_cursor}")
 
 
+def _try(job: JobDocument) -> str:
+    told = _record(job)
+    return f"{told['attempt']}/{told['max_attempts']}"
+
+
 async def show_job(cli: Cli, id_: str) -> None:
     """Everything about one job: row, payload, result, events."""
     async with cli.client() as client:
         job = await client.jobs.get(id_)
         events = (await client.jobs.events(id_, limit=LIMIT_MAX)).items
-    record = {**job.model_dump(mode="json"), "events": [event.model_dump(mode="json") for event in events]}
+    record = {**_record(job), "events": [_record(event) for event in events]}
     if cli.out.as_json:
         cli.out.record(record)
         return
@@ -312,15 +403,17 @@ async def cancel_job(
     _refuse(grace=grace)
     async with cli.client() as client:
         job = await client.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause)
-    _told(cli, _short(job), _after_cancel(job.job_id, job.lifecycle, job.status))
+    record = {**_short(job), "requested": not _has_ended(job.lifecycle, job.status)}
+    _told(cli, record, _after_cancel(job.job_id, job.lifecycle, job.status))
 
 
 async def requeue_job(cli: Cli, id_: str, cause: str | None) -> None:
     """Run a failed or dead-lettered job again."""
     async with cli.client() as client:
         job = await client.jobs.requeue(id_, reason=cause)
-    _told(cli, _short(job), f"{job.job_id} is {job.status} again")
+    record = {"job_id": job.job_id, "status": job.status, "requeued": True, "reason": ""}
+    _told(cli, record, f"{job.job_id} is {job.status} again")
 
 
 def _short(job: JobShape) -> dict[str, Any]:
-    return {"job_id": job.job_id, "status": job.status}
+    return {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status}

@@ -1,43 +1,43 @@
 """The program: every command under its heading, and what happens when the command line itself is wrong."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version as installed_version
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
-from trellis.cli import (
-    agents,
-    demo,
-    dlq,
-    events,
-    jobs,
-    ledgers,
-    lifecycles,
-    proposals,
-    queues,
-    rebuild,
-    runs,
-    schedules,
-    tokens,
-    up,
-    workers,
-)
 from trellis.cli.commands import DataOption, DebugOption, LedgerOption, Sections
 from trellis.cli.problems import REFUSED
 
 PROGRAM = "trellis"
 PACKAGE = "trellis-engine"
 
-program = typer.Typer(
-    cls=Sections,
-    name=PROGRAM,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "demo": ("demo",),
+        "agents": ("agents",),
+        "runs": ("run", "runs"),
+        "proposals": ("proposals",),
+        "artifacts": ("artifacts",),
+        "schedules": ("schedules",),
+        "jobs": ("submit", "jobs", "job"),
+        "events": ("events",),
+        "queues": ("queues",),
+        "dlq": ("dlq",),
+        "workers": ("worker", "workers"),
+        "up": ("up",),
+        "ledgers": ("migrate", "verify", "sweep", "doctor", "version"),
+        "rebuild": ("rebuild",),
+        "tokens": ("token",),
+        "lifecycles": ("lifecycles",),
+    }
 )
+"""Which module brings which commands, in the order in which help lists them. Only the one that is asked for is imported: that is
+half of the time a command takes.
+"""
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of a callback
@@ -46,7 +46,6 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of a callb
         raise typer.Exit
 
 
-@program.callback()
 def root(
     ctx: typer.Context,
     ledger: LedgerOption = None,
@@ -64,31 +63,29 @@ def root(
     ctx.obj = {"ledger": ledger, "data": data, "debug": debug}
 
 
-for noun in (
-    demo,
-    agents,
-    runs,
-    proposals,
-    schedules,
-    jobs,
-    events,
-    queues,
-    dlq,
-    workers,
-    up,
-    ledgers,
-    rebuild,
-    tokens,
-    lifecycles,
-):
-    noun.add_to(program)
+def make_program(word: str | None = None) -> typer.Typer:
+    """The program with the command that is called `word`; with all commands when there is none of that name."""
+    program = typer.Typer(
+        cls=Sections,
+        name=PROGRAM,
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    program.callback()(root)
+    wanted = [noun for noun, words in NOUNS.items() if word in words]
+    for noun in wanted or NOUNS:
+        import_module(f"trellis.cli.{noun}").add_to(program)
+    return program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
     chosen = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        answer = typer.main.get_command(program).main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
+        program = typer.main.get_command(make_program(chosen[0] if chosen else None))
+        answer = program.main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:
         return _misused(error)
     except typer.Abort:

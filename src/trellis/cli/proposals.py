@@ -42,7 +42,12 @@ async def list_proposals(
         now = await ledger.now()
         page = await ledger.jobs(where, limit=wanted)
         full = [await ledger.job(job.job_id) for job in page.jobs]
-    found = [job for job in full if job is not None]
+        found = [job for job in full if job is not None]
+        if cli.out.as_json:
+            for job in found:
+                document = json.loads(proposals.document(job.payload or b"", await ledger.events(job.job_id)))
+                cli.out.record({"job_id": job.job_id, **document})
+            return
     columns = [
         Column[Job](title="PROPOSAL", cell=lambda job: job.job_id),
         Column[Job](title="STATUS", cell=lambda job: job.state),
@@ -67,7 +72,7 @@ async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
             raise ProposalNotFound(proposal=id_)
         document = json.loads(proposals.document(job.payload, await ledger.events(JobId(id_))))
     if cli.out.as_json:
-        cli.out.record(document)
+        cli.out.record({"job_id": job.job_id, **document})
     else:
         cli.out.line(json.dumps(document, ensure_ascii=False, indent=2))
 

@@ -12,13 +12,12 @@ from rich.progress import Progress as Bars
 from rich.progress import SpinnerColumn, TextColumn
 
 from trellis.cli.commands import command
+from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import Actor
 from trellis.instance import places
 from trellis.ledgers import open_ledger
-from trellis.lifecycles import Role
 from trellis.operations.explain import counted
 from trellis.runs import ids
 from trellis.runs.errors import RebuildError
@@ -26,7 +25,7 @@ from trellis.runs.rebuild import Progress, Rebuilt, Refusal, Returned, rebuild_l
 from trellis.storage.address import s3_credentials
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
-from trellis.wiring import identify, make_development_key, principal_for
+from trellis.wiring import make_development_key
 
 SIDES = ("ledger", "objects")
 REFUSALS_SHOWN = 20
@@ -57,7 +56,7 @@ async def rebuild(
 
 async def _from_ledger(cli: Cli, objects: ObjectStore) -> int:
     refuse_missing(cli.url)
-    actor, alone = _actor(cli), frozenset(cli.settings.audit_objects)
+    actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
     ledger = await open_ledger(cli.url)
     try:
         with _watching(cli) as progress:
@@ -90,7 +89,7 @@ async def _from_objects(cli: Cli, objects: ObjectStore) -> int:
     if not (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
         raise RebuildError(detail=f"There is no audit record in {objects.url}; set TRELLIS_OBJECTS to where they are.")
     _make_missing(cli)
-    actor, alone = _actor(cli), frozenset(cli.settings.audit_objects)
+    actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
     ledger = await open_ledger(cli.url)
     try:
         with _watching(cli) as progress:
@@ -107,12 +106,6 @@ def _make_missing(cli: Cli) -> None:
     if file is not None and not file.exists():
         make_folder(cli.url)
         make_development_key(cli.url)
-
-
-def _actor(cli: Cli) -> Actor:
-    identity = identify(cli.url, cli.settings)
-    principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
-    return principal.acting(Role.CONTROL_PLANE, action="rebuild")
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from trellis.cli.program import PROGRAM, main, program
+from trellis.cli.program import PROGRAM, main, make_program
 
 PREAMBLE = """# Command line
 
@@ -42,7 +42,7 @@ def pages(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 def reference() -> str:
     """The whole document."""
     os.environ["COLUMNS"] = COLUMNS
-    paths = pages(typer.main.get_command(program))
+    paths = pages(typer.main.get_command(make_program()))
     parts = (f"{'#' * (1 + len(path))} {PROGRAM} {' '.join(path)}\n\n{_help(path)}" for path in paths)
     return "\n".join([PREAMBLE, _help(()), *parts])
 

@@ -14,11 +14,12 @@ from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Column, age, state_text
 from trellis.cli.run_output import run_facts, say_ended, step_bar, took
+from trellis.cli.values import params_of
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
-from trellis.instance import Instance, params_of
+from trellis.instance import Instance
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
 from trellis.runs import documents, ids
@@ -78,7 +79,7 @@ async def run(
 async def watched(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> dict[str, Any]:
     """Work on runs in this process until this one has ended; its last status.json."""
     stop = asyncio.Event()
-    serving = asyncio.ensure_future(instance.serve(stop))
+    serving = asyncio.ensure_future(instance.serve(stop, queue_jobs=False))
     try:
         return await _until_ended(cli, instance, slug, run_id, serving)
     finally:
@@ -118,6 +119,10 @@ async def list_runs(
     async with cli.open() as ledger:
         now = await ledger.now()
         found = await _pages(ledger, where, wanted)
+        if cli.out.as_json:
+            for job in found:
+                cli.out.record(await _listed(ledger, job))
+            return
     columns = [
         Column[Job](title="RUN", cell=lambda job: job.job_id),
         Column[Job](title="AGENT", cell=lambda job: (job.concurrency_key or "").removeprefix("run:")),
@@ -125,6 +130,19 @@ async def list_runs(
         Column[Job](title="AGE", cell=lambda job: age(job.created_at, now), right=True),
     ]
     cli.out.listing(found, columns, empty="No runs.")
+
+
+async def _listed(ledger: Ledger, job: Job) -> dict[str, Any]:
+    """A run in the words of the gateway."""
+    whole = await ledger.job(job.job_id)
+    return {
+        "run_id": job.job_id,
+        "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
+        "status": job.state,
+        "trigger": None if whole is None or whole.payload is None else Request.read(whole.payload).trigger,
+        "created_at": documents.timestamp(job.created_at),
+        "updated_at": documents.timestamp(job.updated_at),
+    }
 
 
 async def _pages(ledger: Ledger, where: JobFilter, wanted: int) -> list[Job]:

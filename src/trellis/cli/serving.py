@@ -2,19 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place
+from trellis.cli.together import together
 from trellis.cli.up import GATEWAY, say_ready, say_services
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
-from trellis.instance import open_instance, role_of
+from trellis.instance import Instance, open_instance, role_of
 from trellis.web.server import Listening, ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, is_key_configured, new_id, process_name, trusted_keys
-
-LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 async def serve_all(
@@ -28,32 +28,52 @@ async def serve_all(
         tls_key_file=cli.settings.tls_key_file,
     )
     listening, keys = _listening(cli, roles, options)
+    nlm: NlmPlace | None = None
     try:
-        async with open_instance(cli.settings, cli.url, name=process_name("up")) as instance:
+        nlm = take_place(cli, roles, keys)
+        settings = addressed(cli.settings, listening, nlm)
+        async with AsyncExitStack() as stack:
+            name = process_name("up")
+            instance = await stack.enter_async_context(open_instance(settings, cli.url, name=name))
             if demo:
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")
             cli.out.line(f"memory    {instance.places.memory}")
             names = [service.name for service in instance.services()]
             say_services(cli, [name for name in names if roles is None or role_of(name) in roles])
+            backend = await open_embedded(cli, settings, nlm, stack, asked_for=roles is not None)
+            parts = [instance.serve(stop, roles)]
+            if nlm is not None and backend is not None:
+                parts.append(nlm.serve(backend, stop))
             if listening is None:
                 _say_no_gateway(cli, roles)
-                await instance.serve(stop, roles)
-                return
-            secrets = callback_secrets(cli.url, cli.settings)
-            app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
-            gateway = serve_gateway(
-                app,
-                listening,
-                options,
-                stop,
-                end_streams=app.state.streams.hub.close,
-                ready=lambda: _say_gateway(cli, listening),
-            )
-            await _together(stop, gateway, instance.serve(stop, roles))
+            else:
+                parts.append(_gateway(cli, instance, listening, options, keys, stop))
+            await together(stop, *parts)
     finally:
-        if listening is not None:
-            listening.close()
+        for place in (listening, None if nlm is None else nlm.listening):
+            if place is not None:
+                place.close()
+
+
+async def _gateway(
+    cli: Cli,
+    instance: Instance,
+    listening: Listening,
+    options: ServerOptions,
+    keys: Sequence[TrustedKey],
+    stop: asyncio.Event,
+) -> None:
+    secrets = callback_secrets(cli.url, cli.settings)
+    app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
+    await serve_gateway(
+        app,
+        listening,
+        options,
+        stop,
+        end_streams=app.state.streams.hub.close,
+        ready=lambda: _say_gateway(cli, listening),
+    )
 
 
 def _listening(
@@ -70,15 +90,6 @@ def _listening(
         # Nobody could show who they are, and nobody asked for a gateway: the services run without one.
         return None, ()
     return listen(options, key_configured=is_key_configured(cli.settings)), keys
-
-
-async def _together(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Until all have ended; when one fails, the others stop in good order and its error is raised."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    stop.set()
-    for task in tasks:
-        await task
 
 
 def _say_gateway(cli: Cli, listening: Listening) -> None:

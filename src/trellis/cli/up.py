@@ -19,14 +19,17 @@ from trellis.lifecycles import Role
 from trellis.wiring import SystemClock, make_development_key, open_when_there, process_name
 
 GATEWAY = "gateway"
+NLM = "nlm"
 ROLES = (
     GATEWAY,
     "orchestrator",
+    NLM,
     "projector",
     "apply-engine",
     "schedules",
     "agent-health",
     "inbox-keeper",
+    "artifact-collector",
     "sweeper",
     "retention",
 )
@@ -53,13 +56,21 @@ async def up(
 
     The gateway answers HTTP on 127.0.0.1:8420, or where TRELLIS_HOST and TRELLIS_PORT say; on an address that others can reach only with a configured
     key. The orchestrator drives agent runs, schedules begin them by themselves, the projector publishes their documents, agent-health stops an agent that
-    failed three times in a row, the apply engine applies what was approved; the sweeper takes back jobs whose worker died and ends backoffs,
-    deadlines and soft cancels; retention removes ended work whose time is over. Jobs themselves are run by `trellis worker`. On PostgreSQL gateway
-    and runs need TRELLIS_OBJECTS and TRELLIS_MEMORY, and the gateway a key.
+    failed three times in a row, the apply engine applies what was approved; the NLM backend makes what queue jobs ask for (on 127.0.0.1:8421, or where
+    TRELLIS_NLM_HOST and TRELLIS_NLM_PORT say; `--roles nlm` runs it alone); the sweeper takes back jobs whose worker died and ends backoffs, deadlines and
+    soft cancels; retention removes ended work whose time is over. Jobs themselves are run by `trellis worker`. On PostgreSQL gateway and runs need
+    TRELLIS_OBJECTS and TRELLIS_MEMORY, and the gateway a key.
     """
     configure_logging(cli.settings)
-    cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     wanted = _wanted(roles)
+    if wanted == frozenset({NLM}):
+        from trellis.cli.serving_nlm import serve_nlm_alone
+
+        make_folder(cli.url)
+        await serve_nlm_alone(cli, _stopped_by_signals())
+        cli.out.line("stopped")
+        return
+    cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     make_folder(cli.url)
     ledger = await open_when_there(cli.url)
     if ledger is None:
@@ -69,10 +80,7 @@ async def up(
             make_development_key(cli.url)
     finally:
         await ledger.close()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stop.set)
+    stop = _stopped_by_signals()
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
     if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):
         await _serve_jobs(cli, wanted, stop)
@@ -82,6 +90,15 @@ async def up(
 
         await serve_all(cli, wanted, stop, host=host, port=port, demo=demo)
     cli.out.line("stopped")
+
+
+def _stopped_by_signals() -> asyncio.Event:
+    """Set when the process is told to stop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 def _wanted(roles: str | None) -> frozenset[str] | None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, UnknownLifecycle
+from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, SettingsInvalid, UnknownLifecycle
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, ReasonCode
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES
 
@@ -153,3 +153,17 @@ def _finite(text: str) -> float:
     if value in {float("inf"), float("-inf")}:
         raise ValueError(f"{text} is too large for a number")
     return value
+
+
+def params_of(pairs: list[str]) -> dict[str, Any]:
+    """`k=v` pairs as parameters of a run; a value that is JSON is taken as such. Raises SettingsInvalid."""
+    params: dict[str, Any] = {}
+    for pair in pairs:
+        name, found, text = pair.partition("=")
+        if not found or not name:
+            raise SettingsInvalid(source="--param", detail=f"{pair!r} is no name=value")
+        try:
+            params[name] = json.loads(text)
+        except ValueError:
+            params[name] = text
+    return params

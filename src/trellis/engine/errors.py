@@ -14,6 +14,7 @@ TrellisError
 │   └── IdempotencyMismatch
 ├── Refused                     the ledger's answer is no; nothing was written
 │   ├── InvalidTransition
+│   ├── QueueFull
 │   ├── NotAllowed
 │   ├── KeyUnusable
 │   ├── TokenRefused
@@ -115,6 +116,12 @@ class InvalidTransition(Refused):
     """Job {job_id} cannot go from {source} to {target} by {actor}: {reason}."""
 
     code = "INVALID_TRANSITION"
+
+
+class QueueFull(Refused):
+    """{waiting} jobs of concurrency key {key!r} wait and {limit} is the limit; wait until one of them is taken."""
+
+    code = "RATE_LIMITED"
 
 
 class NotAllowed(Refused):

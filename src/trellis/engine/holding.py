@@ -62,6 +62,32 @@ class Drives(Protocol):
 
 
 DrivesT = TypeVar("DrivesT", bound=Drives)
+EndT = TypeVar("EndT")
+
+
+def heard(wishes: set[str], job_id: str) -> bool:
+    """Whether a cancellation of this task was a wish, meant for what was under way; what follows must not be cut by it."""
+    if job_id not in wishes:
+        return False
+    wishes.discard(job_id)
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+    return True
+
+
+async def carried_out(wishes: set[str], job_id: str, ending: Coroutine[Any, Any, EndT]) -> EndT:
+    """Make the last transition. A wish that comes now is too late: the first of both wins. Whatever else cuts it, cuts it."""
+    making = asyncio.ensure_future(ending)
+    while True:
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            if heard(wishes, job_id):
+                continue
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+            raise
 
 
 @dataclass(slots=True)
@@ -75,7 +101,7 @@ class _Driving:
 
 @dataclass(kw_only=True)
 class Holder(Generic[DrivesT]):
-    """Claims jobs of one type and drives them. One pass takes in what waits to be accepted, then claims for the free room."""
+    """Claims jobs of one lifecycle and drives them. One pass takes in what waits to be accepted, then claims for the free room."""
 
     ledger: Ledger
     actor: Actor
@@ -86,6 +112,8 @@ class Holder(Generic[DrivesT]):
     type: str
     lifecycle: str
     name: str
+    also: tuple[str, ...] = ()
+    """More types of the same lifecycle."""
     claiming: bool = True
     _driving: dict[str, _Driving] = field(default_factory=dict[str, _Driving])
     _looking: "asyncio.Task[None] | None" = None
@@ -111,8 +139,7 @@ class Holder(Generic[DrivesT]):
         if not self.claiming or room <= 0:
             return 0
         sent_at = self.clock.monotonic()
-        terms = TypeClaim(type=self.type, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
-        claim = Claim(claim_id=ClaimId(self.new_id()), types=(terms,), start=room, lifecycle=self.lifecycle)
+        claim = Claim(claim_id=ClaimId(self.new_id()), types=self._terms(), start=room, lifecycle=self.lifecycle)
         answer = await self.ledger.turn(Turn(actor=self.actor, claim=claim))
         if answer.claimed and self._fence(sent_at) <= self.clock.monotonic():
             _log.warning("claim_too_late", jobs=[claimed.lease.job_id for claimed in answer.claimed])
@@ -123,6 +150,12 @@ class Holder(Generic[DrivesT]):
         if self._driving and (self._fencing is None or self._fencing.done()):
             self._fencing = asyncio.get_running_loop().create_task(self._keep_fences())
         return len(answer.claimed)
+
+    def _terms(self) -> tuple[TypeClaim, ...]:
+        lease_s, heartbeat_s = self.options.lease_s, self.options.heartbeat_s
+        return tuple(
+            TypeClaim(type=type_, lease_s=lease_s, heartbeat_s=heartbeat_s) for type_ in (self.type, *self.also)
+        )
 
     def _fence(self, sent_at: float) -> float:
         return sent_at + lease_length_s(self.options.lease_s, self.options.heartbeat_s)

@@ -105,6 +105,8 @@ class NewJob:
     max_deaths: int = DEATHS_DEFAULT
     concurrency_key: str | None = None
     concurrency_limit: int = 1
+    waiting_max: int | None = None
+    """Refused with QueueFull when so many jobs of its concurrency key wait already; those that are held or have ended do not count."""
     idempotency_key: str | None = None
     idempotency_scope: str = ""
     fingerprint: bytes = b""
@@ -191,6 +193,8 @@ class Advance(NamedTuple):
     death: DeathCertificate | None = None
     version: int | None = None
     """The job's version this step follows; what makes one of several equal steps (a self-transition) itself."""
+    finalizes: JobId | None = None
+    """The job's staged artifact that becomes final with this step; where a transition `finalizes`, and nowhere else."""
 
 
 class Applied(NamedTuple):

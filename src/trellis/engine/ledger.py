@@ -55,6 +55,7 @@ from trellis.engine.records import (
     Signal,
     SweepOptions,
     SweepReport,
+    Unpaired,
     WorkerSeen,
 )
 
@@ -76,7 +77,9 @@ class Ledger(Protocol):
         """Put jobs into their lifecycle's first state, all in one transaction, an answer for each in order.
 
         A delayed job rests until due; a keyed one takes a free slot of its key or is parked behind it. An idempotency
-        key (or a given id) seen before answers with the existing job, or `Mismatch` when the fingerprint differs.
+        key (or a given id) seen before answers with the existing job, or `Mismatch` when the fingerprint differs. With both, the
+        key is asked first; a free key and a known id of the same request are the existing job, and the key means it from then on.
+        Raises QueueFull, also when many come at once.
         """
         ...
 
@@ -85,6 +88,8 @@ class Ledger(Protocol):
 
         Claims come in order of priority and readiness, skip paused types and rate limits, and never take a job whose
         concurrency key is at its limit. Completing a compensation also records job_compensated on its original.
+        Completing a job that ends with an artifact finalizes the one the step names, in its own name and just before it; a step
+        that names none, or one that is not the job's own and staged, raises InvalidTransition for the whole turn.
         """
         ...
 
@@ -250,6 +255,13 @@ class Ledger(Protocol):
         """Concurrency keys held beyond their limit, as of one moment; for `verify`.
 
         Jobs that hold slots above a limit that was lowered meanwhile may go on, and do not count.
+        """
+        ...
+
+    async def unpaired(self) -> list[Unpaired]:
+        """Jobs whose end and whose artifacts do not belong together, as of one moment and at most 1,000; for `verify`.
+
+        An artifact whose job was removed by retention is not meant.
         """
         ...
 

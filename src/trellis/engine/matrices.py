@@ -115,6 +115,8 @@ _RULES = (
         own=(Role.NLM_BACKEND, Role.SUBMITTER),
     ),
     _rule("dead-letters.read", "read dead letters", "DJ-12", *_PEOPLE),
+    _rule("nlm.process", "give jobs to the NLM backend", "NLM-1", Role.ORCHESTRATOR, Role.CONTROL_PLANE),
+    _rule("nlm.query", "ask the NLM backend", "NLM-7", Role.AGENT_RUNTIME, Role.ORCHESTRATOR, Role.OWNER),
     _rule("system.read", "see how the system is", "OBS-5", *(*_PEOPLE, Role.GATEWAY)),
     _rule("rules.read", "read lifecycles and this table", "AUTH-7", *Role),
 )

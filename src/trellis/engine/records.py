@@ -104,6 +104,7 @@ class JobFilter:
     correlation_id: str | None = None
     concurrency_key: str | None = None
     reason_code: ReasonCode | None = None
+    parent_id: JobId | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +212,15 @@ class KeyOver:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unpaired:
+    """A job that ended with an artifact and has another number of finalized ones than one, or that has not and has some."""
+
+    job_id: JobId
+    complete: bool
+    artifacts: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FeedPage:
     """Events in feed order; ask on with `position`. A position is opaque text that sorts as the feed does.
 
@@ -255,6 +265,8 @@ class SweepOptions:
     batch: int = 500
     elect: bool = True
     """False sweeps without standing for election (tests, `trellis sweep`)."""
+    windows_s: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    """By lifecycle and state: how long a job that a sweep puts there rests, where the lifecycle's own timer is not meant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,8 @@ What it proves of a ledger, without trusting the code that wrote it:
 - the row says what the history says: state, version, generation, attempt, correlation, and a place that fits the state;
 - the epoch never falls from event to event, and a held job has a holder, a lease and an epoch;
 - every dead letter is complete and belongs to an event, and a state that needs one has exactly one;
-- no concurrency key is held beyond its stored limit, nor beyond one the caller names.
+- no concurrency key is held beyond its stored limit, nor beyond one the caller names;
+- a job that ends with an artifact has exactly one finalized artifact when it has ended so, and none before.
 
 Memory is bounded: one history at a time, the first VIOLATIONS_MAX findings, and a count for each key that is held now.
 """
@@ -19,7 +20,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from trellis.engine.jobs import JobId
-from trellis.engine.records import DeadLetter, Event, History, Job, KeyOver, Place
+from trellis.engine.records import DeadLetter, Event, History, Job, KeyOver, Place, Unpaired
 from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
 from trellis.lifecycles.registry import LIFECYCLES
 from trellis.lifecycles.replay import RecordedStep, Replayed, replay
@@ -48,6 +49,8 @@ class Rule(StrEnum):
     """A dead letter is missing, doubled, incomplete or belongs to no event."""
     KEY_LIMIT = "key_limit"
     """More jobs of a concurrency key are held than its limit."""
+    ARTIFACT = "artifact"
+    """A job completed without its artifact, or an artifact was finalized without its job's completion."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +98,10 @@ class Histories(Protocol):
         """Concurrency keys held beyond their stored limit, as of one moment."""
         ...
 
+    async def unpaired(self) -> list[Unpaired]:
+        """Jobs whose end and whose artifacts do not belong together, as of one moment."""
+        ...
+
 
 async def verify(
     ledger: Histories,
@@ -127,7 +134,7 @@ async def verify(
         if on_progress is not None and jobs % PROGRESS_EVERY == 0:
             on_progress(VerifyProgress(jobs=jobs, events=events, found=found))
     stored = await ledger.keys_over()
-    over = [*map(_over, stored), *_keys_over(held, limits)]
+    over = [*map(_over, stored), *_keys_over(held, limits), *map(_apart, await ledger.unpaired())]
     return VerifyReport(jobs=jobs, events=events, found=found + len(over), violations=(*kept, *over))
 
 
@@ -282,6 +289,16 @@ def _keys_over(held: Counter[str], limits: Mapping[str, int]) -> Iterator[Violat
 def _over(key: KeyOver) -> Violation:
     detail = f"{key.held} jobs of key {key.key!r} are held and its limit is {key.limit}"
     return Violation(rule=Rule.KEY_LIMIT, job_id=None, detail=detail)
+
+
+def _apart(job: Unpaired) -> Violation:
+    if not job.complete:
+        detail = f"{job.artifacts} of its artifacts are finalized and the job has not completed"
+    elif job.artifacts == 0:
+        detail = "the job completed and none of its artifacts is finalized"
+    else:
+        detail = f"the job completed with {job.artifacts} finalized artifacts instead of one"
+    return Violation(rule=Rule.ARTIFACT, job_id=job.job_id, detail=detail)
 
 
 def _broken(rule: Rule, job: Job, detail: str, *, version: int | None = None) -> Violation:

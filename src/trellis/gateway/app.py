@@ -14,7 +14,19 @@ from trellis.gateway.callers import Gateway
 from trellis.gateway.hub import Hub, StreamOptions
 from trellis.gateway.refusals import refused
 from trellis.gateway.remembering import Remembered
-from trellis.gateway.routes import agents, dead_letters, inbox, jobs, memory, proposals, rules, runs, stream, system
+from trellis.gateway.routes import (
+    agents,
+    artifacts,
+    dead_letters,
+    inbox,
+    jobs,
+    memory,
+    proposals,
+    rules,
+    runs,
+    stream,
+    system,
+)
 from trellis.gateway.streaming import Streams
 from trellis.gateway.tickets import Tickets
 from trellis.identity import TrustedKey
@@ -82,7 +94,20 @@ def create_app(
     app.state.bodies = BodiesUnderWay()
     problems.install(app)
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
-    for module in (runs, jobs, agents, callbacks, dead_letters, inbox, memory, proposals, rules, stream, system):
+    for module in (
+        runs,
+        jobs,
+        agents,
+        artifacts,
+        callbacks,
+        dead_letters,
+        inbox,
+        memory,
+        proposals,
+        rules,
+        stream,
+        system,
+    ):
         app.include_router(module.router)
     app.add_middleware(Correlation, new_id=new_id)
     return app

@@ -32,18 +32,16 @@ from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.net.signatures import SIGNATURE_HEADER, SignatureRefused, Signed, check_headers, check_signature, job_key
+from trellis.queue.callbacks import EXAMPLE_JOB, Callback, callback_key
 from trellis.runs import documents
-from trellis.storage.keys import object_key
 from trellis.storage.objects import CREATE, Stored
 from trellis.web.bodies import StrictRoute, parse
 from trellis.web.problems import Problem, correlation_of
 from trellis.web.shapes import PROBLEMS
 
-FOLDER = "callbacks"
 EXPECTED_IN = "NOTEBOOKLM_CALL"
 CAUSE_CHARS_MAX = 500
 REFUSED, REPEATED = "callback.refused", "callback.repeated"
-EXAMPLE_JOB = "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 _signature = APIKeyHeader(
@@ -52,54 +50,6 @@ _signature = APIKeyHeader(
     auto_error=False,
     description="`v1,BASE64` of HMAC-SHA256 over `webhook-id.webhook-timestamp.body`, with the key of this job.",
 )
-
-
-class CallbackError(pydantic.BaseModel):
-    """Why there is no artifact."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    code: str = pydantic.Field(min_length=1, max_length=100)
-    message: str = pydantic.Field(max_length=2_000)
-
-
-class Callback(pydantic.BaseModel):
-    """How the NLM backend ended with a job."""
-
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "job_id": EXAMPLE_JOB,
-                    "epoch": 3,
-                    "status": "COMPLETE",
-                    "artifact_id": "art_0f9d",
-                    "artifact_url": "s3://garden/artifacts/art_0f9d.json",
-                    "sha256": "0" * 64,
-                    "size": 2_048,
-                    "error": None,
-                }
-            ]
-        },
-    )
-
-    job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
-    epoch: int = pydantic.Field(ge=0, lt=2**53)
-    status: Literal["COMPLETE", "FAILED"]
-    artifact_id: str | None = pydantic.Field(None, max_length=200)
-    artifact_url: str | None = pydantic.Field(None, max_length=2_048)
-    sha256: str | None = pydantic.Field(None, pattern=r"^[0-9a-f]{64}$")
-    size: int | None = pydantic.Field(None, ge=0, lt=2**53)
-    error: CallbackError | None = None
-
-    @pydantic.model_validator(mode="after")
-    def _says_one_thing(self) -> "Callback":
-        if self.status == "COMPLETE" and (self.artifact_id is None or self.sha256 is None or self.size is None):
-            raise ValueError("COMPLETE comes with artifact_id, sha256 and size")
-        if self.status == "FAILED" and self.error is None:
-            raise ValueError("FAILED comes with error")
-        return self
 
 
 class Taken(pydantic.BaseModel):
@@ -165,7 +115,7 @@ async def result(
 
 async def _take(instance: Instance, actor: Actor, job_id: str, signed: Signed, body: bytes) -> bool:
     """Keep it; whether it was kept before. Raises Problem, JobNotFound, RequestValidationError."""
-    key = object_key(FOLDER, job_id, f"{signed.id}.json")
+    key = callback_key(job_id, signed.id)
     digest = hashlib.sha256(body).hexdigest()
     there = await instance.objects.get(key)
     if there is None:

@@ -17,6 +17,7 @@ from trellis.engine.matrices import permit
 from trellis.engine.records import Event
 from trellis.identity import Identity
 from trellis.lifecycles import LIFECYCLES, Role
+from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
@@ -27,6 +28,7 @@ RUN_STATUS = "run.status.changed"
 RUN_STEP = "run.step.completed"
 PROPOSAL_CREATED = "proposal.created"
 PROPOSAL_STATUS = "proposal.status.changed"
+ARTIFACT_STATUS = "artifact.status.changed"
 JOB_STATUS = "job.status.changed"
 JOB_RECORDED = "job.recorded"
 """Something about a job that leaves its state as it was, such as its compensation."""
@@ -36,16 +38,28 @@ StreamType = Literal[
     "run.step.completed",
     "proposal.created",
     "proposal.status.changed",
+    "artifact.status.changed",
     "job.status.changed",
     "job.recorded",
 ]
 _TYPES_OF: Mapping[str, frozenset[str]] = MappingProxyType(
-    {RUN.name: frozenset({RUN_STATUS, RUN_STEP}), PROPOSAL.name: frozenset({PROPOSAL_CREATED, PROPOSAL_STATUS})}
+    {
+        RUN.name: frozenset({RUN_STATUS, RUN_STEP}),
+        PROPOSAL.name: frozenset({PROPOSAL_CREATED, PROPOSAL_STATUS}),
+        ARTIFACT.name: frozenset({ARTIFACT_STATUS}),
+    }
 )
 _TYPES_OF_JOBS = frozenset({JOB_STATUS, JOB_RECORDED})
 _RULES: Mapping[str, str] = MappingProxyType(
-    {RUN.name: "runs.read", PROPOSAL.name: "proposals.read", INBOX_ENTRY.name: "inbox.read"}
+    {
+        RUN.name: "runs.read",
+        PROPOSAL.name: "proposals.read",
+        INBOX_ENTRY.name: "inbox.read",
+        ARTIFACT.name: "artifacts.read",
+    }
 )
+_NOT_TOLD = frozenset({"staged", "discarded"})
+"""Of an artifact: before it is final, and when it never is, no reader learns of it (ART-7)."""
 OF_AGENTS = frozenset({RUN.name, PROPOSAL.name})
 """Lifecycles whose jobs belong to an agent."""
 
@@ -66,6 +80,8 @@ class Told:
     runs: tuple[str, ...]
     """The names of the run it belongs to: its id and, for a run id, the short form."""
     agent_slug: str | None
+    secret: bool = False
+    """Nobody gets it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +90,7 @@ class Wanted:
 
     run: str | None = None
     agent: str | None = None
+    job: str | None = None
     types: frozenset[str] = frozenset()
     lifecycle: str | None = None
 
@@ -111,10 +128,12 @@ class View:
         """Whether the listener gets it; `own` says that it is about a job of its own."""
         wanted = self.wanted
         return (
-            (told.lifecycle in self.whole or (own and told.lifecycle in self.own))
+            not told.secret
+            and (told.lifecycle in self.whole or (own and told.lifecycle in self.own))
             and (not wanted.types or told.type in wanted.types)
             and (wanted.run is None or wanted.run in told.runs)
             and (wanted.agent is None or wanted.agent == told.agent_slug)
+            and (wanted.job is None or wanted.job == told.job_id)
         )
 
 
@@ -146,6 +165,7 @@ def view_of(principal: Principal, identity: Identity, wanted: Wanted) -> View:
 def _may(principal: Principal, lifecycle: str, *, own: bool) -> bool:
     try:
         permit(principal, rule_of(lifecycle), own=own)
+        permit(principal, "events.read", own=own)  # who hears of its own jobs alone hears of no other's artifacts
     except NotAllowed:
         return False
     return True
@@ -177,6 +197,7 @@ def tell(event: Event, position: str, agent_slug: str | None) -> Told:
         job_id=event.job_id,
         runs=(run,) if short is None else (run, short),
         agent_slug=agent_slug,
+        secret=event.lifecycle == ARTIFACT.name and event.target in _NOT_TOLD,
     )
 
 
@@ -188,6 +209,8 @@ def _about(event: Event) -> tuple[str, dict[str, Any]]:
     if event.lifecycle == PROPOSAL.name:
         type_ = PROPOSAL_CREATED if event.source is None else PROPOSAL_STATUS
         return type_, {"proposalId": event.job_id, "status": event.target}
+    if event.lifecycle == ARTIFACT.name:
+        return ARTIFACT_STATUS, {"artifactId": event.job_id, "status": event.target}
     type_ = JOB_RECORDED if event.source == event.target else JOB_STATUS
     about = {"jobId": event.job_id, "lifecycle": event.lifecycle, "status": event.target}
     return type_, {**about, "event": event.type} if type_ == JOB_RECORDED else about

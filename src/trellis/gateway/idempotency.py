@@ -1,14 +1,13 @@
 """Requests that may come twice: what names one, and what it asked (D27, DJ-5).
 
-A key is one caller's at one route. The ledger keeps it in the transaction of whatever the request made, for 24 hours and more; nothing
-is kept here. What a route answers follows from what was made and not from how that stands now, so the second answer is the first.
+A key is one caller's at one route. The ledger keeps it in the transaction of whatever the request made, for 24 hours and more; the key
+of a request that moves what is there already is reserved before (`reserving`). What a route answers follows from what was made and not from how that stands now, so the second answer is the first.
 Two routes tell how it stands instead, because who asks them again wants to know: POST /inbox/submit, whose entry may have waited, and
 POST /proposals/{id}/apply.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -18,13 +17,14 @@ from trellis.engine.authority import Principal
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.jobs import JobId, Mismatch, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import IdempotencyKey, Recorded
+from trellis.engine.records import IdempotencyKey
 from trellis.gateway.callers import KeyHeader, authenticate
+from trellis.http.shapes import REPLAYED
 from trellis.identity import Identity
 from trellis.web.bodies import beside
 from trellis.wiring import new_id
 
-HEADER = "Idempotency-Replayed"
+HEADER = REPLAYED
 FINGERPRINT_CHARS = 16
 REQUEST = "http"
 
@@ -51,21 +51,12 @@ class Asked:
         return None if found is None else found.job_id
 
     async def moved(self, ledger: Ledger, job_id: JobId) -> bool:
-        """Whether this request has moved that job; raises IdempotencyMismatch when its key did, for another request."""
+        """Whether this request has moved that job."""
         records = await ledger.recorded(await ledger.events(job_id))
-        if self._other(records):
-            raise self.mismatch(job_id)
         return any(record.request == self.request_id for record in records)
 
-    def _other(self, records: Sequence[Recorded]) -> bool:
-        if self.key is None:
-            return False
-        mine = _request_prefix(self.key)
-        requests = [record.request or "" for record in records]
-        return any(request.startswith(mine) and request != self.request_id for request in requests)
-
-    def mismatch(self, job_id: JobId) -> IdempotencyMismatch:
-        """The refusal of a key that means something else already."""
+    def mismatch(self, job_id: str) -> IdempotencyMismatch:
+        """The refusal of a key that means something else already; `job_id` is what that was about."""
         return IdempotencyMismatch(key=self.given, job_id=job_id)
 
 
@@ -81,7 +72,7 @@ async def asked(
         return Asked(key=None, given=None, fingerprint=fingerprint, request_id=RequestId(new_id()))
     scope = f"{request.method} {request.scope['route'].path}"
     key = IdempotencyKey(scope=scope, key=_digest(who[0].name, given), fingerprint=fingerprint)
-    request_id = RequestId(_request_prefix(key) + fingerprint.hex()[:FINGERPRINT_CHARS])
+    request_id = RequestId(f"{REQUEST}:{_digest(key.scope, key.key)}:{fingerprint.hex()[:FINGERPRINT_CHARS]}")
     return Asked(key=key, given=given, fingerprint=fingerprint, request_id=request_id)
 
 
@@ -92,10 +83,6 @@ def mark(response: Response, *, replayed: bool) -> None:
     """Tell the caller that this was answered before."""
     if replayed:
         response.headers[HEADER] = "true"
-
-
-def _request_prefix(key: IdempotencyKey) -> str:
-    return f"{REQUEST}:{_digest(key.scope, key.key)}:"
 
 
 def _fingerprint(asked: list[Any]) -> bytes:

@@ -1,11 +1,12 @@
 """What is a caller's own: the job it submitted, or the one job its token is for (document 000, 4.1)."""
 
+from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import RULES, Grant
 from trellis.engine.records import Job
 from trellis.gateway.callers import Caller
-from trellis.lifecycles import LIFECYCLES, Role
+from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 
 async def is_own(caller: Caller, ledger: Ledger, job: Job) -> bool:
@@ -29,6 +30,26 @@ async def checked(caller: Caller, rule: str, ledger: Ledger, job: Job | None) ->
     if sees_all(caller, rule):
         return caller.permit(rule)
     return caller.permit(rule, own=job is not None and await is_own(caller, ledger, job))
+
+
+def within_scope(caller: Caller, rule: str, job_id: str) -> None:
+    """A token that is for one job gives no right to what is another's; raises NotAllowed."""
+    given = caller.identity.job_id
+    if given is not None and given != job_id:
+        raise _refused(caller.actor, rule, "for the job of its token only")
+
+
+def may_cancel(actor: Actor, lifecycle: str) -> None:
+    """Whether the lifecycle lets this role cancel anything of it, in whatever state; raises NotAllowed (D43)."""
+    declared = [one for one in LIFECYCLES[lifecycle].transitions if one.trigger == Trigger.CANCEL]
+    if declared and not any(actor.role in one.actors for one in declared):
+        raise _refused(actor, "jobs.cancel", f"for no {lifecycle}: an operator cancels that")
+
+
+def _refused(actor: Actor, rule: str, limit: str) -> NotAllowed:
+    asked = RULES[rule]
+    reason = f"rule {rule} ({asked.source}) gives it {limit}"
+    return NotAllowed(role=actor.role.value, action=asked.action, reason=reason, rule=rule)
 
 
 def relayed(actor: Actor, lifecycle: str, trigger: str) -> Actor:

@@ -17,10 +17,12 @@ from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid
 from trellis.http.address import PLAIN, checked_url
 from trellis.http.agents import Agents
+from trellis.http.artifacts import Artifacts
 from trellis.http.calls import Ask, CallOptions, Calls
 from trellis.http.dead_letters import DeadLetters
 from trellis.http.inbox import Inbox
 from trellis.http.jobs import Jobs
+from trellis.http.logic import Logic
 from trellis.http.memory import Memory
 from trellis.http.proposals import Proposals
 from trellis.http.runs import Runs
@@ -39,9 +41,11 @@ class GatewayClient:
         self.agents = Agents(calls)
         self.runs = Runs(calls)
         self.proposals = Proposals(calls)
+        self.artifacts = Artifacts(calls)
         self.jobs = Jobs(calls)
         self.dead_letters = DeadLetters(calls)
         self.memory = Memory(calls)
+        self.logic = Logic(calls)
         self.inbox = Inbox(calls)
 
     def events(
@@ -49,6 +53,7 @@ class GatewayClient:
         *,
         run: str | None = None,
         agent: str | None = None,
+        job: str | None = None,
         types: Sequence[str] = (),
         lifecycle: str | None = None,
         after: str | None = None,
@@ -58,7 +63,7 @@ class GatewayClient:
         `after` is the `id` of the last event that was taken care of; without it the events from now on. It has no end: leave
         the loop, under `contextlib.aclosing` to close the connection at once.
         """
-        params = {"run": run, "agent": agent, "type": list(types) or None, "lifecycle": lifecycle}
+        params = {"run": run, "agent": agent, "job": job, "type": list(types) or None, "lifecycle": lifecycle}
         return follow(self._calls, params, after)
 
     async def position(self) -> str:

@@ -1,16 +1,16 @@
 """Jobs of every lifecycle: submit, look, wait, cancel, requeue."""
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from trellis.http.calls import Calls, path_of
+from trellis.http.calls import Ask, Calls, path_of, read
 from trellis.http.listing import LIMIT_DEFAULT, listed
-from trellis.http.shapes import EventShape, JobDocument, JobShape, JobWhole, LiveEvent, Page
+from trellis.http.shapes import REPLAYED, AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole, Page
 from trellis.http.streams import follow
 from trellis.http.watching import changes, last_of
-from trellis.lifecycles import LIFECYCLES, Phase
+from trellis.lifecycles import LIFECYCLES
 
 
 class JobWishes(TypedDict, total=False):
@@ -36,6 +36,23 @@ class JobWishes(TypedDict, total=False):
     """The job that caused this one."""
 
 
+class QueueWishes(TypedDict, total=False):
+    """What can be said about a new job of the job queue beside its agent, its type and its payload."""
+
+    entity_refs: Sequence[str]
+    """The entities that it is about, by slug."""
+    run_id: str
+    """The run of the agent that it belongs to; by default one is made up for it."""
+    priority: str
+    """`critical`, `interactive` or `batch`."""
+    deadline_s: float
+    """From now to the latest end."""
+    correlation_id: str
+    """What the job belongs to; by default the request's."""
+    parent_id: str
+    """The job that caused this one."""
+
+
 class Jobs:
     """Jobs: `client.jobs`."""
 
@@ -44,16 +61,36 @@ class Jobs:
 
     async def submit(
         self, type_: str, payload: Any = None, *, idempotency_key: str | None = None, **wishes: Unpack[JobWishes]
-    ) -> JobShape:
-        """Submit a job. The same key and request again is the same job."""
+    ) -> JobSubmitted:
+        """Submit a job. The same key and request again is the same job, which then was not `created`."""
         body: dict[str, Any] = {"type": type_, "payload": payload, **wishes}
         if "run_at" in wishes:
             body["run_at"] = wishes["run_at"].isoformat()
-        return await self._calls.post(JobShape, "/jobs", body, key=idempotency_key)
+        return await self.submit_asked(body, idempotency_key=idempotency_key)
+
+    async def submit_for(
+        self,
+        agent_slug: str,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        **wishes: Unpack[QueueWishes],
+    ) -> JobSubmitted:
+        """Submit a job of the job queue (`RESEARCH`, `BRIEF` or `PROPOSAL_PREPROCESS`) for an agent."""
+        body = {"job_type": job_type, "agent_slug": agent_slug, "payload": dict(payload), **wishes}
+        return await self.submit_asked(body, idempotency_key=idempotency_key)
+
+    async def submit_asked(self, body: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobSubmitted:
+        """Submit what is written as `POST /jobs` takes it, of whichever kind."""
+        ask = Ask(method="POST", path="/jobs", body=body, key=self._calls.key(idempotency_key))
+        answer = await self._calls.ask(ask)
+        created = answer.headers.get(REPLAYED) is None
+        return read(JobSubmitted, answer, ask).model_copy(update={"created": created})
 
     async def get(self, job_id: str) -> JobWhole:
-        """One job, with its payload, its progress and its result."""
-        return await self._calls.get(JobWhole, path_of("jobs", job_id))
+        """One job, with its payload, its progress and its result; of the job queue a `QueueJob`."""
+        return (await self._calls.get(AnyJob, path_of("jobs", job_id))).root
 
     async def list(
         self,
@@ -80,20 +117,15 @@ class Jobs:
     async def watch(self, job_id: str) -> AsyncGenerator[JobWhole]:
         """How the job stands, each time it has changed, until it has ended."""
         job = await self.get(job_id)
+        hints = follow(self._calls, {"job": job_id}, None)
         async with contextlib.aclosing(
-            changes(lambda last: self._look(job, last), self._hints(job), ended=has_ended, clock=self._calls.clock)
+            changes(lambda last: self._look(job, last), hints, ended=has_ended, clock=self._calls.clock)
         ) as states:
             async for state in states:
                 yield state
 
     async def _look(self, first: JobWhole, last: JobWhole | None) -> JobWhole:
         return first if last is None else await self.get(first.job_id)
-
-    async def _hints(self, job: JobWhole) -> AsyncGenerator[LiveEvent]:
-        async with contextlib.aclosing(follow(self._calls, {"run": job.correlation_id}, None)) as events:
-            async for event in events:
-                if event.job_id == job.job_id:
-                    yield event
 
     async def cancel(
         self, job_id: str, *, mode: str = "soft", reason: str | None = None, idempotency_key: str | None = None
@@ -109,5 +141,5 @@ class Jobs:
 
 
 def has_ended(job: JobShape) -> bool:
-    """Whether nothing more happens to it, unless somebody requeues it."""
-    return LIFECYCLES[job.lifecycle].by_name[job.status].phase is Phase.ENDED
+    """Whether nothing more comes of it, unless somebody requeues it."""
+    return LIFECYCLES[job.lifecycle].is_settled(job.status)

@@ -5,6 +5,8 @@ from typing import Any, Generic, Literal, TypeVar
 import pydantic
 from pydantic.alias_generators import to_camel
 
+REPLAYED = "Idempotency-Replayed"
+"""The header of an answer that an earlier request with the same key was given."""
 EXAMPLE_RUN = "run_2026-02-14_080000_abc123"
 
 ItemT = TypeVar("ItemT")
@@ -168,6 +170,12 @@ class JobShape(pydantic.BaseModel):
     version: int
 
 
+class JobSubmitted(JobShape):
+    """A job as it was made; not `created`: an earlier request with the same key made it."""
+
+    created: bool = True
+
+
 class JobDocument(JobShape):
     """A job as the ledger has it now."""
 
@@ -193,6 +201,74 @@ class JobWhole(JobDocument):
     payload: Any
     progress: Any
     result: Any
+
+
+class QueueJobContext(pydantic.BaseModel):
+    """What a queue job is answered from; no snapshot before its first attempt has made one."""
+
+    memory_snapshot_url: str | None
+    entity_refs: list[str]
+
+
+class QueueJob(JobWhole):
+    """A job of the job queue (document 000, 1.3); `attempt` counts the retries already made, `error` is `CODE: message`.
+
+    What other jobs have too (`type`, `version`, `owner`, `result` and so on) is there beside the fields of the document.
+    """
+
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "job_id": "0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77",
+                    "run_id": EXAMPLE_RUN,
+                    "job_type": "RESEARCH",
+                    "agent_slug": "archivist-violin",
+                    "status": "NOTEBOOKLM_CALL",
+                    "attempt": 0,
+                    "max_attempts": 3,
+                    "payload": {"query": "Who made the violin?"},
+                    "context": {
+                        "memory_snapshot_url": "https://gateway.example/jobs/0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77/context/1",
+                        "entity_refs": ["violin"],
+                    },
+                    "callback": "https://gateway.example/jobs/0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77/result",
+                    "created_at": "2026-02-14T08:00:00.000Z",
+                    "updated_at": "2026-02-14T08:00:01.000Z",
+                    "artifact_id": None,
+                    "error": None,
+                    "lifecycle": "queue-job",
+                    "type": "RESEARCH",
+                    "version": 4,
+                    "priority": "batch",
+                    "generation": 0,
+                    "due_at": None,
+                    "deadline_at": None,
+                    "owner": "up@garden:1",
+                    "lease_expires_at": "2026-02-14T08:00:21.000Z",
+                    "cancel_requested": False,
+                    "correlation_id": "0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77",
+                    "parent_id": None,
+                    "compensates": None,
+                    "progress": None,
+                    "result": None,
+                }
+            ]
+        }
+    )
+
+    lifecycle: Literal["queue-job"]  # type: ignore[assignment] - narrower
+    run_id: str
+    job_type: Literal["RESEARCH", "BRIEF", "PROPOSAL_PREPROCESS"]
+    agent_slug: str
+    context: QueueJobContext
+    callback: str
+    artifact_id: str | None
+    error: str | None
+
+
+class AnyJob(pydantic.RootModel[QueueJob | JobWhole]):
+    """One job, as its kind is told."""
 
 
 class EventShape(pydantic.BaseModel):
@@ -289,6 +365,21 @@ class MemoryChange(pydantic.BaseModel):
     files: list[FileChanged]
 
 
+class MemoryProposed(pydantic.BaseModel):
+    """A proposed change of memory. `failed`: it approved itself and could not be applied; a person can look at it."""
+
+    proposalId: str  # noqa: N815 - the word of the documents
+    status: Literal["pending", "auto_applied", "failed"]
+
+
+class LogicProposed(pydantic.BaseModel):
+    """A proposed change of logic, which waits for a person."""
+
+    proposalId: str  # noqa: N815 - the word of the documents
+    status: Literal["pending"]
+    requiresHumanReview: Literal[True]  # noqa: N815 - as above
+
+
 class Rejection(pydantic.BaseModel):
     """Why an entry of the inbox made nothing."""
 
@@ -326,3 +417,81 @@ class InboxStats(pydantic.BaseModel):
     processed_today: int
     rejected_today: int
     expired_today: int
+
+
+EXAMPLE_ARTIFACT = "art-7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
+
+
+class ArtifactListed(pydantic.BaseModel):
+    """An artifact without what it says."""
+
+    artifact_id: str
+    job_id: str
+    run_id: str
+    type: str
+    agent_slug: str
+    created_at: str
+    finalized: bool
+    finalized_at: str | None
+    version: int | None
+    url: str | None
+    entity_refs: list[str]
+    tags: list[str]
+
+
+class ArtifactStaged(ArtifactListed):
+    """What was staged: no reader sees it before its job is complete. Hash and size are those of the stored bytes."""
+
+    sha256: str
+    size: int
+
+
+class ArtifactSourceShape(pydantic.BaseModel):
+    """Where something comes from, in the source's own words."""
+
+    ref: str
+    excerpt: str
+
+
+class Artifact(ArtifactListed):
+    """A finalized artifact (document 000, 3.1). What `content` holds, its type says (3.2)."""
+
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "artifact_id": EXAMPLE_ARTIFACT,
+                    "job_id": "0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77",
+                    "run_id": EXAMPLE_RUN,
+                    "type": "BRIEF",
+                    "agent_slug": "archivist-violin",
+                    "created_at": "2026-02-14T08:00:10.000Z",
+                    "finalized": True,
+                    "finalized_at": "2026-02-14T08:00:12.000Z",
+                    "version": 1,
+                    "url": f"https://s3.example.org/garden/projects/5f3b9a1c2d4e6f70/artifacts/{EXAMPLE_ARTIFACT}.json",
+                    "entity_refs": ["bow"],
+                    "tags": ["brief"],
+                    "content": {
+                        "title": "Bows",
+                        "body": "A bow is strung with horsehair.",
+                        "entity_map": {"bow": "Bow"},
+                        "word_count": 6,
+                    },
+                    "sources": [{"ref": "sources/bows.md", "excerpt": "A bow is strung with horsehair."}],
+                }
+            ]
+        }
+    )
+
+    content: dict[str, Any]
+    sources: list[ArtifactSourceShape]
+
+
+class CleanedUpShape(pydantic.BaseModel):
+    """What a cleanup removed, or with `dry_run` would remove. `more`: ask again."""
+
+    older_than_days: int
+    dry_run: bool
+    items: list[ArtifactListed]
+    more: bool

@@ -14,10 +14,12 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from trellis.http.agents import Agents
+from trellis.http.artifacts import Artifacts
 from trellis.http.client import GatewayClient
 from trellis.http.dead_letters import DeadLetters
 from trellis.http.inbox import Inbox
 from trellis.http.jobs import Jobs
+from trellis.http.logic import Logic
 from trellis.http.memory import Memory
 from trellis.http.proposals import Proposals
 from trellis.http.runs import Runs
@@ -142,10 +144,21 @@ class SyncProposals(Twin):
     apply = Blocking(Proposals.apply)
 
 
+class SyncArtifacts(Twin):
+    """`client.artifacts`"""
+
+    list = Blocking(Artifacts.list)
+    get = Blocking(Artifacts.get)
+    stage = Blocking(Artifacts.stage)
+    cleanup = Blocking(Artifacts.cleanup)
+
+
 class SyncJobs(Twin):
     """`client.jobs`"""
 
     submit = Blocking(Jobs.submit)
+    submit_for = Blocking(Jobs.submit_for)
+    submit_asked = Blocking(Jobs.submit_asked)
     get = Blocking(Jobs.get)
     list = Blocking(Jobs.list)
     events = Blocking(Jobs.events)
@@ -168,6 +181,13 @@ class SyncMemory(Twin):
 
     read = Blocking(Memory.read)
     history = Blocking(Memory.history)
+    propose = Blocking(Memory.propose)
+
+
+class SyncLogic(Twin):
+    """`client.logic`"""
+
+    propose = Blocking(Logic.propose)
 
 
 class SyncInbox(Twin):
@@ -186,9 +206,11 @@ class SyncGatewayClient(Twin):
         self.agents = SyncAgents(inner.agents, thread)
         self.runs = SyncRuns(inner.runs, thread)
         self.proposals = SyncProposals(inner.proposals, thread)
+        self.artifacts = SyncArtifacts(inner.artifacts, thread)
         self.jobs = SyncJobs(inner.jobs, thread)
         self.dead_letters = SyncDeadLetters(inner.dead_letters, thread)
         self.memory = SyncMemory(inner.memory, thread)
+        self.logic = SyncLogic(inner.logic, thread)
         self.inbox = SyncInbox(inner.inbox, thread)
 
     events = Flowing(GatewayClient.events)

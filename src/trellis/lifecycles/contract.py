@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trellis.lifecycles.events import event_code
-from trellis.lifecycles.lifecycle import LeaseLoss, Lifecycle, Phase
+from trellis.lifecycles.lifecycle import LeaseLoss, Lifecycle, Phase, Trigger
 from trellis.lifecycles.registry import LIFECYCLES
 
 LIFECYCLES_MAX = 16
@@ -46,6 +46,7 @@ class TransitionRow:
     event: int
     opens: int
     fenced: bool
+    finalizes: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +102,22 @@ def transition_rows() -> Iterator[TransitionRow]:
                 event=event_code(t.event),
                 opens=int(t.opens),
                 fenced=t.fenced,
+                finalizes=t.finalizes,
             )
+
+
+def completed_states() -> list[tuple[int, int]]:
+    """(lifecycle, state) of jobs that can only have ended with an artifact."""
+    return sorted({(row.lifecycle, row.target) for row in transition_rows() if row.finalizes})
+
+
+def final_states() -> list[tuple[int, int]]:
+    """(lifecycle, state) of artifacts that were finalized, whatever came of them later."""
+    rows = [(row.lifecycle, row.source, row.target) for row in transition_rows()]
+    found = {(row.lifecycle, row.target) for row in transition_rows() if row.trigger == Trigger.FINALIZE}
+    while more := {(lifecycle, target) for lifecycle, source, target in rows if (lifecycle, source) in found} - found:
+        found |= more
+    return sorted(found)
 
 
 def transition_bit(lifecycle: int, role: int, source: int, target: int) -> int:

@@ -82,7 +82,11 @@ def _state_line(lifecycle: Lifecycle, state: State) -> StateLine:
 
 
 def _transition_line(t: Transition) -> TransitionLine:
-    notes = ((t.fenced, "fenced by epoch"), (t.extension, "extension"))
+    notes = (
+        (t.fenced, "fenced by epoch"),
+        (t.finalizes, "finalizes the artifact it names"),
+        (t.extension, "extension"),
+    )
     return TransitionLine(
         source=t.source or "[new]",
         target=t.target,

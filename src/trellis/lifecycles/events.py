@@ -54,6 +54,11 @@ EVENT_TYPES: tuple[str, ...] = (
     "inbox.processed",
     "inbox.rejected",
     "inbox.expired",
+    # artifact
+    "artifact.staged",
+    "artifact.finalized",
+    "artifact.discarded",
+    "artifact.removed",
 )
 
 SIGNAL_TYPES: tuple[str, ...] = ("job_heartbeat", "job_lease_renewed", "job_log")

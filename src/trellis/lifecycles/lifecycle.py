@@ -89,6 +89,7 @@ class Trigger:
     DEAD_LETTER = "dead_letter"
     REQUEUE = "requeue"
     COMPENSATED = "compensated"
+    FINALIZE = "finalize"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +159,8 @@ class Transition:
     """The trigger in the words of the documents."""
     extension: bool = False
     """Not in the source document's own table; added by a recorded decision."""
+    finalizes: bool = False
+    """It names an artifact of the job, which makes its `finalize` step in the same transaction."""
 
 
 def arrow(
@@ -171,6 +174,7 @@ def arrow(
     opens: Opens = Opens.SAME,
     fenced: bool = False,
     extension: bool = False,
+    finalizes: bool = False,
 ) -> Transition:
     """A transition in the order in which the documents' tables write it."""
     return Transition(
@@ -183,6 +187,7 @@ def arrow(
         opens=opens,
         fenced=fenced,
         extension=extension,
+        finalizes=finalizes,
     )
 
 
@@ -239,6 +244,15 @@ class Lifecycle:
     def pull(self, source: str | None, trigger: str) -> Transition | None:
         """The transition `trigger` pulls in `source`, or None."""
         return self.by_trigger.get((source, trigger))
+
+    def is_settled(self, state: str) -> bool:
+        """Whether the work is over unless a person has it done again: it has ended, or can only end otherwise than well."""
+        found = self.by_name[state]
+        if found.phase is Phase.ENDED:
+            return True
+        onward = [t.target for t in self.transitions if t.source == state and t.trigger != Trigger.REQUEUE]
+        ends = [self.by_name[target] for target in onward]
+        return found.phase is Phase.WAITING and all(end.phase is Phase.ENDED and not end.success for end in ends)
 
     def between(self, source: str | None, target: str, actor: Role) -> Transition | Illegal:
         """The first declared transition from source to target that `actor` may make."""
@@ -302,6 +316,8 @@ def _transition_problems(lifecycle: Lifecycle, t: Transition) -> Iterable[str]:
     source, target = lifecycle.by_name[t.source], lifecycle.by_name[t.target]
     if t.opens is Opens.SAME and target.rank < source.rank:
         yield f"{label} moves back inside an attempt"
+    if t.finalizes and not (t.fenced and target.phase is Phase.ENDED and target.success):
+        yield f"{label} finalizes an artifact and is not a holder's success"
     if t.fenced and source.phase is not Phase.HELD:
         yield f"{label} is fenced but nobody holds {source.name}"
     if source.phase is Phase.ENDED and t.trigger not in {Trigger.REQUEUE, Trigger.COMPENSATED}:

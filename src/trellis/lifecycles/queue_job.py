@@ -76,6 +76,7 @@ QUEUE_JOB = Lifecycle(
             event="job_succeeded",
             when="atomic commit OK",
             fenced=True,
+            finalizes=True,
         ),
         *(
             _by_orchestrator(

@@ -1,5 +1,6 @@
-"""The seven lifecycles by name."""
+"""The eight lifecycles by name."""
 
+from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -10,7 +11,8 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 
 LIFECYCLES: dict[str, Lifecycle] = {
-    lifecycle.name: lifecycle for lifecycle in (RUN, QUEUE_JOB, NLM_JOB, LEASED_JOB, BUS_JOB, PROPOSAL, INBOX_ENTRY)
+    lifecycle.name: lifecycle
+    for lifecycle in (RUN, QUEUE_JOB, NLM_JOB, LEASED_JOB, BUS_JOB, PROPOSAL, INBOX_ENTRY, ARTIFACT)
 }
 
 BY_CODE: dict[int, Lifecycle] = {lifecycle.code: lifecycle for lifecycle in LIFECYCLES.values()}

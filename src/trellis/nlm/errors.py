@@ -39,8 +39,12 @@ class NlmUnavailable(NlmError):
 
     retries = True
 
-    def __init__(self, *, provider: str, reason: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, *, provider: str, reason: str, retry_after_s: float | None = None, status: int | None = None
+    ) -> None:
         self.retry_after_s = retry_after_s
+        self.status = status
+        """Of the answer, where there was one over HTTP."""
         super().__init__(provider=provider, reason=reason, retry_after_s=retry_after_s)
 
 

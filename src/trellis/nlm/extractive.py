@@ -116,14 +116,14 @@ def answer(index: Index, question: Question) -> Answer:
     ranked = index.rank(wanted, question.max_passages * POOL)
     choices = _choices(index, wanted, ranked, question.max_passages)
     told = {choice.rank for choice in choices}
-    covered = max((_coverage(index, wanted, ranked[rank].entry) for rank in told), default=0.0)
+    covered = max((coverage(index, wanted, ranked[rank].entry) for rank in told), default=0.0)
     if covered < COVERAGE_MIN:
         return no_answer(question, model=NAME)
     text, citations = stitch(_parts(ranked, choices), index.texts)
     return Answer(text=text, citations=citations, confident=covered >= COVERAGE_CONFIDENT, model=NAME)
 
 
-def _coverage(index: Index, wanted: list[str], entry: Entry) -> float:
+def coverage(index: Index, wanted: list[str], entry: Entry) -> float:
     """How much of the question a passage holds, from 0 to 1."""
     held = sum(index.weight(stem) for stem in wanted if stem in entry.body or stem in entry.context)
     return held / sum(index.weight(stem) for stem in wanted)
@@ -136,7 +136,7 @@ def _choices(index: Index, wanted: list[str], ranked: list[Ranked], passages_max
         share = best.score / ranked[0].score if ranked[0].score > 0 else 1.0
         for at, sentence in enumerate(best.entry.passage.sentences):
             if at >= best.entry.passage.leads and sentence.citable:
-                fit = _fit(index, wanted, best.entry, at)
+                fit = fit_of(index, wanted, best.entry, at)
                 if fit > 0:
                     scored.append(_Choice(rank, at, fit * (0.5 + 0.5 * share)))
     scored.sort(key=lambda choice: (-choice.score, choice.rank, choice.at))
@@ -168,7 +168,7 @@ def _own(ranked: list[Ranked], choice: _Choice) -> frozenset[str]:
     return ranked[choice.rank].entry.sentence_stems[choice.at]
 
 
-def _fit(index: Index, wanted: list[str], entry: Entry, at: int) -> float:
+def fit_of(index: Index, wanted: list[str], entry: Entry, at: int) -> float:
     """What a sentence shares with the question; what only stands in its headings or leads to it counts less."""
     own = entry.sentence_stems[at]
     around = entry.context.union(*entry.sentence_stems[: entry.passage.leads])

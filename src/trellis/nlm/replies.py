@@ -63,7 +63,7 @@ def error_of(status: int, reason: str, *, provider: str, retry_after_s: float | 
     shown = f"HTTP {status}" + (f", {one_line(reason)}" if reason.strip() else "")
     if status in RETRIED_STATUSES or status >= 500:
         after_s = None if retry_after_s is None else min(max(0.0, retry_after_s), RETRY_AFTER_S_MAX)
-        return NlmUnavailable(provider=provider, reason=shown, retry_after_s=after_s)
+        return NlmUnavailable(provider=provider, reason=shown, retry_after_s=after_s, status=status)
     return NlmRefused(provider=provider, reason=shown)
 
 

@@ -60,6 +60,11 @@ def words(text: str) -> list[str]:
     return [match[0] for match in _WORD.finditer(unicodedata.normalize("NFC", text).lower())]
 
 
+def spans(text: str) -> list[tuple[int, int]]:
+    """Where the words of a text stand, in order."""
+    return [match.span() for match in _WORD.finditer(text)]
+
+
 def stems(text: str) -> list[str]:
     """What the words of a text are compared by, in order, without stop words."""
     return [stem(word[:WORD_CHARS_MAX]) for word in words(text) if word not in STOP_WORDS]

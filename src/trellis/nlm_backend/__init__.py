@@ -1,1 +1,6 @@
-"""The NLM backend: a service of its own that makes an artifact for a job and answers grounded questions."""
+"""The NLM backend: its own HTTP service, which makes artifacts of queue jobs and answers grounded questions."""
+
+from trellis.nlm_backend.app import create_backend_app
+from trellis.nlm_backend.backend import Backend, open_backend
+
+__all__ = ["Backend", "create_backend_app", "open_backend"]

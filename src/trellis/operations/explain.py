@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
-from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, State, Transition, Trigger
+from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Role, State, Transition, Trigger
 
 WORKER_SILENT_S = 30.0
 """A worker says it is alive every 10 s; after three missed signs people should stop counting on it."""
@@ -171,6 +171,8 @@ def _place(job: Job, state: State, last: Event | None, around: Surroundings) -> 
 def _readiness(job: Job, around: Surroundings) -> str:
     if around.queue is not None and around.queue.paused:
         return "but its type is paused, so nobody is handed it"
+    if (taker := _taker(job)) is not None:
+        return f"ready: the {taker} may take it now"
     if not _serving(job, around):
         return "waiting for a worker: none that serves its type is alive"
     return "ready: a worker may take it now" + (" and will run it alone" if job.deaths else "")
@@ -190,6 +192,12 @@ def _rest(job: Job, state: State, last: Event | None, now: datetime) -> str:
             return f"put off by its own handler: it may go on{until}"
         case _:
             return f"waiting for its time: it may begin{until}"
+
+
+def _taker(job: Job) -> str | None:
+    """Who takes it where it is not a worker: a part of `trellis up`."""
+    claim = LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CLAIM)
+    return None if claim is None or Role.WORKER in claim.actors else _actors(claim)
 
 
 def _serving(job: Job, around: Surroundings) -> list[WorkerSeen]:
@@ -245,6 +253,9 @@ def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
     queue = around.queue
     if queue is not None and queue.paused:
         yield f"Type {job.type!r} is paused: nobody is handed its jobs."
+        return
+    if (taker := _taker(job)) is not None:
+        yield f"The {taker} of a `trellis up` takes it when it has room."
         return
     alive = _serving(job, around)
     if not alive:
@@ -349,7 +360,9 @@ def _you_can(job: Job, lifecycle: Lifecycle, state: State, around: Surroundings)
         yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
-    if job.place is Place.READY and not _serving(job, around):
+    if job.place is Place.READY and _taker(job) is not None:
+        yield "trellis up\tstart what takes it, if nothing does"
+    elif job.place is Place.READY and not _serving(job, around):
         yield "trellis worker MODULE:APP\tstart a worker that serves its type"
     yield f"trellis events {job.job_id}\tsee every step"
 

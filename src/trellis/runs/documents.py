@@ -4,17 +4,36 @@ Every document of a run at version v follows from the run's request and its even
 in the ledger. So a lost object is made again byte for byte, and two projectors can only write the same thing.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from trellis.engine.records import Event
 from trellis.engine.restoring import DEADLINE_CAUSE
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
+from trellis.storage.documents import encode, sha256, timestamp
+
+__all__ = [
+    "FAILED",
+    "OUTPUT_ENTRY",
+    "PERSIST_STEP",
+    "STARTED",
+    "STEP_DONE",
+    "STEP_ENTRY",
+    "Facts",
+    "Publication",
+    "Request",
+    "encode",
+    "files",
+    "has_ended",
+    "manifest",
+    "sha256",
+    "shown",
+    "status",
+    "timestamp",
+]
 
 STARTED = "run.started"
 STEP_DONE = "run.step.completed"
@@ -33,16 +52,24 @@ class Request:
     agent_slug: str
     trigger: str
     params: dict[str, Any]
+    retry_of: str | None = None
+    """The run that this one repeats, because a job of it was requeued after its end (D20)."""
 
     @classmethod
     def read(cls, payload: bytes) -> "Request":
         """From the job's payload."""
         data = json.loads(payload)
-        return cls(data["agent_slug"], data["trigger"], data["params"])
+        return cls(data["agent_slug"], data["trigger"], data["params"], data.get("retry_of"))
 
     def to_bytes(self) -> bytes:
         """The job's payload."""
-        return encode({"agent_slug": self.agent_slug, "trigger": self.trigger, "params": self.params})
+        asked = {"agent_slug": self.agent_slug, "trigger": self.trigger, "params": self.params}
+        return encode(asked | self.repeats)
+
+    @property
+    def repeats(self) -> dict[str, str]:
+        """What documents say of it; nothing of a run that repeats none."""
+        return {} if self.retry_of is None else {"retry_of": self.retry_of}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +92,6 @@ class Publication:
     key: str
     body: bytes
     version: int | None = None
-
-
-def encode(document: Mapping[str, Any]) -> bytes:
-    """The one way documents become bytes: the same document always gives the same ones."""
-    return (json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False) + "\n").encode()
-
-
-def timestamp(at: datetime) -> str:
-    """A moment as documents write it."""
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def sha256(body: bytes) -> str:
-    """The digest that manifests carry."""
-    return hashlib.sha256(body).hexdigest()
 
 
 def status(facts: Facts) -> bytes:
@@ -124,6 +136,7 @@ def manifest(facts: Facts) -> bytes:
             "artifacts": [],
             "summary": told.get("summary"),
             "error": _error(last),
+            **facts.request.repeats,
         }
     )
 

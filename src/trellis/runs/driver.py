@@ -15,6 +15,7 @@ from typing import Any
 from trellis.engine.batching import Batcher
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError
+from trellis.engine.holding import carried_out, heard
 from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -97,13 +98,13 @@ class Driver:
                 await drive.load()
                 ending = drive.complete(await drive.all_steps())
             except asyncio.CancelledError:
-                if not self._heard(run_id):
+                if not heard(self.wishes, run_id):
                     raise
                 ending = drive.fail("CANCELLED: stopped on request")
             except StepError as error:
                 log.warning("run_failed", code=error.code, error=str(error))
                 ending = drive.fail(f"{error.code}: {error}")
-            return Outcome(state=await self._ended(run_id, ending))
+            return Outcome(state=await carried_out(self.wishes, run_id, ending))
         except Stopped:
             log.info("run_left", reason="the lease is another's")
             return Outcome(state=None)
@@ -120,29 +121,6 @@ class Driver:
         asked_at = self.clock.monotonic()
         now = await self.ledger.now()
         return [LedgerTime(now, asked_at, self.clock.monotonic())] * len(askers)
-
-    def _heard(self, run_id: str) -> bool:
-        """Whether a cancellation was a wish, meant for what was under way; what follows must not be cut by it."""
-        if run_id not in self.wishes:
-            return False
-        self.wishes.discard(run_id)
-        task = asyncio.current_task()
-        while task is not None and task.cancelling():
-            task.uncancel()
-        return True
-
-    async def _ended(self, run_id: str, ending: Coroutine[Any, Any, str]) -> str:
-        """Make the last transition. A wish that comes now is too late: the first of both wins. Whatever else cuts it, cuts it."""
-        making = asyncio.ensure_future(ending)
-        while True:
-            try:
-                return await asyncio.shield(making)
-            except asyncio.CancelledError:
-                if self._heard(run_id):
-                    continue
-                making.cancel()
-                await asyncio.gather(making, return_exceptions=True)
-                raise
 
     async def advance(self, advance: Advance) -> Applied | LeaseLost:
         """One fenced step of one run, in a transaction with the steps that other runs want at the same moment."""

@@ -5,7 +5,8 @@ What holds:
   agent that was set active again has three new tries;
 - the status is written over exactly the file it was decided on, and every other byte of it stays;
 - every change of status has one audit record (OBS-1). What the follower does follows from the event of the run alone, so doing it again
-  after a crash writes the same or nothing.
+  after a crash writes the same or nothing;
+- a run that nobody can read, or a record that is there with other bytes, is logged and stops no other agent's judgement.
 """
 
 import json
@@ -15,8 +16,8 @@ from datetime import datetime
 from typing import Any
 
 from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
-from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
-from trellis.agents.errors import AgentNotFound, DefinitionContended, DefinitionMalformed
+from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, checked_slug
+from trellis.agents.errors import AgentNotFound, DefinitionContended, DefinitionMalformed, SlugInvalid
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -24,6 +25,7 @@ from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
 from trellis.runs import documents, ids
 from trellis.runs.documents import Facts, Publication, Request
+from trellis.runs.errors import DocumentDiffers
 from trellis.runs.publishing import Publisher
 
 FOLLOWS_AS = "agent-health"
@@ -191,7 +193,9 @@ class AgentHealth:
         job = await self.ledger.job(event.job_id) if event.type == documents.FAILED else None
         if job is None or job.payload is None:
             return None
-        slug = Request.read(job.payload).agent_slug
+        slug = _slug(job)
+        if slug is None:
+            return None
         for _ in range(DECIDE_TRIES_MAX):
             found = await self.catalog.file(slug)
             if isinstance(found, AgentMissing) or isinstance(found.agent, AgentMalformed):
@@ -228,10 +232,22 @@ class AgentHealth:
         }
         # Whichever process does it: a name of its own would make a second record differ from the first.
         record = _record(event.ts, event.id, Actor(role=self.actor.role, name=FOLLOWS_AS), about)
-        if await self.publisher.publish([record]):
-            _log.warning("agent_stopped", agent=slug, run_id=event.job_id, error=error)
+        try:
+            if await self.publisher.publish([record]):
+                _log.warning("agent_stopped", agent=slug, run_id=event.job_id, error=error)
+        except DocumentDiffers as differs:  # a person must look at it; the other agents go on
+            _log.error("record_differs", agent=slug, run_id=event.job_id, key=differs.data["key"])
         await self.catalog.index()
         return slug
+
+
+def _slug(job: Job) -> str | None:
+    """The agent of a run; None for a payload that is no request, which cannot be any agent's failure."""
+    try:
+        return checked_slug(Request.read(job.payload or b"").agent_slug)
+    except (ValueError, KeyError, TypeError, SlugInvalid) as error:
+        _log.error("run_unreadable", run_id=job.job_id, error=f"{type(error).__name__}: {error}")
+        return None
 
 
 def _was_stopped_by(event: Event, agent: AgentDefinition) -> bool:

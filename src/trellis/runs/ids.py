@@ -46,6 +46,11 @@ def make_proposal_id(at: datetime, random_text: str) -> JobId:
     return JobId(f"prop_{at.astimezone(UTC):%Y-%m-%d}_{random_text.replace('-', '')[:12]}")
 
 
+def entry_proposal_id(entry: str, at: datetime) -> JobId:
+    """The one proposal that an entry of the inbox makes, sent in at this moment."""
+    return make_proposal_id(at, hashlib.sha256(entry.encode()).hexdigest())
+
+
 def make_entry_id(at: datetime, random_text: str) -> JobId:
     """`inbox_YYYY-MM-DD_xxxxxxxxxxxx`, from random hexadecimal text (D51)."""
     return JobId(f"inbox_{at.astimezone(UTC):%Y-%m-%d}_{random_text.replace('-', '')[:12]}")

@@ -2,12 +2,13 @@
 
 What holds:
 - an entry is a job of lifecycle `inbox-entry`; its payload holds the gate's verdict, which is made once and before the entry is stored;
-- what an accepted entry makes, it makes under the key `inbox:<id>`, so whoever settles it, and however often, makes one;
+- what an accepted entry makes, it makes under the key `inbox:<id>` (a proposal: under an id that follows from the entry's), so whoever
+  settles it, and however often, makes one; and of equal proposals that come at once, one waits for a person;
 - an entry that cannot be served now (its agent has too many runs waiting) stays pending, is tried again, and expires when its time is over.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId,
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.runs import ids
 from trellis.runs.documents import encode, timestamp
 from trellis.runs.errors import EntryNotFound, RunError, TooManyWaiting
 from trellis.runs.layer import OrchestrationLayer, TriggerKind
@@ -102,12 +104,14 @@ class Inbox:
     gateway: Actor
     layer: OrchestrationLayer
     offering: Offering
-    new_job: Callable[[Mapping[str, Any]], NewJob]
+    new_job: Callable[[Mapping[str, Any]], Awaitable[NewJob]]
 
-    async def submit(self, entry: Entry, *, key: IdempotencyKey | None, given: bytes | None = None) -> Submitted:
+    async def submit(
+        self, entry: Entry, *, key: IdempotencyKey | None, fingerprint: bytes = b"", given: bool = False
+    ) -> Submitted:
         """Judge an entry and store it with its verdict; raises IdempotencyMismatch.
 
-        With a key, a second one is the first. `given` is the fingerprint of an entry whose sender chose its id, which then is the key.
+        With a key, a second one is the first. `given`: its sender chose its id, which then is a key, too.
         """
         refusal = await self._judge(entry)
         job = NewJob(
@@ -118,8 +122,8 @@ class Inbox:
             delay_s=entry.ttl_hours * 3600.0,
             idempotency_key=None if key is None else key.key,
             idempotency_scope="" if key is None else key.scope,
-            fingerprint=given or (b"" if key is None else key.fingerprint),
-            id_is_given=given is not None,
+            fingerprint=fingerprint,
+            id_is_given=given,
             correlation_id=entry.correlation_id,
         )
         (answer,) = await self.ledger.submit(self.gateway, [job])
@@ -186,7 +190,7 @@ class Inbox:
         """None, or why this entry makes nothing: kind not listed, target not there, or the same waits already."""
         try:
             if entry.action == JOB:
-                self._job(entry.to_dict())
+                await self._job(entry.to_dict())
             elif entry.action == RUN:
                 await self.offering.agent(entry.target)
             else:
@@ -219,15 +223,16 @@ class Inbox:
             run = await self.layer.trigger(intent["target"], intent["payload"], kind=TriggerKind.MANUAL, key=key)
             return {"run_id": run}
         if intent["action"] == JOB:
-            (job,) = await self.ledger.submit(self.gateway, [self._job(told, key)])
+            (job,) = await self.ledger.submit(self.gateway, [await self._job(told, key)])
             return {"job_id": job.job_id}
-        made = await self.ledger.answered(KEY_SCOPE, key, ENTRY)
-        if made is not None:  # also when its target is not what it was any more
-            return {"proposal_id": made.job_id}
-        return {"proposal_id": (await self.offering.make(await self._offer(told, key))).id}
+        proposal = ids.entry_proposal_id(told["id"], datetime.fromisoformat(told["source"]["timestamp"]))
+        made = await self.ledger.job(proposal)
+        if made is not None and made.parent_id == told["id"]:  # also when its target is not what it was any more
+            return {"proposal_id": proposal}
+        return {"proposal_id": (await self.offering.make_first(await self._offer(told), proposal)).id}
 
-    def _job(self, told: Mapping[str, Any], key: str | None = None) -> NewJob:
-        asked, target = self.new_job(told["intent"]["payload"]), told["intent"]["target"]
+    async def _job(self, told: Mapping[str, Any], key: str | None = None) -> NewJob:
+        asked, target = await self.new_job(told["intent"]["payload"]), told["intent"]["target"]
         if asked.type != target:
             raise InputError(detail=f"the target is {target!r} and the job would be a {asked.type!r}; name the same")
         return replace(
@@ -240,7 +245,7 @@ class Inbox:
             parent_id=JobId(told["id"]),
         )
 
-    async def _offer(self, told: Mapping[str, Any], key: str | None = None) -> Offer:
+    async def _offer(self, told: Mapping[str, Any]) -> Offer:
         slug, _, target = str(told["intent"]["target"]).partition("/")
         await self.offering.agent(slug)
         return Offer(
@@ -253,7 +258,6 @@ class Inbox:
                 inbox_entry_id=told["id"],
             ),
             priority=told["metadata"]["priority"],
-            key=None if key is None else IdempotencyKey(scope=KEY_SCOPE, key=key, fingerprint=ENTRY),
             correlation_id=told["metadata"]["correlation_id"],
         )
 

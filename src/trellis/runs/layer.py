@@ -13,13 +13,13 @@ from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.cron import EXPECTED as CRON_EXPECTED
 from trellis.agents.cron import cron_problem
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
-from trellis.engine.errors import IdempotencyMismatch, LedgerError
+from trellis.engine.errors import IdempotencyMismatch, LedgerError, QueueFull
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Mismatch, Moved, NewJob, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job, JobFilter
+from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
-from trellis.runs import documents, ids
+from trellis.runs import audit, documents, ids
 from trellis.runs.documents import Facts, Publication, Request
 from trellis.runs.errors import AgentNotRunnable, CronInvalid, DocumentDiffers, RunNotFound, TooManyWaiting
 from trellis.runs.health import last_failure
@@ -69,9 +69,15 @@ class OrchestrationLayer(Protocol):
     """The adapter: what gateway and command line know of an orchestration layer."""
 
     async def trigger(
-        self, agent_slug: str, params: Mapping[str, Any], *, kind: TriggerKind, key: str | None = None
+        self,
+        agent_slug: str,
+        params: Mapping[str, Any],
+        *,
+        kind: TriggerKind,
+        key: str | None = None,
+        retry_of: str | None = None,
     ) -> JobId:
-        """Begin a run and return its id; the same `key` again returns the same run.
+        """Begin a run and return its id; the same `key` again returns the same run. `retry_of` goes into its manifest (D20).
 
         Raises AgentNotRunnable, TooManyWaiting, and IdempotencyMismatch for a key that meant something else before.
         """
@@ -115,10 +121,16 @@ class BuiltinLayer:
     waiting_max: int = WAITING_MAX
 
     async def trigger(
-        self, agent_slug: str, params: Mapping[str, Any], *, kind: TriggerKind, key: str | None = None
+        self,
+        agent_slug: str,
+        params: Mapping[str, Any],
+        *,
+        kind: TriggerKind,
+        key: str | None = None,
+        retry_of: str | None = None,
     ) -> JobId:
         """Check the agent, write the run down, publish `requested`, and have it queued. Nothing is stored for a refusal."""
-        request = Request(agent_slug, kind.value, dict(params))
+        request = Request(agent_slug, kind.value, dict(params), retry_of)
         asked, scope = documents.sha256(request.to_bytes()).encode(), _scope_of(kind)
         earlier = None if key is None else await self.ledger.answered(scope, key, asked)
         if isinstance(earlier, Mismatch):
@@ -133,11 +145,16 @@ class BuiltinLayer:
             lifecycle=RUN.name,
             payload=request.to_bytes(),
             concurrency_key=f"run:{agent_slug}",
+            waiting_max=self.waiting_max,
             idempotency_key=key,
             idempotency_scope=scope,
             fingerprint=asked,
         )
-        (answer,) = await self.ledger.submit(self.gateway, [job])
+        try:
+            (answer,) = await self.ledger.submit(self.gateway, [job])
+        except QueueFull as full:
+            waiting, limit = full.data["waiting"], full.data["limit"]
+            raise TooManyWaiting(slug=agent_slug, waiting=waiting, limit=limit) from full
         if isinstance(answer, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=answer.job_id)
         await self._take_in(answer.job_id, request)
@@ -150,15 +167,22 @@ class BuiltinLayer:
         and the orchestrators do.
         """
         try:
-            facts = Facts(run_id, request, tuple((await self.ledger.events(run_id))[:1]))
+            first = (await self.ledger.events(run_id))[:1]
             try:
-                status = Publication(ids.status_key(request.agent_slug, run_id), documents.status(facts), 1)
-                await self.publisher.publish([status])
+                await self.publisher.publish(await self._first_documents(run_id, request, first))
             except (StoreUnavailable, DocumentDiffers) as error:
                 _log.warning("status_left_to_projector", run_id=run_id, error=str(error))
             await accept(self.ledger, self.orchestrator, run_id)
         except LedgerError as error:
             _log.warning("run_left_to_orchestrators", run_id=run_id, error=str(error))
+
+    async def _first_documents(self, run_id: JobId, request: Request, first: list[Event]) -> list[Publication]:
+        """What the first event publishes: its audit record, then what it shows, as the projector does it."""
+        records = [
+            Publication(ids.audit_key(record.event.ts, record.event.id), audit.to_bytes(record))
+            for record in await self.ledger.recorded(first)
+        ]
+        return [*records, *documents.shown(Facts(run_id, request, tuple(first)))]
 
     async def _check(self, slug: str, kind: TriggerKind) -> None:
         agent = await self.catalog.load(slug)
@@ -173,9 +197,6 @@ class BuiltinLayer:
                 raise AgentNotRunnable(slug=slug, reason="its file says `triggers.manual: false`")
             case _:
                 pass
-        waiting = len(await self._waiting(slug))
-        if waiting >= self.waiting_max:
-            raise TooManyWaiting(slug=slug, waiting=waiting, limit=self.waiting_max)
 
     async def _why_not(self, agent: AgentDefinition) -> str:
         """Why an agent that is not active does not run, and the way out if there is one."""

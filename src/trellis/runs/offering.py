@@ -23,13 +23,24 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import ids, proposals, targets
 from trellis.runs.applying import APPLYING, FAILED, ApplyEngine, settled
 from trellis.runs.documents import Request, sha256
-from trellis.runs.errors import DuplicateProposal, OutputRefused, RunNotFound, RunOfAnother, TargetRefused
+from trellis.runs.errors import (
+    DuplicateProposal,
+    OutputRefused,
+    ProposalConflict,
+    RunNotFound,
+    RunOfAnother,
+    TargetRefused,
+)
 from trellis.runs.proposals import Draft, Source
 from trellis.storage.keys import object_key
 from trellis.storage.objects import ObjectStore
 
 PATIENCE_S = 5.0
 """How long a caller waits for a memory update that approved itself; then it is told that it is pending, and it goes on."""
+
+TURN_SCOPE = "proposal-turns"
+TURNS_MAX = 5
+"""How often an offer looks again because an equal one had its turn and was decided about meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +82,33 @@ class Offering:
         made = await self._store(offer)
         return Offered(id=made.job_id, status=await self._status(made.job_id), created=made.created)
 
+    async def make_first(self, offer: Offer, proposal: JobId) -> Offered:
+        """The same under this id, unless an equal one waits for a person; raises also DuplicateProposal.
+
+        The id is the offer's key, and what was proposed last of those that are equal is the key of the turn: of many at once, one has it.
+        """
+        likeness, taken_by = _likeness(offer), None
+        for _ in range(TURNS_MAX):
+            made = await self.ledger.job(proposal)
+            if made is not None and made.parent_id != offer.source.inbox_entry_id:
+                raise ProposalConflict(proposal=proposal)
+            if made is not None:  # also when it could not be proposed any more
+                return await self.again(proposal)
+            await self.check(offer)
+            # In this order: whatever is proposed after the first look either waits when the second looks, or takes the same turn.
+            last = (await self.ledger.jobs(JobFilter(lifecycle=PROPOSAL.name, concurrency_key=likeness), limit=1)).jobs
+            await self.refuse_duplicate(offer)
+            turn = IdempotencyKey(
+                scope=TURN_SCOPE,
+                key=f"{likeness}:{last[0].job_id if last else ''}",
+                fingerprint=proposal.encode(),
+            )
+            (answer,) = await self.ledger.submit(self.gateway, [self._job(offer, proposal, turn, given=True)])
+            if isinstance(answer, Submitted):
+                return Offered(id=proposal, status=await self._status(proposal), created=answer.created)
+            taken_by = answer.job_id
+        raise DuplicateProposal(proposal=taken_by)
+
     async def again(self, proposal: JobId) -> Offered:
         """The answer to an offer that came before; raises ProposalNotFound."""
         return Offered(id=proposal, status=await self._status(proposal), created=False)
@@ -109,7 +147,7 @@ class Offering:
         """Nothing, unless the same waits for a person already; raises DuplicateProposal."""
         where = JobFilter(lifecycle=PROPOSAL.name, state="pending", concurrency_key=_likeness(offer))
         found = (await self.ledger.jobs(where, limit=1)).jobs
-        if found:
+        if found and found[0].parent_id != (offer.source.inbox_entry_id or ""):
             raise DuplicateProposal(proposal=found[0].job_id)
 
     async def _check_run(self, slug: str, run_id: str) -> None:
@@ -123,8 +161,14 @@ class Offering:
 
     async def _store(self, offer: Offer) -> Submitted:
         proposal = ids.make_proposal_id(await self.ledger.now(), self.random_text())
-        key, parent = offer.key, offer.source.run_id or offer.source.inbox_entry_id
-        job = NewJob(
+        (answer,) = await self.ledger.submit(self.gateway, [self._job(offer, proposal, offer.key)])
+        if isinstance(answer, Mismatch):
+            raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+        return answer
+
+    def _job(self, offer: Offer, proposal: JobId, key: IdempotencyKey | None, *, given: bool = False) -> NewJob:
+        parent = offer.source.run_id or offer.source.inbox_entry_id
+        return NewJob(
             job_id=proposal,
             type=proposals.TYPE,
             lifecycle=PROPOSAL.name,
@@ -134,13 +178,10 @@ class Offering:
             idempotency_key=None if key is None else key.key,
             idempotency_scope="" if key is None else key.scope,
             fingerprint=b"" if key is None else key.fingerprint,
+            id_is_given=given,
             parent_id=None if parent is None else JobId(parent),
             correlation_id=offer.source.run_id or offer.correlation_id,
         )
-        (answer,) = await self.ledger.submit(self.gateway, [job])
-        if isinstance(answer, Mismatch):
-            raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
-        return answer
 
     async def _status(self, proposal: JobId) -> str:
         """`auto_applied`, `pending`, or `failed` when it approved itself and could not be applied: the first answer, however often asked."""

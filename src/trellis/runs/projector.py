@@ -11,17 +11,20 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
+from trellis.artifacts.rows import Row
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Recorded
+from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
-from trellis.runs import audit, documents, ids, proposals
+from trellis.runs import audit, documents, finalizing, ids, proposals
 from trellis.runs.alerts import Alert, raise_alert, read_alerts, withdraw_alert
 from trellis.runs.documents import Facts, Publication, Request
 from trellis.runs.errors import DocumentDiffers
@@ -117,32 +120,38 @@ class Recorder:
 
         After an error the same events may be given again. `between` is called after every event that was published.
         """
-        by_job, waiting = dict[JobId, list[Recorded]](), list[Recorded]()
+        families, waiting = dict[JobId, list[Recorded]](), list[Recorded]()
         for record in await self._ledger.recorded(events):
             if record.event.lifecycle in SEGMENTED and record.type not in self.alone:
                 waiting.append(record)
             else:
-                by_job.setdefault(record.event.job_id, []).append(record)
-        written = await self._publish_jobs(by_job.values(), between) if by_job else 0
+                families.setdefault(await self._family(record), []).append(record)
+        written = await self._publish_families(families.values(), between) if families else 0
         for record in waiting:
             if not self.segments.is_recorded(record.event.id):
                 self.segments.add(line_of(record))
         return written
 
-    async def _publish_jobs(
-        self, jobs: Iterable[Sequence[Recorded]], between: Callable[[], Awaitable[None]] | None
+    async def _family(self, record: Recorded) -> JobId:
+        """Whose events are published one after the other: a job's own, and those of the artifacts that were made for it."""
+        row = await self._artifact(record)
+        return record.event.job_id if row is None else row.job_id
+
+    async def _publish_families(
+        self, families: Iterable[Sequence[Recorded]], between: Callable[[], Awaitable[None]] | None
     ) -> int:
-        """Jobs beside each other, each one's events in their order. An error is raised when all have come to an end."""
+        """Families beside each other, each one's events in their order. An error is raised when all have come to an end."""
         room = asyncio.Semaphore(JOBS_AT_ONCE)
         if self._aside is None:
             self._aside = {alert.job_id: alert async for alert in read_alerts(self._publisher.objects)}
         aside = self._aside
 
-        async def one(records: Sequence[Recorded]) -> int:
+        async def one(family: Sequence[Recorded]) -> int:
             async with room:
-                return await self._publish_job(records, between, aside)
+                jobs = [list(records) for _, records in groupby(family, key=lambda record: record.event.job_id)]
+                return sum([await self._publish_job(records, between, aside) for records in jobs])
 
-        answers = await asyncio.gather(*map(one, jobs), return_exceptions=True)
+        answers = await asyncio.gather(*map(one, families), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -191,6 +200,8 @@ class Recorder:
         """Everything one event publishes. What it counts comes before its audit record, what it shows after it."""
         files, shown = await self._documents(record, past)
         written = await self._publisher.publish(files)
+        for one in await self._before(record):
+            written += await self._record(one)
         written += await self._record(record)
         return written + await self._publisher.publish(shown)
 
@@ -232,6 +243,9 @@ class Recorder:
     async def _documents(self, record: Recorded, past: "_Past") -> tuple[list[Publication], list[Publication]]:
         """What one event counts, and what it shows."""
         event = record.event
+        row = await self._artifact(record)
+        if row is not None:
+            return await finalizing.publications(self._ledger, self._publisher.objects, row), []
         if event.lifecycle not in {RUN.name, PROPOSAL.name}:
             return [], []
         events = [one for one in past.events if one.version <= event.version]
@@ -240,6 +254,18 @@ class Recorder:
             return [], [proposals.publication(payload, events)]
         facts = Facts(event.job_id, Request.read(payload), tuple(events))
         return documents.files(facts, past.journal), documents.shown(facts)
+
+    async def _before(self, record: Recorded) -> Sequence[Recorded]:
+        """What must be recorded before this: of an artifact's finalization the completion that made it."""
+        row = await self._artifact(record)
+        return () if row is None else await finalizing.completion(self._ledger, row)
+
+    async def _artifact(self, record: Recorded) -> Row | None:
+        """The artifact as this event left it; None for any other job."""
+        event = record.event
+        if event.lifecycle != ARTIFACT.name:
+            return None
+        return Row.told(event.job_id, await self._payload(record), event.target, event.ts)
 
     async def _payload(self, record: Recorded) -> bytes:
         job_id = record.event.job_id

@@ -17,9 +17,11 @@ from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Restored
 from trellis.engine.restoring import check
+from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.proposal import PROPOSAL
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
-from trellis.runs import audit, documents, ids, segments
+from trellis.runs import audit, documents, finalizing, ids, segments
 from trellis.runs.alerts import read_alerts, withdraw_alert
 from trellis.runs.documents import Request
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
@@ -231,8 +233,12 @@ class _Returning:
             records = self._spool.records(life.job_id, life.submitted_at)
             if records[0].event.version != 1:
                 raise HistoryBroken(job_id=life.job_id, reason="the record of its first event is missing")
-            job = Restored(records=tuple(records))
+            job = finalizing.with_finalization(Restored(records=tuple(records)), self._spool)
             check(job)
+            if records[0].event.lifecycle in {ARTIFACT.name, QUEUE_JOB.name}:
+                journal, is_behind = await finalizing.kept(self._objects, self._spool, job)
+                job = replace(job, journal=journal)
+                self.behind |= {job.job_id} if is_behind else set()
             if _has_documents(job):
                 shown = await self._shown(job)
                 if await self._ledger.job(job.job_id) is not None:

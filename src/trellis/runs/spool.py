@@ -51,6 +51,7 @@ class _Sql(NamedQueries, file="trellis.runs:spool.sql"):
     next_lives: LiteralString
     records_of: LiteralString
     rivals: LiteralString
+    last_life: LiteralString
 
 
 _TABLES = (
@@ -147,6 +148,11 @@ class Spool:
         """Everything recorded of one job, oldest first; raises RecordInvalid."""
         found = self._db.execute(_Sql.records_of, (job_id, submitted_at))
         return [audit.read(json.loads(body)) for (body,) in found]
+
+    def last_life(self, job_id: JobId) -> Life | None:
+        """The newest job of this id, None for one that is not recorded."""
+        found = self._db.execute(_Sql.last_life, (job_id,)).fetchall()
+        return Life(JobId(found[0][0]), found[0][1], bool(found[0][2])) if found else None
 
     def rivals(self, life: Life) -> list[Life]:
         """Other jobs with its id or one of its keys. A ledger holds only one of them at a time."""

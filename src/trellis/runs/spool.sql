@@ -63,3 +63,6 @@ SELECT job, life, ended FROM life WHERE job = :job AND life <> :life
 UNION
 SELECT o.job, o.life, l.ended FROM asked a JOIN asked o ON o.scope = a.scope AND o.key = a.key AND (o.job, o.life) <> (a.job, a.life)
 JOIN life l ON l.job = o.job AND l.life = o.life WHERE a.job = :job AND a.life = :life;
+
+-- name: last_life
+SELECT job, life, ended FROM life WHERE job = ? ORDER BY life DESC LIMIT 1;

@@ -104,22 +104,30 @@ class Timetable:
 
     objects: ObjectStore
     _seen: dict[str, Registered] = field(default_factory=dict[str, Registered])
+    _unreadable: dict[str, str] = field(default_factory=dict[str, str])
+    """The versions that are no schedule: each is read, and said to be none, once."""
 
     async def all(self) -> list[Registered]:
         """Every schedule that is in force, by slug."""
         seen: dict[str, Registered] = {}
+        unreadable: dict[str, str] = {}
         after: str | None = None
         while len(seen) < SCHEDULES_MAX:
             page = await self.objects.list(FOLDER, after=after)
             for info in page.items:
                 known = self._seen.get(info.key)
+                if self._unreadable.get(info.key) == info.etag:
+                    unreadable[info.key] = info.etag
+                    continue
                 found = known if known is not None and known.etag == info.etag else await self._read(info.key)
                 if found is not None:
                     seen[info.key] = found
+                else:
+                    unreadable[info.key] = info.etag
             if not page.more:
                 break
             after = page.items[-1].key
-        self._seen = seen
+        self._seen, self._unreadable = seen, unreadable
         return [found for found in seen.values() if found.schedule.cron is not None]
 
     async def register(self, slug: str, cron: str | None, *, at: datetime) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from trellis.storage.keys import checked_key
+from trellis.storage.names import file_path
 from trellis.storage.objects import KeyInvalid, StoreUrlInvalid
 
 REGION_DEFAULT = "us-east-1"
@@ -55,6 +56,16 @@ def read_address(url: str) -> Path | S3Address:
     """The folder or the bucket that a URL names; raises StoreUrlInvalid, which repeats no secret."""
     parts = _split(url)
     return _s3_address(parts, url) if parts.scheme == "s3" else _folder(parts, url)
+
+
+def object_url(store: str, key: str) -> str:
+    """Where one object of the store at this address lies: its file, or what its bucket serves. Raises StoreUrlInvalid, KeyInvalid."""
+    place = read_address(store)
+    if isinstance(place, Path):
+        return place.joinpath(*(name.decode() for name in file_path(checked_key(key)))).as_uri()
+    endpoint = place.endpoint or f"https://s3.{place.region}.amazonaws.com"
+    path = "/".join(filter(None, (place.bucket, place.prefix, checked_key(key))))
+    return f"{endpoint}/{quote(path)}"
 
 
 def _split(url: str) -> SplitResult:

@@ -3,21 +3,34 @@
 A kind is one entry of the table. One without `make` is known, and refused with that word, until something serves it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import pydantic
 
+from trellis.agents.catalog import AgentMissing, Catalog
+from trellis.artifacts.payloads import ENTITY_REFS_MAX
 from trellis.engine.errors import InputError
-from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, NewJob
+from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
+from trellis.engine.ledger import Ledger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.queue.errors import SettingNotForQueue
+from trellis.queue.requests import checked, new_queue_job
+from trellis.runs import ids
+from trellis.runs.documents import Request
+from trellis.runs.errors import RunError, RunOfAnother
+from trellis.runs.lookup import find_run
+from trellis.worker.app import priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job
 
 PROBLEMS_MAX = 5
+QUEUE_FIELDS = ("agent_slug", "entity_refs", "run_id")
+"""What only a job of the job queue has."""
+NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit")
 
 
 class KindUnclear(InputError):
@@ -25,16 +38,36 @@ class KindUnclear(InputError):
 
 
 class KindNotServed(InputError):
-    """Jobs named by {field!r} ({lifecycle}) are not served here yet; name a leased-job by 'type'."""
+    """Jobs named by {field!r} ({lifecycle}) are not served here yet; name a leased-job by 'type', a queue-job by 'job_type'."""
+
+
+class FieldsNotOfKind(InputError):
+    """{fields} belongs to jobs named by 'job_type'; leave it out, or name the job so."""
+
+
+class AgentUnknown(InputError):
+    """There is no agent {slug!r}; `trellis agents` lists those there are."""
+
+
+class RunUnknown(InputError):
+    """run_id names no run of this instance: {reason}"""
 
 
 class JobAsked(pydantic.BaseModel):
-    """A job to submit: `type` for a leased-job; `job_type` (queue-job) and `topic` (bus-job) name kinds that are not served yet."""
+    """A job to submit: `type` for a leased-job, `job_type` with `agent_slug` for the job queue; `topic` (bus-job) is not served yet."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
         json_schema_extra={
-            "examples": [{"type": "index.document", "payload": {"id": 7}, "priority": "interactive", "max_attempts": 3}]
+            "examples": [
+                {"type": "index.document", "payload": {"id": 7}, "priority": "interactive", "max_attempts": 3},
+                {
+                    "job_type": "RESEARCH",
+                    "agent_slug": "archivist-violin",
+                    "payload": {"query": "Who made the violin?"},
+                    "entity_refs": ["violin"],
+                },
+            ]
         },
     )
 
@@ -42,6 +75,9 @@ class JobAsked(pydantic.BaseModel):
     job_type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
     topic: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
     payload: Any = None
+    agent_slug: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
+    entity_refs: list[str] | None = pydantic.Field(None, max_length=ENTITY_REFS_MAX)
+    run_id: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
     priority: Literal["critical", "interactive", "batch"] | None = None
     run_at: pydantic.AwareDatetime | None = None
     delay_s: float | None = pydantic.Field(None, ge=0, le=DELAY_S_MAX)
@@ -54,41 +90,96 @@ class JobAsked(pydantic.BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Making:
+    """What new jobs are made with, and checked against."""
+
+    new_id: Callable[[], str]
+    ledger: Ledger
+    catalog: Catalog
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     """One way to ask for a job: `field` names it."""
 
     field: str
     lifecycle: str
-    make: Callable[[JobAsked, Callable[[], str]], NewJob] | None = None
+    make: Callable[[JobAsked, Making], Awaitable[NewJob]] | None = None
 
 
-def _leased_job(asked: JobAsked, new_id: Callable[[], str]) -> NewJob:
-    said = asked.model_dump(exclude_none=True, exclude={kind.field for kind in KINDS} | {"payload"})
-    return new_job(str(asked.type), asked.payload, cast("SubmitSettings", said), app=None, new_id=new_id)
+async def _leased_job(asked: JobAsked, making: Making) -> NewJob:
+    foreign = _given(asked, QUEUE_FIELDS)
+    if foreign:
+        raise FieldsNotOfKind(fields=foreign)
+    said = asked.model_dump(exclude_none=True, exclude={kind.field for kind in KINDS} | {"payload", *QUEUE_FIELDS})
+    return new_job(str(asked.type), asked.payload, cast("SubmitSettings", said), app=None, new_id=making.new_id)
+
+
+async def _queue_job(asked: JobAsked, making: Making) -> NewJob:
+    foreign = _given(asked, NOT_OF_QUEUE)
+    if foreign:
+        raise SettingNotForQueue(fields=foreign)
+    made = ids.make_run_id(await making.ledger.now(), making.new_id())
+    request = checked(
+        run_id=made if asked.run_id is None else await _run(asked.run_id, asked.agent_slug, making),
+        job_type=str(asked.job_type),
+        agent_slug=asked.agent_slug,
+        payload=asked.payload,
+        entity_refs=asked.entity_refs or (),
+    )
+    if isinstance(await making.catalog.load(request.agent_slug), AgentMissing):
+        raise AgentUnknown(slug=request.agent_slug)
+    settings: dict[str, Any] = {} if asked.priority is None else {"priority": priority_of(asked.priority)}
+    return new_queue_job(
+        request,
+        making.new_id,
+        deadline_s=asked.deadline_s,
+        correlation_id=asked.correlation_id,
+        parent_id=asked.parent_id,
+        **settings,
+    )
+
+
+async def _run(run_id: str, slug: str | None, making: Making) -> JobId:
+    """The run that is meant, of this agent; raises RunUnknown, RunOfAnother."""
+    try:
+        found = await find_run(making.ledger, run_id)
+    except RunError as error:
+        raise RunUnknown(reason=str(error)) from error
+    run = await making.ledger.job(found)
+    of = "" if run is None or run.payload is None else Request.read(run.payload).agent_slug
+    if of != slug:
+        raise RunOfAnother(run_id=found, found=of, slug=slug)
+    return found
+
+
+def _given(asked: JobAsked, fields: tuple[str, ...]) -> str:
+    """Which of these the request says, for a message."""
+    return " and ".join(repr(name) for name in fields if getattr(asked, name) is not None)
 
 
 KINDS: tuple[Kind, ...] = (
     Kind(field="type", lifecycle=LEASED_JOB.name, make=_leased_job),
-    Kind(field="job_type", lifecycle=QUEUE_JOB.name),
+    Kind(field="job_type", lifecycle=QUEUE_JOB.name, make=_queue_job),
     Kind(field="topic", lifecycle=BUS_JOB.name),
 )
 
 
-def job_of(asked: JobAsked, new_id: Callable[[], str]) -> NewJob:
-    """The job that is asked for; raises an InputError that says what to change. Nothing is written."""
+async def job_of(asked: JobAsked, making: Making) -> NewJob:
+    """The job that is asked for; raises an InputError (an AgentError, a RunError) that says what to change. Nothing is written."""
     named = [kind for kind in KINDS if getattr(asked, kind.field) is not None]
     if len(named) != 1:
         fields = ", ".join(repr(kind.field) for kind in KINDS)
         raise KindUnclear(fields=fields, found=" and ".join(repr(kind.field) for kind in named) or "none")
     if named[0].make is None:
         raise KindNotServed(field=named[0].field, lifecycle=named[0].lifecycle)
-    return named[0].make(asked, new_id)
+    return await named[0].make(asked, making)
 
 
-def read_job(asked: Mapping[str, Any], new_id: Callable[[], str]) -> NewJob:
-    """The same, from JSON; raises InputError."""
+async def read_job(asked: Mapping[str, Any], making: Making) -> NewJob:
+    """The same, from JSON."""
     try:
-        return job_of(JobAsked.model_validate(asked), new_id)
+        return await job_of(JobAsked.model_validate(asked), making)
     except pydantic.ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
         detail = "; ".join(f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in found)

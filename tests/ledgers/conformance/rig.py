@@ -121,6 +121,8 @@ class Rig:
     def new_job(self, **options) -> NewJob:
         options.setdefault("job_id", self.new_id())
         options.setdefault("type", "work")
+        if options.get("lifecycle") == "artifact":
+            options.setdefault("parent_id", JobId(f"of-{options['job_id']}"))
         return NewJob(**options)
 
     # --- verbs ---------------------------------------------------------------------------------------------------
@@ -259,16 +261,45 @@ class Rig:
         """Make one declared transition: the holder's with its lease, every other as a move."""
         role = by or min(transition.actors)
         death = DEATH if _needs_death(job_id, transition) else None
+        if transition.trigger == Trigger.FINALIZE:
+            await self.complete_for(job_id)
+            return None
         if transition.fenced:
             assert lease is not None
+            finalizes = await self.artifact_of(job_id) if transition.finalizes else None
             outcome = await self.pull(
-                lease, transition.trigger, source=str(transition.source), by=actor(role), death=death
+                lease,
+                transition.trigger,
+                source=str(transition.source),
+                by=actor(role),
+                death=death,
+                finalizes=finalizes,
             )
             assert isinstance(outcome, Applied)
             return lease
         moved = await self.move(job_id, transition.target, by=actor(role), death=death)
         assert isinstance(moved, Moved), moved
         return moved.lease
+
+    async def artifact_of(self, parent: JobId, **options) -> JobId:
+        """A staged artifact of a job."""
+        return await self.submit_one(lifecycle="artifact", parent_id=parent, **options)
+
+    async def writing(self, **options) -> Lease:
+        """A new queue job that has come to write its artifact."""
+        lease = await self.drive(await self.submit_one(lifecycle="queue-job", **options), "ARTIFACT_WRITE")
+        assert lease is not None
+        return lease
+
+    async def complete(self, lease: Lease, artifact: JobId | None, **options) -> Applied | LeaseLost:
+        """The completion of a queue job that names an artifact."""
+        source, by = "ARTIFACT_WRITE", actor(Role.ORCHESTRATOR)
+        return await self.pull(lease, Trigger.COMPLETE, source=source, by=by, finalizes=artifact, **options)
+
+    async def complete_for(self, artifact: JobId) -> None:
+        """The job that an artifact was staged for comes into being, works and completes with it."""
+        parent = (await self.job(artifact)).parent_id
+        assert isinstance(await self.complete(await self.writing(job_id=parent), artifact), Applied)
 
 
 def path(lifecycle_name: str, source: str, target: str) -> list[Transition]:
@@ -296,7 +327,7 @@ def unfenced(lifecycle_name: str, source: str, target: str, role: Role) -> Trans
 
 def is_anybodys(transition: Transition) -> bool:
     """False for what the engine alone writes down, as a part of another step."""
-    return transition.trigger != Trigger.COMPENSATED
+    return transition.trigger not in {Trigger.COMPENSATED, Trigger.FINALIZE}
 
 
 async def answer_of(call: Awaitable[object]) -> object:

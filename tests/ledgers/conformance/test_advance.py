@@ -27,6 +27,7 @@ async def test_each_step_of_a_holder_is_one_transition_with_its_event(rig: Rig, 
         assert lease is not None
         before = await rig.job(job_id)
         step = _step(lifecycle, transition, lease, cause="because", data=b'{"why": "test"}')
+        step = step._replace(finalizes=await rig.artifact_of(job_id) if transition.finalizes else None)
         outcome = (await rig.turn(step, by=actor(min(transition.actors)))).outcomes[0]
         assert outcome == Applied(version=before.version + 1)
         job, event = await rig.job(job_id), await rig.last_event(job_id)
@@ -51,6 +52,7 @@ async def test_a_step_asked_again_after_a_lost_answer_has_one_effect(rig: Rig, l
         assert lease is not None
         waits = LIFECYCLES[lifecycle].by_name[transition.target].phase is Phase.WAITING
         step = _step(lifecycle, transition, lease, delay_s=5.0 if waits else 0.0)
+        step = step._replace(finalizes=await rig.artifact_of(job_id) if transition.finalizes else None)
         holder = actor(min(transition.actors))
         first = (await rig.turn(step, by=holder)).outcomes[0]
         before = await rig.snapshot(job_id)

@@ -122,5 +122,5 @@ async def test_the_databases_own_function_refuses_a_compensation_too(rig: Rig):
     finally:
         await shell.close()
     assert answer is not None
-    assert answer["outcome"] == "actor"
+    assert answer["outcome"] == "engine"
     assert await rig.snapshot(original) == before

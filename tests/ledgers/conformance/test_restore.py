@@ -42,7 +42,7 @@ async def lost_and_restored(rig: Rig) -> list[Restored]:
 async def test_every_state_of_every_lifecycle_comes_back_with_the_same_history(rig: Rig, lifecycle: str):
     for state in LIFECYCLES[lifecycle].states:
         job_id = await rig.submit_one(
-            lifecycle=lifecycle, type=lifecycle, payload=b'{"n": 1}', trace="t", parent_id="p"
+            lifecycle=lifecycle, type=lifecycle, payload=b'{"n": 1}', trace="t", parent_id=f"of-{state.name}"
         )
         await rig.drive(job_id, state.name)
         await rig.advance(0.000_001)

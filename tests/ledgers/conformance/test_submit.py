@@ -7,10 +7,13 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor, answer_of, claimed_ids
-from trellis.engine.errors import NotAllowed, UnknownLifecycle
-from trellis.engine.jobs import JobId, Mismatch, Priority, Submitted
+from trellis.engine.errors import NotAllowed, QueueFull, UnknownLifecycle
+from trellis.engine.jobs import JobId, Mismatch, NewJob, Priority, Submitted
 from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
+
+BOUND = 100
+"""How many may wait where many come at once (D25); twice as many come."""
 
 
 @pytest.mark.oldest_server
@@ -271,6 +274,98 @@ async def test_a_key_and_a_given_id_hold_together(rig: Rig):
 
     assert await rig.offer(asked("one", "k")) == Submitted(job_id=JobId("one"), created=True)
     assert await rig.offer(asked("one", "k")) == Submitted(job_id=JobId("one"), created=False)
+
+
+def _both(rig: Rig, job_id: str, key: str | None, fingerprint: bytes = b"x") -> NewJob:
+    return rig.new_job(job_id=JobId(job_id), id_is_given=True, idempotency_key=key, fingerprint=fingerprint)
+
+
+@pytest.mark.requirement("DJ-5", "D27")
+async def test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_the_job(rig: Rig):
+    there = Submitted(job_id=JobId("one"), created=False)
+    assert await rig.offer(_both(rig, "one", "k")) == Submitted(job_id=JobId("one"), created=True)
+    assert await rig.offer(_both(rig, "two", "k")) == there, "the key was used for the job one"
+    assert await rig.offer(_both(rig, "one", None)) == there, "the id is a key, too"
+    assert await rig.offer(_both(rig, "one", "k", b"y")) == Mismatch(key="k", job_id=JobId("one"))
+    assert await rig.offer(_both(rig, "one", "free", b"y")) == Mismatch(key="one", job_id=JobId("one"))
+    assert await rig.ledger.answered("", "free", b"y") is None, "nothing was written for a refusal"
+    assert await rig.ledger.job(JobId("two")) is None
+
+
+@pytest.mark.requirement("DJ-5", "D27", "D14")
+async def test_a_free_key_of_a_job_that_is_there_means_it_from_then_on_and_changes_no_record(rig: Rig):
+    await rig.offer(_both(rig, "one", "k"))
+    events = await rig.ledger.events(JobId("one"))
+    before = await rig.ledger.recorded(events)
+    await rig.advance(1)
+    assert await rig.offer(_both(rig, "one", "late")) == Submitted(job_id=JobId("one"), created=False)
+    assert await rig.offer(_both(rig, "two", "late", b"y")) == Mismatch(key="late", job_id=JobId("one"))
+    assert await rig.ledger.recorded(events) == before
+    first, second = await rig.ledger.submit(SUBMITTER, [_both(rig, "three", "k3"), _both(rig, "three", "k4")])
+    assert [first, second] == [Submitted(job_id=JobId("three"), created=made) for made in (True, False)]
+    assert await rig.offer(_both(rig, "four", "k4", b"y")) == Mismatch(key="k4", job_id=JobId("three"))
+
+
+# --- how many may wait -----------------------------------------------------------------------------------------------
+
+
+def _bounded(rig: Rig, most: int, **options) -> NewJob:
+    return rig.new_job(concurrency_key="k", waiting_max=most, **options)
+
+
+@pytest.mark.requirement("D25")
+async def test_a_full_queue_refuses_and_nothing_is_written(rig: Rig):
+    for _ in range(2):
+        await rig.offer(_bounded(rig, 2))
+    refused = _bounded(rig, 2, idempotency_key="again", fingerprint=b"x")
+    with pytest.raises(QueueFull) as full:
+        await rig.offer(refused)
+    assert full.value.data == {"key": "k", "waiting": 2, "limit": 2}
+    assert await rig.ledger.job(refused.job_id) is None
+    assert await rig.ledger.answered("", "again", b"x") is None
+    other = rig.new_job(concurrency_key="other", waiting_max=2)
+    assert await rig.offer(other) == Submitted(job_id=other.job_id, created=True)
+
+
+@pytest.mark.requirement("D25")
+async def test_what_is_held_or_has_ended_makes_room_and_what_rests_does_not(rig: Rig):
+    first, delayed = _bounded(rig, 2), _bounded(rig, 2, delay_s=1_000.0)
+    for job in (first, delayed):
+        await rig.offer(job)
+    with pytest.raises(QueueFull):
+        await rig.offer(_bounded(rig, 2))
+    await rig.claim_one()
+    await rig.offer(_bounded(rig, 2))
+    with pytest.raises(QueueFull):
+        await rig.offer(_bounded(rig, 2))
+    await rig.cancel(delayed.job_id)
+    await rig.offer(_bounded(rig, 2))
+
+
+@pytest.mark.requirement("D25", "DJ-21")
+async def test_a_submit_that_was_taken_is_answered_also_when_the_queue_is_full_since(rig: Rig):
+    keyed, given = _bounded(rig, 2, idempotency_key="k"), _bounded(rig, 2, id_is_given=True)
+    for job in (keyed, given):
+        assert await rig.offer(job) == Submitted(job_id=job.job_id, created=True)
+    for job in (keyed, given):
+        again = await rig.offer(job)
+        assert isinstance(again, Submitted)
+        assert again.job_id == job.job_id
+
+
+@pytest.mark.requirement("D25")
+async def test_of_many_at_once_from_several_processes_as_many_are_taken_as_may_wait(rig: Rig):
+    views = [rig.ledger, *[await rig.open_another() for _ in range(3)]]
+    actors = [actor(Role.SUBMITTER, f"submitter-{number}") for number in range(3)]
+    answers = await asyncio.gather(
+        *(
+            answer_of(views[number % 4].submit(actors[number % 3], [_bounded(rig, BOUND)]))
+            for number in range(2 * BOUND)
+        )
+    )
+    assert sum(isinstance(answer, QueueFull) for answer in answers) == BOUND
+    found = await rig.ledger.jobs(JobFilter(concurrency_key="k"), limit=500)
+    assert len(found.jobs) == BOUND
 
 
 @pytest.mark.requirement("DJ-5")

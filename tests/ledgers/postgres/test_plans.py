@@ -73,3 +73,10 @@ async def test_jobs_of_an_ended_state_are_listed_through_their_index(rig: Rig):
     await rig.cancel(await rig.submit_one())
     plan = await _plan(rig, Read.jobs_ended, 100, 10, [4], None, None, None, [4], None)
     assert "ended_state" in plan
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_jobs_of_a_parent_are_listed_through_their_index(rig: Rig):
+    await rig.submit(2, parent_id="p")
+    plan = await _plan(rig, Read.jobs_of_parent, 100, 10, "p", None, None, None, None, None, None, None)
+    assert "job_parent" in plan

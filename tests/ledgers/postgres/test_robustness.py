@@ -150,7 +150,7 @@ async def test_what_another_database_role_holds_cannot_be_touched(rig: Rig):
     [
         "set_paused($1, 'work', true)",
         "set_key_limit($1, 'k', 9)",
-        "sweep($1, false, 1.0, 10)",
+        "sweep($1, false, 1.0, 10, null)",
         "set_rate($1, 'work', 1.0, 1)",
     ],
 )

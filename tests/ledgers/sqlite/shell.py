@@ -6,7 +6,7 @@ from typing import Any
 
 import apsw
 
-from trellis.lifecycles import LIFECYCLES, Lifecycle, Opens, Phase, Role, Transition, event_code
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Opens, Phase, Role, Transition, Trigger, event_code
 
 READY, RESTING, PARKED, HELD, ENDED_WELL, ENDED_OTHERWISE = range(1, 7)
 LENGTH = 31_000_000
@@ -49,7 +49,7 @@ class Shell:
             self.db.execute("ROLLBACK")
         return None
 
-    def new_job(self, lifecycle: Lifecycle, *, key: int | None = None) -> int:
+    def new_job(self, lifecycle: Lifecycle, *, key: int | None = None, parent: int | None = None) -> int:
         """A job without a state: its first event submits it."""
         self._next += 1
         self.db.execute("INSERT OR IGNORE INTO trellis_actor (id, name) VALUES (1, 'somebody')")
@@ -58,9 +58,9 @@ class Shell:
             (self._next, lifecycle.code, key),
         )
         self.db.execute(
-            "INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, payload)"
-            " VALUES (?, ?, ?, 5, 2, x'7b7d')",
-            (self._next, f"raw-{self._next}", AT),
+            "INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, parent, payload)"
+            " VALUES (?, ?, ?, 5, 2, ?, x'7b7d')",
+            (self._next, f"raw-{self._next}", AT, None if parent is None else f"raw-{parent}"),
         )
         return self._next
 
@@ -94,15 +94,41 @@ class Shell:
         values = self.event(job, transition, lifecycle, role)
         if lifecycle.by_name[transition.target].dead_letter:
             self.db.execute(LETTER, (job, values["version"]))
+        if transition.finalizes:
+            self.name_artifact(job, self.staged(job))
         self.db.execute(EVENT, values)
+
+    def staged(self, job: int) -> int:
+        """A new artifact of a job."""
+        lifecycle = LIFECYCLES["artifact"]
+        artifact = self.new_job(lifecycle, parent=job)
+        self.make(artifact, way(lifecycle, "staged")[0], lifecycle)
+        return artifact
+
+    def name_artifact(self, job: int, artifact: int) -> None:
+        """What goes before the event of a completion."""
+        self.db.execute("INSERT OR REPLACE INTO trellis_finalizing VALUES (?, ?)", (job, artifact))
 
     def job_in(self, lifecycle_name: str, state: str, *, key: int | None = None) -> int:
         """A new job walked to a state by declared transitions."""
         lifecycle = LIFECYCLES[lifecycle_name]
-        job = self.new_job(lifecycle, key=key)
-        for transition in way(lifecycle, state):
-            self.make(job, transition, lifecycle)
+        steps = way(lifecycle, state)
+        parent = self.job_in("queue-job", "ARTIFACT_WRITE") if lifecycle_name == "artifact" else None
+        job = self.new_job(lifecycle, key=key, parent=parent)
+        for transition in steps:
+            if transition.trigger == Trigger.FINALIZE:
+                assert parent is not None
+                self.complete_with(parent, job)
+            else:
+                self.make(job, transition, lifecycle)
         return job
+
+    def complete_with(self, job: int, artifact: int) -> None:
+        """The one statement that completes a queue job and finalizes its artifact."""
+        lifecycle = LIFECYCLES["queue-job"]
+        completion = next(t for t in lifecycle.transitions if t.finalizes)
+        self.name_artifact(job, artifact)
+        self.db.execute(EVENT, self.event(job, completion, lifecycle, min(completion.actors)))
 
 
 def place_of(lifecycle: Lifecycle, state_name: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 from tests.ledgers.sqlite.shell import Shell
 from trellis.ledgers.sqlite.connection import Target
 from trellis.ledgers.sqlite.migrate import migrate, migrations
-from trellis.lifecycles import LIFECYCLES
+from trellis.lifecycles import LIFECYCLES, event_code
 
 KEY = "INSERT INTO trellis_concurrency_key (id, name, slots) VALUES (1, 'k', 1), (2, 'two', 2)"
 EVENT = "INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait)"
@@ -19,9 +19,12 @@ TRANSITION = "trellis_event_is_the_transition"
 MOVES = "trellis_job_moves_with_its_event"
 FITS = "trellis_job_place_fits"
 SLOT = "trellis_job_slot_within_limit"
+FINALIZES = "trellis_event_finalizes"
+COMPLETES = f"{EVENT} VALUES (9, 6, 4, 5, 6, 3, 1, 9, 0, 0, 0, 5, NULL)"
 
 # Jobs of `furnished`: 1 queued, 2 running, 3 succeeded, 4 dead-lettered, 5 ready with the slot of key k, 6 parked
-# behind it, 7 a run that lost nothing yet, 8 failed. Roles: 6 control-plane, 9 worker, 10 submitter, 15 sweeper.
+# behind it, 7 a run that lost nothing yet, 8 failed, 9 a queue job that writes its artifact 10,
+# 11 an artifact of another. Roles: 3 orchestrator, 6 control-plane, 9 worker, 10 submitter, 15 sweeper.
 REFUSED = {
     "a state without its event": (MOVES, "UPDATE trellis_job SET state = 2 WHERE id = 1", "only by its event"),
     "a version without its event": (MOVES, "UPDATE trellis_job SET version = 2 WHERE id = 1", "only by its event"),
@@ -230,6 +233,53 @@ REFUSED = {
         "INSERT INTO trellis_state VALUES (255, 15, 'x', 0, 0, 255, 0)",
         "declared in code",
     ),
+    "a completion that names no artifact": (FINALIZES, COMPLETES, "only with a staged artifact of its own"),
+    "a completion with an artifact of another": (
+        FINALIZES,
+        f"INSERT INTO trellis_finalizing VALUES (9, 11); {COMPLETES}",
+        "only with a staged artifact of its own",
+    ),
+    "an artifact finalized without its job": (
+        FINALIZES,
+        f"{EVENT} VALUES (10, 2, {event_code('artifact.finalized')}, 1, 2, 3, 1, 9, 0, 0, 0, 2, NULL)",
+        "only by the completion of its job",
+    ),
+    "an artifact finalized by hand while its job is named": (
+        FINALIZES,
+        (
+            "INSERT INTO trellis_finalizing VALUES (9, 10);"
+            f"{EVENT} VALUES (10, 2, {event_code('artifact.finalized')}, 1, 2, 3, 1, 9, 0, 0, 0, 2, NULL)"
+        ),
+        "only by the completion of its job",
+    ),
+    "a living job said to come back": (
+        "trellis_restoring_is_of_new_jobs",
+        "INSERT INTO trellis_restoring VALUES (9)",
+        "without events",
+    ),
+    "a living job put in the place of one that comes back": (
+        "trellis_restoring_stays_with_its_job",
+        (
+            "INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts) VALUES (99, 2, 1, 0, 5);"
+            "INSERT INTO trellis_restoring VALUES (99); UPDATE trellis_restoring SET job = 9"
+        ),
+        "without events",
+    ),
+    "a pair of steps declared by hand": (
+        "trellis_finalizer_is_contract_i",
+        "INSERT INTO trellis_finalizer VALUES (1, 2, 1, 1, 1, 1)",
+        "declared in code",
+    ),
+    "a pair of steps changed by hand": (
+        "trellis_finalizer_is_contract_u",
+        "UPDATE trellis_finalizer SET lifecycle = 0",
+        "declared in code",
+    ),
+    "a pair of steps withdrawn by hand": (
+        "trellis_finalizer_is_contract_d",
+        "DELETE FROM trellis_finalizer",
+        "declared in code",
+    ),
     "a state withdrawn by hand": ("trellis_state_is_contract_d", "DELETE FROM trellis_state", "declared in code"),
 }
 
@@ -248,6 +298,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shell.db.execute("UPDATE trellis_job SET place = 1, slot = 0 WHERE id = 5")
     shell.job_in("run", "running")
     shell.job_in("leased-job", "failed")
+    shell.staged(shell.job_in("queue-job", "ARTIFACT_WRITE"))
+    shell.staged(1)
     shell.db.close()
     return path
 
@@ -302,7 +354,7 @@ def test_purging_an_ended_job_takes_all_of_it_and_nothing_else(furnished: Shell)
     furnished.db.execute("INSERT INTO trellis_purge VALUES (3)")
     for table, column in (("trellis_job", "id"), ("trellis_submission", "id"), ("trellis_event", "job")):
         assert furnished.rows(f"SELECT 1 FROM {table} WHERE {column} = 3") == []
-    assert furnished.value("SELECT count(*) FROM trellis_job") == 7
+    assert furnished.value("SELECT count(*) FROM trellis_job") == 10
     assert furnished.value("SELECT count(*) FROM trellis_purge") == 0
 
 
@@ -329,6 +381,7 @@ def test_a_position_of_a_rolled_back_event_was_never_seen(shell: Shell, path: Pa
 
 
 def test_every_guard_of_the_schema_is_tried_here():
-    made = {line.split()[2] for line in migrations()[1].splitlines() if line.startswith("CREATE TRIGGER")}
+    lines = [line for sql in migrations().values() for line in sql.splitlines()]
+    made = {line.split()[2] for line in lines if line.startswith("CREATE TRIGGER")}
     tried = {name for guard, _, _ in REFUSED.values() for name in ([guard] if isinstance(guard, str) else guard or [])}
-    assert made - tried == {"trellis_purge_removes"}
+    assert made - tried == {"trellis_purge_removes", "trellis_purge_removes_the_wish"}

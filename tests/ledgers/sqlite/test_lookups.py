@@ -14,6 +14,7 @@ LOOKUPS = {
     "events by correlation": reads._Sql.events_by_correlation,
     "the feed": reads._Sql.feed,
     "jobs of a correlation": reads._Sql.jobs_correlated,
+    "jobs of a parent": reads._Sql.jobs_of_parent,
     "jobs in a living state": reads._Sql.jobs_in_places,
     "ready jobs": claims._Sql.ready_of_type,
     "jobs to claim": claims._Sql.to_claim,
@@ -33,7 +34,7 @@ BIG = ("trellis_job", "trellis_event", "trellis_submission")
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_no_lookup_reads_a_whole_table(shell: Shell, name: str):
     names = dict.fromkeys(
-        ["type", "since", "limit", "correlation", "after", "end", "lifecycle", "before", "states", "key"]
+        ["type", "since", "limit", "correlation", "after", "end", "lifecycle", "before", "states", "key", "parent"]
     )
     bindings = names | dict.fromkeys(["reason", "now"])
     sql = LOOKUPS[name]
@@ -50,6 +51,14 @@ def test_events_by_type_and_time_use_their_index(shell: Shell):
     values = {"type": 1, "since": 0, "limit": 1}
     plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.events_by_type}", values).fetchall()
     assert any("trellis_event_type_at (type=? AND at>?)" in row[3] for row in plan)
+
+
+@pytest.mark.requirement("DJ-13")
+def test_jobs_of_a_parent_use_their_index(shell: Shell):
+    values = dict.fromkeys(["lifecycle", "type", "states", "correlation", "key", "reason"])
+    bindings = values | {"parent": "p", "before": 1, "limit": 1}
+    plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.jobs_of_parent}", bindings).fetchall()
+    assert any("trellis_submission_parent (parent=?" in row[3] for row in plan)
 
 
 async def test_a_filtered_feed_gets_ahead_past_events_it_leaves_out(ledger: SqliteLedger):

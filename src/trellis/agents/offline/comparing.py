@@ -67,15 +67,19 @@ class Conflict:
     weight: float
 
 
+def names_in(text: str) -> frozenset[str]:
+    """The items that a text names by a word with a letter and a digit, such as TS-03."""
+    return frozenset(match[0].lower() for match in _NAME.finditer(text))
+
+
 def statement(ref: str, excerpt: str) -> Statement:
     """What a piece of text can be compared by."""
-    names = frozenset(match[0].lower() for match in _NAME.finditer(excerpt))
     matter = frozenset(one for one in stems(_NAME.sub(" ", excerpt)) if not any(letter.isdigit() for letter in one))
     return Statement(
         ref=ref,
         excerpt=excerpt,
         stems=matter - {stem(unit.lower()) for unit in _UNITS},
-        names=names,
+        names=names_in(excerpt),
         figures=frozenset(_figures(_NAME.sub(" ", excerpt))),
         denied=frozenset(one for part in _PART.split(excerpt) if _denials(part) for one in stems(part)),
         denials=_denials(excerpt),
@@ -86,6 +90,11 @@ def conflicts(statements: Sequence[Statement]) -> list[Conflict]:
     """Pairs of different sources whose figures differ, the weightiest first; each statement once."""
     found = [pair for first, second in combinations(statements, 2) if (pair := _differ(first, second))]
     return _each_once(found)
+
+
+def against(ours: Sequence[Statement], theirs: Sequence[Statement]) -> list[Conflict]:
+    """Pairs of one of ours and one of theirs whose figures differ, the weightiest first; each statement once."""
+    return _each_once([pair for first in ours for second in theirs if (pair := _differ(first, second))])
 
 
 def denials(question: str, answers: Sequence[Statement], others: Sequence[Statement]) -> list[Conflict]:

@@ -3,13 +3,14 @@
 from typing import Annotated, Any, Self
 
 import pydantic
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 
 from trellis.engine.jobs import JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Once
+from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page
+from trellis.gateway.reserving import reserve, say
 from trellis.http.shapes import DeadLetterShape, Requeued
 from trellis.operations.letters import letter_of
 from trellis.runs.documents import timestamp
@@ -19,6 +20,8 @@ from trellis.web.shapes import PROBLEMS
 
 DEAD = "dead_lettered"
 REQUEUE_MAX = LIMIT_MAX
+WHOLE = "of the dead letters"
+"""What a requeue of many is about, for the message of a refusal."""
 
 router = APIRouter(tags=["dead letters"], route_class=StrictRoute)
 
@@ -89,9 +92,17 @@ async def one(
 
 @router.post("/dlq/requeue", response_model=Requeued, responses=PROBLEMS)
 async def requeue(
-    body: Requeue, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.requeue")], asked: Once
+    body: Requeue,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.requeue")],
+    asked: Once,
+    response: Response,
 ) -> dict[str, Any]:
     """Run dead-lettered jobs again; an operator's act. All are looked at in one transaction, each is answered for."""
+    reservation = await reserve(instance, asked, WHOLE)
+    if reservation.answer is not None:
+        mark(response, replayed=True)
+        return reservation.answer
     which = body.filter or Which(type=None, correlation_id=None)
     chosen = (
         [JobId(job_id) for job_id in body.job_ids]
@@ -99,7 +110,9 @@ async def requeue(
         else JobFilter(state=DEAD, type=which.type, reason_code=which.reason_code, correlation_id=which.correlation_id)
     )
     answers = await instance.ledger.requeue(caller.actor, chosen, asked.request_id, limit=body.limit, cause=body.reason)
-    return {"items": [_answer(answer) for answer in answers]}
+    told = {"items": [_answer(answer) for answer in answers]}
+    await say(instance, asked, WHOLE, reservation, {"answer": told})
+    return told
 
 
 def _answer(answer: Moved | NotMoved) -> dict[str, Any]:

@@ -111,14 +111,14 @@ async def submit(
     if body.intent.action in RULES:
         caller.permit(RULES[body.intent.action])
     inbox = instance.inbox(_gateway(caller))
-    earlier = None if body.id is not None else await asked.earlier(instance.ledger)
+    earlier = await asked.earlier(instance.ledger)
     if earlier is not None:
         mark(response, replayed=True)
         return _taken(await inbox.settle(earlier))
     gateway_of(request).inbox_limits.take(request, caller.principal)
     entry = _entry(body, caller, await instance.ledger.now())
-    given = None if body.id is None else asked.fingerprint
-    stored = await inbox.submit(entry, key=asked.key if given is None else None, given=given)
+    given = body.id is not None
+    stored = await inbox.submit(entry, key=asked.key, fingerprint=asked.fingerprint, given=given)
     mark(response, replayed=not stored.created)
     return _taken(await inbox.settle(stored.job_id))
 

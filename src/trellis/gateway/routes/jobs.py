@@ -10,26 +10,32 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
+from trellis.artifacts.snapshot import Snapshot
 from trellis.engine.errors import InvalidTransition, JobNotFound
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, CancelMode, CancelRequested, JobId, Mismatch, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, WorkerSeen
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
-from trellis.gateway.owning import checked, is_own, relayed, sees_all
+from trellis.gateway.owning import checked, is_own, may_cancel, relayed, sees_all, within_scope
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.wishes import answer_before, keep
-from trellis.http.shapes import EventShape, JobDocument, JobShape, JobWhole
+from trellis.gateway.reserving import reserve, wish
+from trellis.http.shapes import EventShape, JobDocument, JobShape, JobWhole, QueueJob
+from trellis.instance import Instance
 from trellis.lifecycles import LIFECYCLES, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.queue.context import snapshot_key
+from trellis.queue.documents import document as queue_document
+from trellis.queue.documents import retries_of
+from trellis.queue.errors import RequestUnreadable
+from trellis.queue.requests import QueueRequest
 from trellis.runs.documents import timestamp
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
-from trellis.wiring import new_id
 from trellis.worker.kinds import JobAsked, job_of
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
@@ -79,7 +85,7 @@ async def submit(
     response: Response,
 ) -> dict[str, Any]:
     """Submit a job; it is in the ledger when this answers. The answer tells the job as it was made."""
-    job = job_of(body, new_id)
+    job = await job_of(body, instance.making)
     if asked.key is not None:
         key = asked.key
         job = replace(
@@ -131,18 +137,47 @@ async def _may_see(caller: Caller, ledger: Ledger, job: Job) -> bool:
     return sees_all(caller, "jobs.read") or await is_own(caller, ledger, job)
 
 
-@router.get("/jobs/{job_id}", response_model=JobWhole, responses=PROBLEMS)
+@router.get("/jobs/{job_id}", response_model=QueueJob | JobWhole, responses=PROBLEMS)
 async def one(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> dict[str, Any]:
-    """One job, with its payload, its progress and its result."""
+    """One job, with its payload, its progress and its result; a job of the job queue as its document says (document 000, 1.3)."""
     job = await _found(caller, "jobs.read", instance.ledger, job_id)
-    return {
+    whole = {
         **_document(job),
         "payload": _json(job.payload),
         "progress": _json(job.progress),
         "result": _json(await instance.ledger.result(job.job_id)),
     }
+    return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(instance, job)}
+
+
+async def _queue_job(instance: Instance, job: Job) -> dict[str, Any]:
+    """The fields of its document; of a stored request that is none of ours there are no such fields."""
+    try:
+        request = QueueRequest.read(job.job_id, job.payload or b"")
+    except RequestUnreadable:
+        return {}
+    events = await instance.ledger.events(job.job_id)
+    return queue_document(job, request, events, gateway=instance.gateway_url)
+
+
+@router.get("/jobs/{job_id}/context/{epoch}", response_model=Snapshot, responses=PROBLEMS)
+async def context(
+    job_id: JobIdPath,
+    epoch: Annotated[int, Path(ge=0, lt=2**53, examples=[1])],
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("memory.read")],
+) -> Response:
+    """The context of one attempt of a queue job: memory, entities and sources, as they were when it began."""
+    within_scope(caller, "memory.read", job_id)
+    job = await instance.ledger.job(JobId(job_id))
+    found = None
+    if job is not None and job.lifecycle == QUEUE_JOB.name:
+        found = await instance.objects.get(snapshot_key(instance.artifacts.cid, job_id, epoch))
+    if found is None:
+        raise Problem("NOT_FOUND", f"There is no context of job {job_id[:200]} in epoch {epoch}.")
+    return Response(found.body, media_type="application/json")
 
 
 @router.get("/jobs/{job_id}/events", response_model=Page[EventShape], responses=PROBLEMS)
@@ -170,23 +205,21 @@ async def cancel(
     body: JobCancel | None = None,
 ) -> dict[str, Any]:
     """End a job. What has ended stays as it is: 409 with its state. A soft cancel leaves a running job running for a while."""
-    wish = body or JobCancel(mode=CancelMode.SOFT, reason=None)
+    stop = body or JobCancel(mode=CancelMode.SOFT, reason=None)
     job = await _found(caller, "jobs.cancel", instance.ledger, job_id)
     actor = await checked(caller, "jobs.cancel", instance.ledger, job)
-    if asked.key is not None:
-        await asked.moved(instance.ledger, job.job_id)
-    before = await answer_before(instance, asked, job.job_id)
-    if before is not None:
-        mark(response, replayed=True)
-        return before
-    answer = await instance.ledger.cancel(
-        actor, job.job_id, wish.mode, asked.request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=wish.reason
-    )
-    if isinstance(answer, CancelRequested):
-        told = _short(job, job.state, job.version)
-        await keep(instance, asked, told)
-        return told
-    return _after(job, answer, actor.role.value, response)
+    may_cancel(actor, job.lifecycle)
+
+    async def act() -> dict[str, Any] | None:
+        answer = await instance.ledger.cancel(
+            actor, job.job_id, stop.mode, asked.request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=stop.reason
+        )
+        return None if isinstance(answer, CancelRequested) else _after(job, answer, actor.role.value, response)
+
+    waits = _short(job, job.state, job.version) if stop.mode is CancelMode.SOFT else None
+    told, replayed = await wish(instance, asked, job, waits=waits, act=act)
+    mark(response, replayed=replayed)
+    return told
 
 
 @router.post("/jobs/{job_id}/requeue", response_model=JobShape, responses=PROBLEMS)
@@ -200,8 +233,7 @@ async def requeue(
 ) -> dict[str, Any]:
     """Run a failed or dead-lettered job again, in its next generation; an operator's act (D9)."""
     job = await _found(caller, "jobs.requeue", instance.ledger, job_id)
-    if asked.key is not None:
-        await asked.moved(instance.ledger, job.job_id)
+    await reserve(instance, asked, job.job_id)
     cause = None if body is None else body.reason
     (answer,) = await instance.ledger.requeue(caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause)
     return _after(job, answer, caller.actor.role.value, response)
@@ -252,7 +284,7 @@ def _document(job: Job) -> dict[str, Any]:
         "priority": job.priority.name.lower(),
         "generation": job.generation,
         "attempt": job.attempt,
-        "max_attempts": job.max_attempts,
+        "max_attempts": retries_of(job) if job.lifecycle == QUEUE_JOB.name else job.max_attempts,
         "created_at": timestamp(job.created_at),
         "updated_at": timestamp(job.updated_at),
         "due_at": None if job.due_at is None else timestamp(job.due_at),

@@ -4,6 +4,7 @@ Nothing is changed here: a proposal is stored, and the apply engine changes what
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -13,11 +14,11 @@ from trellis.engine.jobs import Actor
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.http.shapes import MemoryChange, MemoryRead
+from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.runs.documents import timestamp
-from trellis.runs.offering import Offer
+from trellis.runs.offering import Offer, Offered, Offering
 from trellis.runs.proposals import LOGIC_UPDATE, MEMORY_UPDATE, Draft, Source
 from trellis.runs.targets import LOGIC_FILE, TEXT_BYTES_MAX
 from trellis.storage.memory import DeepPart, HistoryEntry, Operation, ReadMode
@@ -101,21 +102,6 @@ class LogicProposal(pydantic.BaseModel):
     priority: Literal["normal", "high"] = "normal"
 
 
-class Proposed(pydantic.BaseModel):
-    """The proposal. `failed`: it approved itself and could not be applied; a person can look at it."""
-
-    proposalId: str  # noqa: N815 - the word of the documents
-    status: Literal["pending", "auto_applied", "failed"]
-
-
-class LogicProposed(pydantic.BaseModel):
-    """The proposal, which waits for a person."""
-
-    proposalId: str  # noqa: N815 - the word of the documents
-    status: Literal["pending"]
-    requiresHumanReview: Literal[True]  # noqa: N815
-
-
 @router.get("/memory/{agent_id}/read", response_model=MemoryRead, responses=PROBLEMS)
 async def read(
     agent_id: AgentId,
@@ -169,7 +155,7 @@ async def history(
     return page([_commit(entry) for entry in found.entries], found.more)
 
 
-@router.post("/memory/{agent_id}/propose", status_code=202, response_model=Proposed, responses=PROBLEMS)
+@router.post("/memory/{agent_id}/propose", status_code=202, response_model=MemoryProposed, responses=PROBLEMS)
 async def propose(
     agent_id: AgentId,
     body: MemoryProposal,
@@ -180,14 +166,7 @@ async def propose(
 ) -> dict[str, Any]:
     """Propose a change of memory. Of normal priority it is approved at once and applied before this answers."""
     offering = instance.offering(_gateway(caller))
-    earlier = await asked.earlier(instance.ledger)
-    if earlier is None:
-        draft = await _memory_draft(instance, agent_id, body)
-        made = await offering.make(_offer(caller, asked, agent_id, draft, body))
-    else:
-        made = await offering.again(earlier)
-    mark(response, replayed=not made.created)
-    response.headers["Location"] = f"/proposals/{made.id}"
+    made = await _made(offering, asked, response, lambda: _memory_offer(instance, caller, asked, agent_id, body))
     return {"proposalId": made.id, "status": made.status}
 
 
@@ -202,17 +181,7 @@ async def propose_logic(
 ) -> dict[str, Any]:
     """Propose another logic of the agent; it waits for a person, whatever its priority."""
     offering = instance.offering(_gateway(caller))
-    earlier = await asked.earlier(instance.ledger)
-    if earlier is None:
-        await offering.agent(agent_id)
-        change = {"type": body.change, "text": body.text}
-        content: dict[str, Any] = {"summary": body.summary, "change": change, **_grounds(body.reasoning)}
-        draft = await offering.about_file(agent_id, LOGIC_UPDATE, LOGIC_FILE, content)
-        made = await offering.make(_offer(caller, asked, agent_id, draft, body))
-    else:
-        made = await offering.again(earlier)
-    mark(response, replayed=not made.created)
-    response.headers["Location"] = f"/proposals/{made.id}"
+    made = await _made(offering, asked, response, lambda: _logic_offer(offering, caller, asked, agent_id, body))
     return {"proposalId": made.id, "status": made.status, "requiresHumanReview": True}
 
 
@@ -228,7 +197,16 @@ async def _there(instance: Instance, caller: Caller, agent_id: str) -> None:
     await instance.offering(_gateway(caller)).agent(agent_id)
 
 
-async def _memory_draft(instance: Instance, agent_id: str, body: MemoryProposal) -> Draft:
+async def _made(offering: Offering, asked: Asked, response: Response, offer: Callable[[], Awaitable[Offer]]) -> Offered:
+    """The proposal that this request made, now or before; `offer` is asked for only when it makes one."""
+    earlier = await asked.earlier(offering.ledger)
+    made = await offering.make(await offer()) if earlier is None else await offering.again(earlier)
+    mark(response, replayed=not made.created)
+    response.headers["Location"] = f"/proposals/{made.id}"
+    return made
+
+
+async def _memory_offer(instance: Instance, caller: Caller, asked: Asked, agent_id: str, body: MemoryProposal) -> Offer:
     version = body.expected_version
     if version is None:
         version = (await asyncio.to_thread(instance.memory.read, agent_id)).version
@@ -239,7 +217,16 @@ async def _memory_draft(instance: Instance, agent_id: str, body: MemoryProposal)
         "grounds": [_grounds(body.reasoning)],
     }
     files = "+".join(sorted({update.file for update in body.updates}))
-    return Draft(action=MEMORY_UPDATE, target=files, content=content)
+    draft = Draft(action=MEMORY_UPDATE, target=files, content=content)
+    return _offer(caller, asked, agent_id, draft, body)
+
+
+async def _logic_offer(offering: Offering, caller: Caller, asked: Asked, agent_id: str, body: LogicProposal) -> Offer:
+    await offering.agent(agent_id)
+    change = {"type": body.change, "text": body.text}
+    content: dict[str, Any] = {"summary": body.summary, "change": change, **_grounds(body.reasoning)}
+    draft = await offering.about_file(agent_id, LOGIC_UPDATE, LOGIC_FILE, content)
+    return _offer(caller, asked, agent_id, draft, body)
 
 
 def _grounds(reasoning: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.reserving import reserve
 from trellis.gateway.versions import etag, expected, is_known
 from trellis.http.shapes import ProposalShape
 from trellis.lifecycles.proposal import PROPOSAL
@@ -108,7 +109,8 @@ async def decide(
 
     The answer is the proposal right after this decision, also when the decision comes again and it has been applied since.
     """
-    version, proposal = expected(if_match), JobId(proposal_id)
+    version, proposal = expected(if_match), (await proposals.found(instance.ledger, proposal_id)).job_id
+    await reserve(instance, asked, proposal)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     answer = await proposals.decide(
         instance.ledger,
@@ -147,6 +149,7 @@ async def apply(
     The answer is how it stands. If somebody else is at it for longer than a few seconds, that is `applying`: ask again after `Retry-After`.
     """
     state, proposal = (await _document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
+    await reserve(instance, asked, proposal)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     engine = instance.apply_engine()
     if state == FAILED and not replayed:

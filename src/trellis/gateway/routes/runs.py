@@ -17,8 +17,8 @@ from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.remembering import Remembered
+from trellis.gateway.reserving import wish
 from trellis.gateway.versions import etag, is_known
-from trellis.gateway.wishes import answer_before, keep
 from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
 from trellis.instance import Instance
 from trellis.lifecycles import Role
@@ -197,18 +197,22 @@ async def cancel(
     body: Stop | None = None,
 ) -> dict[str, Any]:
     """Ask for the end of a run. What has ended stays as it is: 409 with its state."""
-    wish = body or Stop(mode=CancelMode.SOFT, reason=None)
+    stop = body or Stop(mode=CancelMode.SOFT, reason=None)
     found = await find_run(instance.ledger, run_id)
-    replayed = await asked.moved(instance.ledger, found)
-    before = await answer_before(instance, asked, found)
-    if before is not None:
-        mark(response, replayed=True)
-        return before
-    state = await instance.layer.cancel(found, mode=wish.mode, request_id=asked.request_id, cause=wish.reason)
-    if state in ENDED and not await asked.moved(instance.ledger, found):
-        raise Problem("INVALID_TRANSITION", f"Run {found} has ended: it is {state}.", status_now=state)
-    mark(response, replayed=replayed)
-    told = {"run_id": found, "status": state}
-    if state not in ENDED:
-        await keep(instance, asked, told)
+    job = await instance.ledger.job(found)
+    if job is None:
+        raise RunNotFound(run_id=run_id)
+    moved_before = await asked.moved(instance.ledger, found)
+
+    async def act() -> dict[str, Any] | None:
+        state = await instance.layer.cancel(found, mode=stop.mode, request_id=asked.request_id, cause=stop.reason)
+        if state not in ENDED:
+            return None
+        if not await asked.moved(instance.ledger, found):
+            raise Problem("INVALID_TRANSITION", f"Run {found} has ended: it is {state}.", status_now=state)
+        return {"run_id": found, "status": state}
+
+    waits = {"run_id": found, "status": job.state} if stop.mode is CancelMode.SOFT else None
+    told, replayed = await wish(instance, asked, job, waits=waits, act=act)
+    mark(response, replayed=replayed or moved_before)
     return told

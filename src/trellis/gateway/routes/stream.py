@@ -92,6 +92,9 @@ async def wanted(
         str | None, Query(max_length=100, description="Of this run and its proposals.", examples=[EXAMPLE_RUN])
     ] = None,
     agent: Annotated[str | None, Query(max_length=100, description="Of this agent's runs and proposals.")] = None,
+    job: Annotated[
+        str | None, Query(max_length=200, description="Of this job; runs and proposals are jobs, too.")
+    ] = None,
     type_: Annotated[
         list[StreamType], Query(alias="type", max_length=TYPES_MAX, description="Of these types; may be repeated.")
     ] = [],  # noqa: B006 - FastAPI copies it
@@ -101,7 +104,7 @@ async def wanted(
     if lifecycle is not None and lifecycle not in LIFECYCLES:
         known = ", ".join(LIFECYCLES)
         raise Problem("VALIDATION_FAILED", f"There is no lifecycle {lifecycle!r}; choose one of {known}.")
-    return Wanted(run=run, agent=agent, types=frozenset(type_), lifecycle=lifecycle)
+    return Wanted(run=run, agent=agent, job=job, types=frozenset(type_), lifecycle=lifecycle)
 
 
 STREAM: dict[int | str, dict[str, Any]] = {

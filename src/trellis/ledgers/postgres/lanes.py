@@ -5,18 +5,21 @@ it now. So a lost answer is resolved by asking the same thing again, for a bound
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from trellis.engine.errors import (
     InputError,
+    InvalidTransition,
     LedgerFull,
     LedgerNotMigrated,
     LedgerReadOnly,
     LedgerUnavailable,
     NotAllowed,
     OutcomeUnknown,
+    QueueFull,
     Refused,
     TrellisError,
 )
@@ -139,4 +142,8 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
 def translated(error: Exception) -> TrellisError:
     """The database's no, as ours."""
     state = str(getattr(error, "sqlstate", ""))
+    if state == "TR006":
+        return QueueFull(**json.loads(str(getattr(error, "detail", "{}"))))
+    if state == "TR005":  # the one refusal that only the database can word: what the artifact is that a job names
+        return InvalidTransition(**json.loads(str(getattr(error, "detail", "{}"))))
     return BY_STATE.get(state, lambda message: Refused(detail=message))(str(error))

@@ -5,6 +5,7 @@ against the database role of the connection, so a role is granted by the databas
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -66,6 +67,7 @@ REFUSALS = {
     "key": "its concurrency key is at its limit",
     "reason": "a dead letter needs reason, stage and error",
     "same": "it is there already",
+    "engine": "the engine itself makes this step, as a part of another",
 }
 
 
@@ -343,17 +345,23 @@ class PostgresLedger(Reads):
             where.concurrency_key,
             where.reason_code,
             [lifecycle.code for lifecycle, _ in pairs or []],
+            where.parent_id,
         )
         return [JobId(row["job_id"]) for row in rows]
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
         require(actor, "sweep")
-        number = await self._actor(actor)
+        number, windows = await self._actor(actor), _windows(options)
         rows = await self._admin_lane.call(
             "sweep",
             "",
             lambda c, _: c.fetch(
-                "select * from sweep($1, $2, $3, $4)", number, options.elect, options.interval_s, options.batch
+                "select * from sweep($1, $2, $3, $4, $5)",
+                number,
+                options.elect,
+                options.interval_s,
+                options.batch,
+                windows,
             ),
         )
         report = SweepReport(**dict(rows[0]))
@@ -438,6 +446,13 @@ async def _check_version(connection: Connection, url: str) -> None:
     found = await stored_version(connection)
     if found != schema_version():
         raise LedgerNotMigrated(found=found, needed=schema_version(), url=url)
+
+
+def _windows(options: SweepOptions) -> str | None:
+    """How long jobs rest where a sweep puts them, by the numbers of lifecycle and state; None where the lifecycles say it all."""
+    named = ((lifecycle_named(name), state, window_s) for (name, state), window_s in options.windows_s.items())
+    windows = {lc.code * 16 + lc.code_of(state): window_s for lc, state, window_s in named}
+    return json.dumps(windows) if windows else None
 
 
 def _state(lifecycle: int, code: int) -> str:

@@ -125,8 +125,11 @@ async def _load_contract(connection: Connection) -> None:
         ],
     )
     await connection.executemany(
-        "insert into transition values ($1, $2, $3, $4, $5, $6, $7, $8)",
-        [(r.lifecycle, r.source, r.target, r.trigger, r.roles, r.event, r.opens, r.fenced) for r in transition_rows()],
+        "insert into transition values ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        [
+            (r.lifecycle, r.source, r.target, r.trigger, r.roles, r.event, r.opens, r.fenced, r.finalizes)
+            for r in transition_rows()
+        ],
     )
     await connection.executemany(
         "insert into event_type values ($1, $2) on conflict do nothing", [(event_code(n), n) for n in EVENT_TYPES]

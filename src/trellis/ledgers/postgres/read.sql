@@ -23,6 +23,21 @@ select s.*, t.name as type_name, a.name as owner_name,
   left join actor a on a.id = s.owner
  order by s.id desc
 
+-- name: jobs_of_parent
+-- driven by the index on parent_id
+select s.*, t.name as type_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where s.id = any(array(select j.id from job j
+         where j.parent_id = $3 and j.id < $1 and ($4::smallint is null or j.lifecycle = $4) and ($5::int is null or j.type = $5)
+           and ($6::text is null or j.correlation_id = $6 or j.job_id = $6)
+           and ($7::text is null or j.ckey = hashtextextended($7, 42))
+         order by j.id desc))
+   and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
+   and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
+ order by s.id desc limit $2
+
 -- name: jobs_ended
 -- driven by the index on (lifecycle, state, id)
 select s.*, t.name as type_name, a.name as owner_name,
@@ -114,6 +129,7 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.
   left join actor a on a.id = d.last_owner
  where d.requeued_at is null and d.id < $1 and ($3::text is null or t.name = $3) and ($4::text is null or d.reason_code = $4)
    and ($5::text is null or d.correlation_id = $5) and ($6::smallint is null or j.lifecycle = $6)
+   and ($7::text is null or j.parent_id = $7)
  order by d.id desc limit $2
 
 -- name: dead_letters_of
@@ -130,6 +146,7 @@ select j.job_id from ended n join job j on j.id = n.id join job_type t on t.id =
    and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
    and ($6::text is null or j.ckey = hashtextextended($6, 42))
    and ($7::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $7))
+   and ($9::text is null or j.parent_id = $9)
  order by n.id limit $1
 
 -- name: requested
@@ -165,6 +182,26 @@ select c.name as key, count(*) as held, c.cap as "limit" from lease l join concu
 having count(*) > c.cap + (select count(*) from slot s where s.ckey = c.id and s.n > c.cap)
  order by c.name limit 1000
 
+-- name: unpaired
+-- Both ways: jobs that ended with an artifact and do not have exactly one, and artifacts made final whose job is there and has not ended
+-- so. $1 and $2 are the states such jobs end in, $3 and $4 those of artifacts made final.
+with final as (
+  select j.parent_id, count(*) as artifacts
+    from (select r.id, r.lifecycle, r.state from resting r union all select n.id, n.lifecycle, n.state from ended n) m
+    join job j on j.id = m.id
+   where (m.lifecycle, m.state) in (select * from unnest($3::smallint[], $4::smallint[])) and j.parent_id is not null
+   group by j.parent_id
+), complete as (
+  select j.job_id from ended n join job j on j.id = n.id
+   where (n.lifecycle, n.state) in (select * from unnest($1::smallint[], $2::smallint[]))
+)
+select c.job_id, true as complete, coalesce(f.artifacts, 0) as artifacts from complete c left join final f on f.parent_id = c.job_id
+ where coalesce(f.artifacts, 0) <> 1
+union all
+select j.job_id, false, f.artifacts from final f join job j on j.job_id = f.parent_id
+ where not exists (select from complete c where c.job_id = j.job_id)
+limit 1000
+
 -- name: type_by_name
 select id from job_type where name = $1
 
@@ -196,8 +233,10 @@ select j.job_id, t.name as type_name, j.prio, j.max_attempts, j.max_deaths, j.pa
        j.deadline_us, j.compensates_id
   from job j join job_type t on t.id = j.type where j.job_id = any($1::text[])
 
+-- Those that it was submitted with: a record says what was asked, and a key that came later changes nothing of that.
 -- name: idempotency_keys
-select j.job_id, k.scope, k.key, k.fingerprint from job j join idempotency k on k.id = j.id where j.job_id = any($1::text[])
+select j.job_id, k.scope, k.key, k.fingerprint from job j join idempotency k on k.id = j.id and k.at = j.created_at
+ where j.job_id = any($1::text[])
  order by k.scope, k.key
 
 -- name: dead_letters_at

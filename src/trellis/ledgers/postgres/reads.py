@@ -20,6 +20,7 @@ from trellis.engine.records import (
     Recorded,
     Severity,
     Signal,
+    Unpaired,
     WorkerSeen,
 )
 from trellis.engine.restoring import may_have_letter
@@ -30,11 +31,14 @@ from trellis.ledgers.postgres.lanes import Lane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, event_code
+from trellis.lifecycles.contract import completed_states, final_states
 
 ID_MAX = 2**63 - 1
 VERSION_MAX = 2**31 - 1
 FEED_BATCHES = 32
 BEGINNING = (0, 0, 0)
+COMPLETED = completed_states()
+FINAL = final_states()
 
 
 class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
@@ -42,6 +46,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
 
     job: LiteralString
     jobs_any: LiteralString
+    jobs_of_parent: LiteralString
     jobs_ended: LiteralString
     jobs_open: LiteralString
     events: LiteralString
@@ -63,6 +68,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     workers: LiteralString
     histories: LiteralString
     keys_over: LiteralString
+    unpaired: LiteralString
     type_by_name: LiteralString
     inspect: LiteralString
     beside: LiteralString
@@ -111,6 +117,8 @@ class Reads:
         if type_id == 0:
             return JobPage()
         pairs = state_pairs(where)
+        if where.parent_id is not None:
+            return _page(await self._jobs_of_parent(where, pairs, before, limit, lifecycle, type_id), limit)
         if pairs is None and where.reason_code is not None:
             pairs = [
                 (lc, lc.code_of(state.name))
@@ -124,8 +132,29 @@ class Reads:
             )
         else:
             found = await self._jobs_in(pairs, before, limit, type_id, where)
-        return JobPage(
-            jobs=tuple(rows.job(row) for row in found), cursor=str(found[-1]["id"]) if len(found) == limit else None
+        return _page(found, limit)
+
+    async def _jobs_of_parent(
+        self,
+        where: JobFilter,
+        pairs: list[tuple[Lifecycle, int]] | None,
+        before: int,
+        limit: int,
+        lifecycle: int | None,
+        type_id: int | None,
+    ) -> list[Row]:
+        return await self.fetch(
+            Read.jobs_of_parent,
+            before,
+            limit,
+            where.parent_id,
+            lifecycle,
+            type_id,
+            where.correlation_id,
+            where.concurrency_key,
+            None if pairs is None else [lc.code for lc, _ in pairs],
+            None if pairs is None else [code for _, code in pairs],
+            where.reason_code,
         )
 
     async def _jobs_in(
@@ -251,7 +280,14 @@ class Reads:
             found = await self.fetch("select id from job where job_id = $1", cursor)
             before = found[0]["id"] if found else ID_MAX
         found = await self.fetch(
-            Read.dead_letters, before, limit, where.type, where.reason_code, where.correlation_id, lifecycle
+            Read.dead_letters,
+            before,
+            limit,
+            where.type,
+            where.reason_code,
+            where.correlation_id,
+            lifecycle,
+            where.parent_id,
         )
         return [rows.dead_letter(row) for row in found]
 
@@ -294,6 +330,11 @@ class Reads:
     async def keys_over(self) -> list[KeyOver]:
         return [KeyOver(**dict(row)) for row in await self.fetch(Read.keys_over)]
 
+    async def unpaired(self) -> list[Unpaired]:
+        pairs = [list(column) for states in (COMPLETED, FINAL) for column in zip(*states, strict=True)]
+        found = await self.fetch(Read.unpaired, *pairs)
+        return [Unpaired(**dict(row)) for row in found]
+
     async def inspect(self) -> list[Finding]:
         found = await self.fetch(Read.inspect)
         return (
@@ -314,6 +355,12 @@ async def _snapshot(connection: Connection, after: int, limit: int) -> tuple[lis
 def state_at(events: list[Event], version: int) -> str:
     """The state an event of this version led to."""
     return next(event.target for event in events if event.version == version)
+
+
+def _page(found: list[Row], limit: int) -> JobPage:
+    return JobPage(
+        jobs=tuple(rows.job(row) for row in found), cursor=str(found[-1]["id"]) if len(found) == limit else None
+    )
 
 
 def _cursor(cursor: str | None) -> int:

@@ -9,7 +9,7 @@ from trellis.ledgers.postgres.connection import Connection
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
-SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)"
+SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)"
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
 """How every scope of a caller begins, so that none meets the ids that callers choose."""
@@ -78,6 +78,8 @@ async def submit_keyed(
         [key for _, key in keys],
         [job.fingerprint for job in jobs],
         repeat,
+        [job.id_is_given for job in jobs],
+        [job.waiting_max for job in jobs],
     )
     return [_answer(job, row["outcome"], row["job_id"]) for job, row in zip(jobs, rows, strict=True)]
 
@@ -89,6 +91,8 @@ def _key(job: NewJob) -> tuple[str | None, str | None]:
 
 
 def _answer(job: NewJob, outcome: str, job_id: str) -> Submitted | Mismatch:
+    if outcome == "mismatched_id":
+        return Mismatch(key=job.job_id, job_id=JobId(job_id))
     if outcome == "mismatch":
         return Mismatch(key=job.idempotency_key or job.job_id, job_id=JobId(job_id))
     return Submitted(job_id=JobId(job_id), created=outcome == "created")

@@ -57,8 +57,12 @@ def _refused(advance: Advance, role: Role) -> InvalidTransition:
     transition = LIFECYCLES[advance.lease.lifecycle].pull(advance.source, advance.trigger)
     if transition is None:
         reason = "not declared"
+    elif not transition.fenced:
+        reason = "no step of a holder"
+    elif role not in transition.actors:
+        reason = "this role may not"
     else:
-        reason = "no step of a holder" if not transition.fenced else "this role may not"
+        reason = "it names no artifact" if transition.finalizes else "this step finalizes no artifact"
     return InvalidTransition(
         job_id=advance.lease.job_id,
         source=advance.source,
@@ -76,10 +80,11 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
     done, starts, others = steps.done, steps.starts, steps.others
     last_done = last_start = None
     for advance in ordered:
-        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version = advance
-        if declared(lifecycle, source, trigger, role) is None:
+        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes = advance
+        transition = declared(lifecycle, source, trigger, role)
+        if transition is None or transition.finalizes is (finalizes is None):
             raise _refused(advance, role)
-        if lifecycle != name or not (cause is data is death is version is None):
+        if lifecycle != name or not (cause is data is death is version is finalizes is None):
             others.append(advance)
         elif trigger == Trigger.COMPLETE and steps.done_source in {None, source} and key != last_done:
             steps.done_source, last_done = source, key
@@ -111,6 +116,7 @@ def _other(advance: Advance) -> dict[str, Any]:
         "stage": death.stage.value if death else None,
         "error": storable(death.last_error) if death else None,
         "version": advance.version,
+        "finalizes": advance.finalizes,
     }
 
 

@@ -9,11 +9,12 @@ from trellis.engine.errors import LedgerNotMigrated
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.connection import Database
 from trellis.ledgers.sqlite.plan import CLAIMABLE, ENDED_OTHERWISE, ENDED_WELL, HELD, RESTING
-from trellis.lifecycles import EVENT_TYPES, Role
+from trellis.lifecycles import EVENT_TYPES, Role, Trigger
 from trellis.lifecycles.contract import StateRow, TransitionRow, lifecycle_rows, state_rows, transition_rows
 
 _WAITING, _HELD = 0, 1
 ArrowRow = tuple[int, int, int, int, int, int, int]
+FinalizerRow = tuple[int, int, int, int, int, int]
 
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/contract.sql"):
@@ -27,6 +28,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/contract.sql"):
     put_role: LiteralString
     put_event_type: LiteralString
     put_state: LiteralString
+    put_finalizer: LiteralString
     put_arrow: LiteralString
 
 
@@ -44,6 +46,7 @@ def load_contract(connection: Database, url: str) -> None:
     connection.executemany(_Sql.put_event_type, list(enumerate(EVENT_TYPES, start=1)))
     connection.executemany(_Sql.put_state, [_state(row) for row in state_rows()])
     connection.executemany(_Sql.put_arrow, list(arrow_rows()))
+    connection.executemany(_Sql.put_finalizer, list(finalizer_rows()))
     connection.execute(_Sql.end_loading)
     connection.execute(_Sql.write_hash, (wanted,))
 
@@ -64,6 +67,17 @@ def arrow_rows() -> Iterator[ArrowRow]:
         assert known[2] == row[2], f"two transitions share an event and differ in what they open: {t}"
         arrows[row[0]] = (row[0], known[1] | row[1], *row[2:])
     yield from arrows.values()
+
+
+def finalizer_rows() -> Iterator[FinalizerRow]:
+    """The completion of a job with an artifact and the finalization of one; what tells them must not need the lifecycle."""
+    rows: dict[int, FinalizerRow] = {}
+    for t in transition_rows():
+        if t.finalizes or t.trigger == Trigger.FINALIZE:
+            step = (t.source * 16 + t.target) * 256 + t.event
+            assert step not in rows, f"another lifecycle has a step of the same numbers: {t}"
+            rows[step] = (step, t.lifecycle, t.source, t.target, t.event, int(t.finalizes))
+    yield from rows.values()
 
 
 def arrow_code(lifecycle: int, source: int, target: int, event: int) -> int:

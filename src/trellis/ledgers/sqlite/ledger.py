@@ -45,6 +45,7 @@ from trellis.engine.records import (
     Signal,
     SweepOptions,
     SweepReport,
+    Unpaired,
     WorkerSeen,
 )
 from trellis.ledgers.sqlite import (
@@ -289,6 +290,9 @@ class SqliteLedger:
 
     async def keys_over(self) -> list[KeyOver]:
         return await self._reader.run(reads.keys_over)
+
+    async def unpaired(self) -> list[Unpaired]:
+        return await self._reader.run(reads.unpaired)
 
     async def inspect(self) -> list[Finding]:
         return await self._reader.run(lambda tx: inspection.inspect(tx, self._target))

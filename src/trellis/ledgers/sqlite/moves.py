@@ -23,6 +23,7 @@ from trellis.engine.text import storable
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
+    ENGINES_OWN,
     HELD,
     ROLE_CODES,
     STATE_NAMES,
@@ -68,8 +69,8 @@ def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     if request.target == name and not any(t.source == t.target == name for t in lifecycle.transitions):
         return Moved(job_id=request.job_id, source=name, target=name, version=row.version, repeated=True)
     step = step_between(lifecycle, row.state, request.target, actor.role)
-    if isinstance(step, Illegal) or step.trigger == Trigger.COMPENSATED:
-        reason = step.reason if isinstance(step, Illegal) else "the engine itself records that a compensation succeeded"
+    if isinstance(step, Illegal) or step.trigger in ENGINES_OWN:
+        reason = step.reason if isinstance(step, Illegal) else ENGINES_OWN[step.trigger]
         return _no(row, request.job_id, request.target, reason)
     full = _key_is_full(tx, row) if step.held else None
     if full is not None:
@@ -205,6 +206,7 @@ def _meant(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int)
             "correlation": where.correlation_id,
             "key": where.concurrency_key,
             "reason": None if where.reason_code is None else where.reason_code.value,
+            "parent": where.parent_id,
             "limit": limit,
         }
         rows = tx.db.execute(_Sql.requeueable, values).fetchall()

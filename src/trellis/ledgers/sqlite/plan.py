@@ -22,6 +22,7 @@ from trellis.lifecycles import (
     Trigger,
     event_code,
 )
+from trellis.lifecycles.contract import final_states
 
 NOWHERE, READY, RESTING, PARKED, HELD, ENDED_WELL, ENDED_OTHERWISE = range(7)
 PLACES = (None, Place.READY, Place.RESTING, Place.PARKED, Place.HELD, Place.ENDED, Place.ENDED)
@@ -82,6 +83,7 @@ class Step:
     dead_letter: bool
     success: bool
     end_place: int
+    finalizes: bool
 
     def allows(self, role: int) -> bool:
         return bool(self.roles >> role & 1)
@@ -150,6 +152,7 @@ def _step(lifecycle: Lifecycle, t: Transition) -> Step:
         dead_letter=target.dead_letter,
         success=target.success,
         end_place=ENDED_WELL if target.success else ENDED_OTHERWISE,
+        finalizes=t.finalizes,
     )
 
 
@@ -168,6 +171,12 @@ STATE_CODES: dict[tuple[str, str], int] = {
     for lifecycle in BY_CODE.values()
     for state in lifecycle.states
 }
+FINAL_STATES = frozenset(final_states())
+ENGINES_OWN = {
+    Trigger.COMPENSATED: "the engine itself records that a compensation succeeded",
+    Trigger.FINALIZE: "only the completion of its job finalizes an artifact",
+}
+"""Steps that nobody asks for by name, and why: each is a part of another job's step."""
 ROLE_CODES: dict[Role, int] = {role: role.code for role in Role}
 
 

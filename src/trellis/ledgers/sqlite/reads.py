@@ -17,6 +17,7 @@ from trellis.engine.records import (
     KeyOver,
     QueueDepth,
     Signal,
+    Unpaired,
     WorkerSeen,
 )
 from trellis.ledgers.queries import NamedQueries
@@ -24,11 +25,14 @@ from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import HELD, PARKED, READY, RESTING, STATE_NAMES, US, lifecycle_code
 from trellis.lifecycles import BY_CODE, event_code
+from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
 
 PAGE_MAX = 10_000
 LAST = 2**62
 POSITION_DIGITS = 16
+COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed_states()])
+FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
 
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
@@ -37,6 +41,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     jobs: LiteralString
     jobs_in_places: LiteralString
     jobs_correlated: LiteralString
+    jobs_of_parent: LiteralString
     events: LiteralString
     feed: LiteralString
     feed_end: LiteralString
@@ -52,6 +57,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     workers: LiteralString
     job_keys: LiteralString
     keys_over: LiteralString
+    unpaired: LiteralString
     any_ready: LiteralString
 
 
@@ -117,6 +123,12 @@ def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:
 def keys_over(tx: Transaction) -> list[KeyOver]:
     found = tx.db.execute(_Sql.keys_over).fetchall()
     return [KeyOver(key=key, held=held, limit=limit) for key, held, limit in found]
+
+
+def unpaired(tx: Transaction) -> list[Unpaired]:
+    values = {"completed": COMPLETED, "final": FINAL}
+    found = tx.db.execute(_Sql.unpaired, values).fetchall()
+    return [Unpaired(job_id=job_id, complete=bool(done), artifacts=count) for job_id, done, count in found]
 
 
 def result(tx: Transaction, job_id: JobId) -> bytes | None:
@@ -189,6 +201,8 @@ def page_size(limit: int) -> int:
 
 def _listing(where: JobFilter) -> LiteralString:
     """The statement whose index fits the filter best."""
+    if where.parent_id is not None:
+        return _Sql.jobs_of_parent
     if where.correlation_id is not None:
         return _Sql.jobs_correlated
     codes = _states(where.state)
@@ -207,6 +221,7 @@ def _filter(where: JobFilter) -> dict[str, str | int | None]:
         "correlation": where.correlation_id,
         "key": where.concurrency_key,
         "reason": None if where.reason_code is None else where.reason_code.value,
+        "parent": where.parent_id,
     }
 
 

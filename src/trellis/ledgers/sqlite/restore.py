@@ -1,8 +1,9 @@
 """Putting lost jobs back. Each event is inserted again, so that the guards of the database judge it as they did when it was made.
 
-Nothing is switched off for it. Only the limits of concurrency keys stand aside while histories are written, inside the transaction:
-what was held one after the other is written down all at once. Jobs that hold a slot beyond the limit may go on, as after a lowered
-limit; the others are parked, and the sweep hands out what is free.
+Two rules stand aside while histories are written, inside the transaction. The limits of concurrency keys: what was held one after the
+other is written down all at once. Jobs that hold a slot beyond the limit may go on, as after a lowered limit; the others are parked, and
+the sweep hands out what is free. And the tie between a job and the artifact it completed with, for jobs without any event alone: each
+half comes back by itself, in any order, and `verify` says whether both are there.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ NO_LIMIT = 2**31 - 1
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/restore.sql"):
     add_job: LiteralString
+    begin_history: LiteralString
+    end_history: LiteralString
     add_event: LiteralString
     add_dead_letter: LiteralString
     add_key: LiteralString
@@ -91,8 +94,10 @@ def _put_back(
         (number, lifecycle.code, type_id, int(asked.priority), now.max_attempts, deadline, ckey, original),
     )
     tx.db.execute(SubmitSql.insert_submission, _submission(job, asked, number))
+    tx.db.execute(_Sql.begin_history, (number,))
     for one in job.records:
         _write_event(tx, lifecycle, one, number, keyed=ckey is not None)
+    tx.db.execute(_Sql.end_history, (number,))
     at = rows.microseconds(first.ts)
     tx.db.executemany(_Sql.add_key, [(key.scope, key.key, number, key.fingerprint, at) for key in asked.keys])
     last = job.records[-1].event

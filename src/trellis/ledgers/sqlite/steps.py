@@ -21,6 +21,8 @@ class Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/steps.sql"):
     standings: LiteralString
     insert_events: LiteralString
     insert_dead_letter: LiteralString
+    name_artifact: LiteralString
+    artifact_of: LiteralString
     spare_attempt: LiteralString
     start_anew: LiteralString
     put_result: LiteralString
@@ -45,6 +47,8 @@ class Batch:
     acts: dict[Act, list[JobKey]] = field(default_factory=dict[Act, list[JobKey]])
     deaths: list[tuple[JobKey, DeathCertificate]] = field(default_factory=list[tuple[JobKey, DeathCertificate]])
     results: list[tuple[JobKey, bytes, int | None]] = field(default_factory=list[tuple[JobKey, bytes, int | None]])
+    finalized: list[tuple[JobKey, JobKey]] = field(default_factory=list[tuple[JobKey, JobKey]])
+    """Jobs that complete, each with its artifact: the database finalizes it with the job's event."""
     spared: list[JobKey] = field(default_factory=list[JobKey])
     restarted: list[JobKey] = field(default_factory=list[JobKey])
     compensated: list[tuple[Standing, Who]] = field(default_factory=list[tuple[Standing, Who]])
@@ -75,6 +79,8 @@ class Batch:
         """Everything that was taken in, and what follows from it: recorded compensations, slots handed on."""
         for key, death in self.deaths:
             tx.db.execute(Sql.insert_dead_letter, _letter(key, death, tx.now))
+        if self.finalized:
+            tx.db.executemany(Sql.name_artifact, self.finalized)
         for act, jobs in self.acts.items():
             write_act(tx, act, jobs)
         if self.results:

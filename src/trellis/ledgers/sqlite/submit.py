@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import LiteralString
 
-from trellis.engine.errors import JobNotFound, NotAllowed, OptionInvalid, UnknownLifecycle
+from trellis.engine.errors import JobNotFound, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
 from trellis.engine.jobs import SUBMIT_MAX, Actor, JobId, Mismatch, NewJob, Submitted
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
@@ -28,6 +28,7 @@ class Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
     last_job: LiteralString
     insert_jobs: LiteralString
     insert_submission: LiteralString
+    waiting: LiteralString
 
 
 @dataclass(slots=True)
@@ -40,7 +41,9 @@ class _New:
     keys: list[tuple[str, str, int, bytes, int]] = field(default_factory=list[tuple[str, str, int, bytes, int]])
     acts: dict[Act, list[int]] = field(default_factory=dict[Act, list[int]])
     concurrency: set[int] = field(default_factory=set[int])
-    ids: dict[str, NewJob] = field(default_factory=dict[str, NewJob])
+    ids: dict[str, tuple[NewJob, int]] = field(default_factory=dict[str, tuple[NewJob, int]])
+    waiting: dict[str, int] = field(default_factory=dict[str, int])
+    """How many jobs of a concurrency key wait, those of this call among them."""
     seen: dict[tuple[str, str], tuple[bytes, JobId]] = field(default_factory=dict[tuple[str, str], tuple[bytes, JobId]])
 
 
@@ -57,6 +60,7 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     for job, step in zip(jobs, steps, strict=True):
         answer = _earlier(tx, job, known, new)
         if answer is None:
+            _refuse_full(tx, job, new)
             last += 1
             _take_in(tx, new, job, step, who, last)
             answer = Submitted(job_id=job.job_id, created=True)
@@ -94,12 +98,36 @@ def _earlier(tx: Transaction, job: NewJob, known: dict[JobId, int], new: _New) -
         if answer is not None:
             return answer
     if job.job_id in known:
-        return _by_id(tx, job, known[job.job_id])
-    twin = new.ids.get(job.job_id)
-    if twin is None:
+        answer = _by_id(tx, job, known[job.job_id])
+        if isinstance(answer, Submitted):
+            _bind(new, job, known[job.job_id], tx.now)
+        return answer
+    if job.job_id not in new.ids:
         return None
+    twin, number = new.ids[job.job_id]
     same = twin.fingerprint == job.fingerprint if twin.id_is_given else _request(twin) == _request(job)
+    if same:
+        _bind(new, job, number, tx.now)
     return _same_id(job, same=same)
+
+
+def _refuse_full(tx: Transaction, job: NewJob, new: _New) -> None:
+    """Nothing while there is room behind the job's key; raises QueueFull. Whatever waits is counted, whoever submitted it."""
+    key = job.concurrency_key
+    if key is None:
+        return
+    if job.waiting_max is not None:
+        waiting = tx.db.execute(Sql.waiting, (key,)).fetchall()[0][0] + new.waiting.get(key, 0)
+        if waiting >= job.waiting_max:
+            raise QueueFull(key=key, waiting=waiting, limit=job.waiting_max)
+    new.waiting[key] = new.waiting.get(key, 0) + 1
+
+
+def _bind(new: _New, job: NewJob, key: int, now: int) -> None:
+    """A free key of a request whose job is there already means that job from now on."""
+    if job.idempotency_key is not None:
+        new.keys.append((_scope(job), job.idempotency_key, key, job.fingerprint, now))
+        new.seen[_scope(job), job.idempotency_key] = (job.fingerprint, job.job_id)
 
 
 def _by_key(tx: Transaction, job: NewJob, scope: str, key: str, new: _New) -> Submitted | Mismatch | None:
@@ -164,7 +192,7 @@ def _take_in(tx: Transaction, new: _New, job: NewJob, step: Step, who: Who, key:
 
 
 def _remember(new: _New, job: NewJob, key: int, now: int) -> None:
-    new.ids[job.job_id] = job
+    new.ids[job.job_id] = (job, key)
     if job.idempotency_key is not None:
         new.keys.append((_scope(job), job.idempotency_key, key, job.fingerprint, now))
         new.seen[_scope(job), job.idempotency_key] = (job.fingerprint, job.job_id)
@@ -193,13 +221,13 @@ def _original(tx: Transaction, job_id: JobId) -> int:
 
 
 def _write(tx: Transaction, new: _New) -> None:
-    if not new.jobs:
-        return
     for alike, keys in new.jobs.items():
         tx.db.execute(Sql.insert_jobs, (*alike, array(keys)))
-    tx.db.executemany(Sql.insert_submission, new.submissions)
     if new.keys:
         tx.db.executemany(Sql.insert_key, new.keys)
+    if not new.jobs:
+        return
+    tx.db.executemany(Sql.insert_submission, new.submissions)
     for act, keys in new.acts.items():
         write_act(tx, act, keys)
     promote(tx, new.concurrency)

@@ -30,7 +30,7 @@ from trellis.ledgers.sqlite.plan import (
     wished_cancel,
 )
 from trellis.ledgers.sqlite.steps import Batch, changed, promote, standings
-from trellis.lifecycles import LeaseLoss, Phase, Trigger
+from trellis.lifecycles import BY_CODE, LeaseLoss, Phase, Trigger
 
 DEADLINE_STATES = json.dumps(
     [step.lifecycle * 16 + step.source for step in STEPS.values() if step.trigger == Trigger.DEADLINE]
@@ -73,10 +73,10 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
     if options.elect and gap is not None and 0 <= gap < interval:
         return SweepReport(elected=False, next_due_s=(interval - gap) / US)
     forgiven = _amnesty(tx, gap, interval)
-    cancelled = _harden_cancels(tx, actor, options.batch)
-    expired, exhausted, also_cancelled = _end_leases(tx, actor, options.batch)
-    due, run_out = _pull_timers(tx, actor, options.batch)
-    deadlines = _pass_deadlines(tx, actor, options.batch)
+    cancelled = _harden_cancels(tx, actor, options)
+    expired, exhausted, also_cancelled = _end_leases(tx, actor, options)
+    due, run_out = _pull_timers(tx, actor, options)
+    deadlines = _pass_deadlines(tx, actor, options)
     promoted = _heal_keys(tx, options.batch)
     tx.db.execute(_Sql.write_tick, (tx.now,))
     return SweepReport(
@@ -103,18 +103,18 @@ def _amnesty(tx: Transaction, gap: int | None, interval: int) -> int:
     return changed(tx)
 
 
-def _harden_cancels(tx: Transaction, actor: Actor, limit: int) -> int:
-    keys = tx.db.execute(_Sql.overdue_cancels, (tx.now, limit)).fetchall()
-    return _carry_out(tx, actor, [key for (key,) in keys], _on_cancel_overdue)
+def _harden_cancels(tx: Transaction, actor: Actor, options: SweepOptions) -> int:
+    keys = tx.db.execute(_Sql.overdue_cancels, (tx.now, options.batch)).fetchall()
+    return _carry_out(tx, actor, options, [key for (key,) in keys], _on_cancel_overdue)
 
 
 def _on_cancel_overdue(row: Standing) -> _Verdict:
     return _Verdict(STEPS.get((row.lifecycle, row.state, Trigger.CANCEL)), cause="soft cancel: the grace is over")
 
 
-def _end_leases(tx: Transaction, actor: Actor, limit: int) -> tuple[int, int, int]:
+def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int, int]:
     """How many leases expired, ran out of attempts, or ended in a cancel that had been asked for."""
-    max_deaths: dict[int, int] = dict(tx.db.execute(_Sql.expired, (tx.now, limit)).fetchall())
+    max_deaths: dict[int, int] = dict(tx.db.execute(_Sql.expired, (tx.now, options.batch)).fetchall())
     made = {Trigger.EXPIRE: 0, Trigger.EXHAUST: 0, Trigger.CANCEL: 0}
     batch = Batch()
     for row in standings(tx, max_deaths).values():
@@ -124,7 +124,7 @@ def _end_leases(tx: Transaction, actor: Actor, limit: int) -> tuple[int, int, in
         if verdict.step is None:
             _lose_in_place(tx, batch, row)
         else:
-            _take_in(batch, tx, actor, row, verdict)
+            _take_in(batch, tx, actor, options, row, verdict)
         made[Trigger.EXPIRE if verdict.step is None else verdict.step.trigger] += 1
     batch.write(tx)
     return made[Trigger.EXPIRE], made[Trigger.EXHAUST], made[Trigger.CANCEL]
@@ -161,9 +161,9 @@ def _lose_in_place(tx: Transaction, batch: Batch, row: Standing) -> None:
         batch.keys.add(row.ckey)
 
 
-def _pull_timers(tx: Transaction, actor: Actor, limit: int) -> tuple[int, int]:
+def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int]:
     """How many rests ended, and how many of them in the end of the job's attempts."""
-    keys = tx.db.execute(_Sql.due, (tx.now, limit)).fetchall()
+    keys = tx.db.execute(_Sql.due, (tx.now, options.batch)).fetchall()
     due = exhausted = 0
     batch = Batch()
     for row in standings(tx, (key for (key,) in keys)).values():
@@ -171,7 +171,7 @@ def _pull_timers(tx: Transaction, actor: Actor, limit: int) -> tuple[int, int]:
         if verdict.step is None:
             _end_rest(tx, batch, row)
         else:
-            _take_in(batch, tx, actor, row, verdict)
+            _take_in(batch, tx, actor, options, row, verdict)
         run_out = verdict.step is not None and verdict.step.trigger == Trigger.EXHAUST
         exhausted += run_out
         due += not run_out
@@ -205,10 +205,10 @@ def _end_rest(tx: Transaction, batch: Batch, row: Standing) -> None:
         batch.keys.add(row.ckey)
 
 
-def _pass_deadlines(tx: Transaction, actor: Actor, limit: int) -> int:
-    values = {"now": tx.now, "states": DEADLINE_STATES, "limit": limit}
+def _pass_deadlines(tx: Transaction, actor: Actor, options: SweepOptions) -> int:
+    values = {"now": tx.now, "states": DEADLINE_STATES, "limit": options.batch}
     keys = tx.db.execute(_Sql.past_deadline, values).fetchall()
-    return _carry_out(tx, actor, [key for (key,) in keys], _on_deadline)
+    return _carry_out(tx, actor, options, [key for (key,) in keys], _on_deadline)
 
 
 def _on_deadline(row: Standing) -> _Verdict:
@@ -227,33 +227,40 @@ def _heal_keys(tx: Transaction, limit: int) -> int:
     return promote(tx, [key for (key,) in keys])
 
 
-def _carry_out(tx: Transaction, actor: Actor, keys: list[int], decide: Callable[[Standing], _Verdict]) -> int:
+def _carry_out(
+    tx: Transaction, actor: Actor, options: SweepOptions, keys: list[int], decide: Callable[[Standing], _Verdict]
+) -> int:
     """Make the step that `decide` names for each job, where the lifecycle lets the sweep make it."""
     batch, made = Batch(), 0
     for row in standings(tx, keys).values():
         verdict = decide(row)
         if verdict.step is not None and swept(verdict.step):
-            _take_in(batch, tx, actor, row, verdict)
+            _take_in(batch, tx, actor, options, row, verdict)
             made += 1
     batch.write(tx)
     return made
 
 
-def _take_in(batch: Batch, tx: Transaction, actor: Actor, row: Standing, verdict: _Verdict) -> None:
+def _take_in(
+    batch: Batch, tx: Transaction, actor: Actor, options: SweepOptions, row: Standing, verdict: _Verdict
+) -> None:
     step = verdict.step
     assert step is not None, "a verdict without a step is not written"
     who = Who(sweeping_role(row.lifecycle), tx.names.actor_id(actor.name))
-    place, wait = landing(step, keyed=row.ckey is not None, delay_us=_rest_us(step))
+    place, wait = landing(step, keyed=row.ckey is not None, delay_us=_rest_us(step, options))
     data = asked(tx, row) if step.trigger == Trigger.CANCEL else None
     act = Act(step, who, place, wait, revokes=row.place == HELD, cause=verdict.cause, data=data)
     batch.add(row, act, verdict.death if step.dead_letter else None)
 
 
-def _rest_us(step: Step) -> int | None:
-    """A lost lease and a passed deadline wait for nothing (D8); otherwise the target's own timer runs."""
+def _rest_us(step: Step, options: SweepOptions) -> int | None:
+    """A lost lease and a passed deadline wait for nothing (D8); otherwise the target's own timer runs, or the set window."""
     if step.trigger in {Trigger.EXPIRE, Trigger.DEADLINE}:
         return 0
-    return None if step.trigger == Trigger.CANCEL else step.timer_us
+    if step.trigger == Trigger.CANCEL:
+        return None
+    window_s = options.windows_s.get((BY_CODE[step.lifecycle].name, step.target_name))
+    return step.timer_us if window_s is None else int(window_s * US)
 
 
 def _next_due_s(tx: Transaction, options: SweepOptions) -> float:

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 
 from trellis.engine.errors import InvalidTransition, UnknownLifecycle
-from trellis.engine.jobs import Actor, Advance, Applied, LeaseLost, Turn, TurnResult
+from trellis.engine.jobs import Actor, Advance, Applied, JobKey, LeaseLost, Turn, TurnResult
 from trellis.ledgers.sqlite.claims import claim
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.moves import asked
 from trellis.ledgers.sqlite.plan import (
+    FINAL_STATES,
     HELD,
     ROLE_CODES,
     STATE_CODES,
+    STATE_NAMES,
     STEPS,
     US,
     Act,
@@ -56,6 +58,8 @@ def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance])
             outcomes.append(_repeated_or_lost(tx, row, advance, step, later))
             continue
         moved.add(key)
+        if advance.finalizes is not None:
+            batch.finalized.append((key, _staged(tx, actor, advance, step)))
         wish = wished_cancel(row) if row.cancel_at is not None and _lets_go(step) else None
         if wish is None:
             _decide(tx, batch, row, step, who, advance)
@@ -80,11 +84,31 @@ def _declared(actor: Actor, who: Who, advance: Advance) -> Step:
         target, reason = step.target_name, "another role makes this step"
     elif not step.fenced:
         target, reason = step.target_name, "it is not the lease holder's step"
+    elif step.finalizes and advance.finalizes is None:
+        target, reason = step.target_name, "it names no artifact"
+    elif advance.finalizes is not None and not step.finalizes:
+        target, reason = step.target_name, "this step finalizes no artifact"
     else:
         return step
-    raise InvalidTransition(
+    raise _refusal(actor, advance, target, reason)
+
+
+def _refusal(actor: Actor, advance: Advance, target: str, reason: str) -> InvalidTransition:
+    return InvalidTransition(
         job_id=advance.lease.job_id, source=advance.source, target=target, actor=actor.role.value, reason=reason
     )
+
+
+def _staged(tx: Transaction, actor: Actor, advance: Advance, step: Step) -> JobKey:
+    """The artifact that this step names, if it is the job's own and waits for it; else nothing of the turn is written."""
+    found = tx.db.execute(Sql.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
+    if not found:
+        raise _refusal(actor, advance, step.target_name, f"{advance.finalizes} is no artifact of this job")
+    artifact, lifecycle, state = found[0]
+    if (lifecycle, state, Trigger.FINALIZE) not in STEPS:
+        stands = f"artifact {advance.finalizes} is {STATE_NAMES[lifecycle, state]}"
+        raise _refusal(actor, advance, step.target_name, stands)
+    return artifact
 
 
 def _fits(row: Standing, advance: Advance, step: Step) -> bool:
@@ -140,9 +164,15 @@ def _repeated_or_lost(
         rows = tx.db.execute(Sql.last_step_of_epoch, (lease.key, lease.epoch, later)).fetchall()
     else:
         rows = tx.db.execute(Sql.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
-    if rows and rows[0][1:] in _makes(step):
+    if rows and rows[0][1:] in _makes(step) and (advance.finalizes is None or _is_final(tx, advance)):
         return Applied(rows[0][0], repeated=True)
     return LeaseLost(lease)
+
+
+def _is_final(tx: Transaction, advance: Advance) -> bool:
+    """Whether the step that was made is the one that finalized this very artifact: a job has one."""
+    found = tx.db.execute(Sql.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
+    return bool(found) and found[0][1:] in FINAL_STATES
 
 
 def _makes(step: Step) -> list[tuple[int, int, int]]:

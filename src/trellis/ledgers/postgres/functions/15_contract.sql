@@ -12,10 +12,11 @@ create or replace function _fold_contract() returns void language sql set search
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
     start_roles = (select array_agg(x.roles order by g) from generate_series(1, 15) g
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
+    -- one that finalizes an artifact names it, and goes one by one
     done_to = (select array_agg(x.target order by g) from generate_series(1, 15) g
-                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'complete'),
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'complete' and not x.finalizes),
     done_event = (select array_agg(x.event order by g) from generate_series(1, 15) g
-                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'complete'),
+                  left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'complete' and not x.finalizes),
     initial = (select x.target from transition x where x.lifecycle = l.lifecycle and x.source = 0),
     initial_event = (select x.event from transition x where x.lifecycle = l.lifecycle and x.source = 0),
     initial_claimable = (select s.claimable from transition x join state s on s.lifecycle = x.lifecycle and s.state = x.target

@@ -46,12 +46,31 @@ end $$;
 
 create or replace function _key_hash(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 42) $$;
 
--- outcome: 'created', 'existing' or 'mismatch'; an existing job that carries our own id is our own earlier submit.
+-- What is locked while jobs of a key are counted; another number than the key's own, which is locked for other ends.
+create or replace function _waiting_lock(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 43) $$;
+
+-- Nothing while there is room behind a key, else an error. Whoever asks holds a lock until it has committed, so that of many at once
+-- each counts those before it. Jobs that own a slot wait while they are ready.
+create or replace function _refuse_full(p_key text, p_max int) returns void language plpgsql set search_path from current as $$
+declare
+  key_id bigint := _key_hash(p_key);
+  found_waiting bigint;
+begin
+  perform pg_advisory_xact_lock(_waiting_lock(p_key));
+  select (select count(*) from parked p where p.ckey = key_id) + (select count(*) from resting r where r.ckey = key_id)
+       + (select count(*) from slot s join ready r on r.id = s.id where s.ckey = key_id) into found_waiting;
+  if found_waiting >= p_max then
+    raise exception '% jobs of key % wait and % is the limit', found_waiting, p_key, p_max
+      using errcode = 'TR006', detail = json_build_object('key', p_key, 'waiting', found_waiting, 'limit', p_max)::text;
+  end if;
+end $$;
+
+-- outcome: 'created', 'existing', 'mismatch' or 'mismatched_id'; an existing job that carries our own id is our own earlier submit.
 create or replace function _submit_one(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint,
   p_payload bytea, p_max_attempts smallint, p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8,
   p_correlation text, p_trace text, p_parent text, p_compensates text, p_ckey text, p_cap int, p_scope text, p_key text,
-  p_fingerprint bytea, p_asked_before boolean, out outcome text, out job_id text)
+  p_fingerprint bytea, p_asked_before boolean, p_given boolean, p_waiting_max int, out outcome text, out job_id text)
 language plpgsql set search_path from current as $$
 declare
   l lifecycle;
@@ -72,6 +91,25 @@ begin
                       then 'created' else 'existing' end;
       return;
     end if;
+  end if;
+  if p_given and p_scope <> 'job_id' then
+    insert into idempotency (scope, key, at, id, fingerprint) values ('job_id', p_job_id, p_now, new_id, p_fingerprint)
+      on conflict do nothing;
+    if not found then
+      select j.id, k.fingerprint into old from idempotency k join job j on j.id = k.id where k.scope = 'job_id' and k.key = p_job_id;
+      job_id := p_job_id;
+      if old.fingerprint = p_fingerprint then
+        update idempotency k set id = old.id where k.id = new_id;
+        outcome := 'existing';
+      else
+        delete from idempotency k where k.id = new_id;
+        outcome := 'mismatched_id';
+      end if;
+      return;
+    end if;
+  end if;
+  if p_waiting_max is not null and not exists (select from job j where j.job_id = p_job_id) then
+    perform _refuse_full(p_ckey, p_waiting_max);
   end if;
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   due := case when p_run_at > p_now then p_run_at when p_delay > 0 then p_now + p_delay * interval '1 s'
@@ -108,7 +146,7 @@ create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
   p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
-  p_keys text[], p_fingerprints bytea[], p_repeat boolean)
+  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[])
 returns table (outcome text, job_id text)
 language plpgsql security definer set search_path from current as $$
 declare
@@ -117,11 +155,14 @@ declare
   no bigint := _open_batch();
   i int;
 begin
+  -- In one order, before anything else is locked: two calls that bound the same keys wait for each other and never in a circle.
+  perform pg_advisory_xact_lock(o.no) from (
+    select distinct _waiting_lock(u.name) as no from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null order by 1) o;
   for i in 1 .. array_length(p_job_ids, 1) loop
     return query select s.outcome, s.job_id from _submit_one(
       p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
       p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
-      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat) s;
+      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i]) s;
   end loop;
   perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
 end $$;
@@ -176,9 +217,10 @@ begin
     coalesce(p_job_id, gen_random_uuid()::text), type_id(p_type), prio, body, p_max_attempts::smallint, 2::smallint, p_delay_s,
     p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, 'user:' || p_concurrency_key, p_concurrency_limit,
     case when p_idempotency_key is not null then 'key:' when p_job_id is not null then 'job_id' end,
-    coalesce(p_idempotency_key, p_job_id), print, false) s;
-  if made.outcome = 'mismatch' then
-    raise exception 'key % was used before for another request (job %)', coalesce(p_idempotency_key, p_job_id), made.job_id
+    coalesce(p_idempotency_key, p_job_id), print, false, p_job_id is not null, null) s;
+  if made.outcome like 'mismatch%' then
+    raise exception 'key % was used before for another request (job %)',
+      case made.outcome when 'mismatch' then coalesce(p_idempotency_key, p_job_id) else p_job_id end, made.job_id
       using errcode = 'TR004';
   end if;
   return made.job_id;

@@ -1,5 +1,43 @@
 -- A holder's turn: settle what is done, start what was prefetched, make the rarer steps, claim more. One transaction.
 
+-- The artifact that a job is completed with makes its own step first, in the same actor's name. It is the job's own and waits for it,
+-- or nothing of the turn is written.
+create or replace function _finalize(
+  t token, x transition, p_artifact text, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint) returns void
+language plpgsql set search_path from current as $$
+declare
+  by_job text := (select j.job_id from job j where j.id = t.id);
+  k record;
+  own transition;
+  reason text;
+begin
+  select f.* into k from job a, lateral _find(a.id) f where a.job_id = p_artifact and a.parent_id = by_job;
+  if not found or k.place is null then
+    reason := p_artifact || ' is no artifact of this job';
+  else
+    select r.* into own from transition r where r.lifecycle = (k.t).lifecycle and r.source = (k.t).state and r.trigger = 'finalize';
+    if not found then
+      reason := format('artifact %s is %s', p_artifact,
+                       (select s.name from state s where s.lifecycle = (k.t).lifecycle and s.state = (k.t).state));
+    end if;
+  end if;
+  if reason is not null then
+    raise exception 'job % cannot be completed: %', by_job, reason using errcode = 'TR005', detail = json_build_object(
+      'job_id', by_job, 'reason', reason, 'actor', (select r.name from role r where r.role = p_role),
+      'source', (select s.name from state s where s.lifecycle = x.lifecycle and s.state = x.source),
+      'target', (select s.name from state s where s.lifecycle = x.lifecycle and s.state = x.target));
+  end if;
+  perform _remove((k.t).id, k.place);
+  perform _step(k.t, own, p_actor, p_role, p_now, p_batch, null, false, 'finalized by ' || by_job);
+end $$;
+
+-- Whether this artifact of the job has been finalized, whatever came of it later.
+create or replace function _is_final(p_job bigint, p_artifact text) returns boolean language sql stable set search_path from current as $$
+  select exists (select from job a join job j on j.job_id = a.parent_id join event e on e.id = a.id
+                   join transition x on x.lifecycle = a.lifecycle and x.trigger = 'finalize' and x.event = e.type
+                  where a.job_id = p_artifact and j.id = p_job)
+$$;
+
 -- The rarer steps come as a JSON array, one object each; most of them carry an error, a delay or a dead letter.
 create or replace function _advance_others(p_others jsonb, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint)
 returns table (kind smallint, id bigint, version int) language plpgsql set search_path from current as $$
@@ -12,10 +50,12 @@ declare
 begin
   for o in select * from jsonb_to_recordset(p_others) as r(
       id bigint, epoch int, lifecycle smallint, source smallint, trigger text, delay float8, spare boolean, cause text, data text,
-      result text, ttl float8, reason text, stage text, error text, version int) order by r.id loop
+      result text, ttl float8, reason text, stage text, error text, version int, finalizes text) order by r.id loop
     select r.* into x from transition r where r.lifecycle = o.lifecycle and r.source = o.source and r.trigger = o.trigger and r.fenced;
     if not found then
       raise exception 'lifecycle % declares no % from state % for a holder', o.lifecycle, o.trigger, o.source using errcode = 'TR001';
+    elsif x.finalizes <> (o.finalizes is not null) then
+      raise exception 'job %: exactly a step that finalizes names an artifact', o.id using errcode = 'TR001';
     end if;
     select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
     if s.phase = 1 then
@@ -40,6 +80,7 @@ begin
       returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
                 l.state, l.lifecycle, l.prio, l.flags into t;
       if found then
+        if x.finalizes then perform _finalize(t, x, o.finalizes, p_actor, p_role, p_now, p_batch); end if;
         t := _step(t, x, p_actor, p_role, p_now, p_batch,
                    case when o.delay > 0 then p_now + o.delay * interval '1 s' when not s.claimable then p_now end,
                    coalesce(o.spare, false), o.cause, null, convert_to(o.data, 'UTF8'), o.reason, o.stage, o.error);
@@ -54,7 +95,7 @@ begin
     else
       -- A step that let go of a job to be cancelled left the cancel in its place, one epoch on, in the holder's name.
       return query select coalesce(c.kind, r.kind), r.id, coalesce(c.version, r.version)
-        from _was_applied(o.id, o.epoch, x.target, x.event, o.version) r
+        from _was_applied(o.id, o.epoch, x.target, x.event, o.version, o.finalizes) r
         left join lateral (select 2::smallint as kind, e.version from event e
                             where s.phase = 0 and e.id = o.id and e.epoch = o.epoch + 1 and e.actor = p_actor
                               and e.from_state = o.source and e.cause = 'cancel was requested'
@@ -65,12 +106,13 @@ begin
 end $$;
 
 -- For a step that found no lease to move: kind 2 when the last event of its epoch is this very step (and, where it led to a
--- held state, the job still has that epoch), else 1 (lost).
-create or replace function _was_applied(p_id bigint, p_epoch int, p_target smallint, p_type smallint, p_version int)
+-- held state, the job still has that epoch; where it names an artifact, it finalized that one), else 1 (lost).
+create or replace function _was_applied(p_id bigint, p_epoch int, p_target smallint, p_type smallint, p_version int, p_artifact text)
 returns table (kind smallint, id bigint, version int) language sql stable set search_path from current as $$
   select case when e.to_state = p_target and e.type = p_type and (p_version is null or e.version = p_version + 1)
                    and (not exists (select from state s where s.lifecycle = e.lifecycle and s.state = p_target and s.phase = 1)
-                        or exists (select from lease d where d.id = p_id and d.epoch = p_epoch)) then 2 else 1 end::smallint,
+                        or exists (select from lease d where d.id = p_id and d.epoch = p_epoch))
+                   and (p_artifact is null or _is_final(p_id, p_artifact)) then 2 else 1 end::smallint,
          p_id, e.version
     from (select) one left join lateral (
       select o.to_state, o.version, o.type, o.lifecycle from event o where o.id = p_id and o.epoch = p_epoch
@@ -125,7 +167,7 @@ begin
       for told in select w.*, c.cancel_at from (select u.id, u.epoch from unnest(p_starts, p_start_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m
         left join lease c on c.id = m.id and c.epoch = m.epoch,
-        lateral _was_applied(m.id, m.epoch, c.state, l.start_event[array_position(l.start_to, c.state)], null) w loop
+        lateral _was_applied(m.id, m.epoch, c.state, l.start_event[array_position(l.start_to, c.state)], null, null) w loop
         -- Somebody asked for a stop before user code began: nothing has to be waited for.
         if told.cancel_at is not null and told.kind = 1 then perform _cancel_now(told.id, p_actor, now_at, batch_no); end if;
         kind := told.kind; id := told.id; version := told.version; part := 0;
@@ -140,6 +182,10 @@ begin
   end if;
 
   if p_done is not null then
+    if l.done_to[p_done_source] is null then
+      raise exception 'lifecycle % declares no completion from state % that names nothing', p_lifecycle, p_done_source
+        using errcode = 'TR001';
+    end if;
     batch_no := coalesce(batch_no, _open_batch());
     -- Looked up by its place in the sorted array and not by a join: whatever the statistics say, this walks the primary key.
     with x as (
@@ -170,7 +216,7 @@ begin
     if coalesce(cardinality(got), 0) < cardinality(p_done) then
       for told in select w.* from (select u.id, u.epoch from unnest(p_done, p_done_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m,
-        lateral _was_applied(m.id, m.epoch, l.done_to[p_done_source], l.done_event[p_done_source], null) w loop
+        lateral _was_applied(m.id, m.epoch, l.done_to[p_done_source], l.done_event[p_done_source], null, null) w loop
         kind := told.kind; id := told.id; version := told.version; part := 1;
         return next;
       end loop;

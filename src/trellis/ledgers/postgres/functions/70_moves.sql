@@ -15,7 +15,8 @@ begin
 end $$;
 
 -- The declared transition that leads from a state to a target or by a trigger, the one this role may make first. That a job was
--- compensated is the engine's own finding, written when the compensation succeeds: nobody may claim it.
+-- compensated is the engine's own finding, written when the compensation succeeds: nobody may claim it. An artifact is finalized by the
+-- completion of its job alone.
 create or replace function _declared_step(p_lifecycle smallint, p_source smallint, p_target smallint, p_trigger text, p_role smallint,
                                           out x transition, out refusal text)
 language plpgsql stable set search_path from current as $$
@@ -26,7 +27,8 @@ begin
    order by (r.roles & (1 << p_role::int) <> 0) desc, r.fenced limit 1;
   if not found and p_source = p_target then refusal := 'same';
   elsif not found then refusal := 'undeclared';
-  elsif x.roles & (1 << p_role::int) = 0 or x.trigger = 'compensated' then refusal := 'actor';
+  elsif x.roles & (1 << p_role::int) = 0 then refusal := 'actor';
+  elsif x.trigger in ('compensated', 'finalize') then refusal := 'engine';
   elsif x.fenced then refusal := 'fenced';
   end if;
 end $$;

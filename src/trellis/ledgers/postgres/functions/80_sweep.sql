@@ -40,8 +40,8 @@ begin
 end $$;
 
 -- A waiting job whose timer fell due. Returns false when the state has no timer transition of its own.
-create or replace function _ring(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint) returns boolean language plpgsql
-set search_path from current as $$
+create or replace function _ring(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint, p_windows jsonb) returns boolean
+language plpgsql set search_path from current as $$
 declare
   k record := _find(p_id);
   t token := k.t;
@@ -60,18 +60,19 @@ begin
   end if;
   select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
   perform _remove(p_id, 'resting');
-  perform _step(t, x, p_actor, by_role, p_now, p_batch, _own_timer(t.lifecycle, x.target, p_now));
+  perform _step(t, x, p_actor, by_role, p_now, p_batch, _own_timer(t.lifecycle, x.target, p_now, p_windows));
   return true;
 end $$;
 
--- When a state's own timer falls due, if the lifecycle gives it one: the operator's window of a failed job.
-create or replace function _own_timer(p_lifecycle smallint, p_state smallint, p_now timestamptz) returns timestamptz language sql stable
-set search_path from current as $$
-  select p_now + s.timer_s * interval '1 s' from state s where s.lifecycle = p_lifecycle and s.state = p_state
+-- When a state's own timer falls due, if the lifecycle gives it one or the sweep sets another: the operator's window of a failed job.
+-- p_windows: seconds by lifecycle * 16 + state.
+create or replace function _own_timer(p_lifecycle smallint, p_state smallint, p_now timestamptz, p_windows jsonb) returns timestamptz
+language sql stable set search_path from current as $$
+  select p_now + coalesce((p_windows ->> (p_lifecycle * 16 + p_state)::text)::float8, s.timer_s) * interval '1 s' from state s where s.lifecycle = p_lifecycle and s.state = p_state
 $$;
 
-create or replace function _sweep_due(p_actor int, p_now timestamptz, p_batch bigint, p_limit int) returns int language plpgsql
-set search_path from current as $$
+create or replace function _sweep_due(p_actor int, p_now timestamptz, p_batch bigint, p_limit int, p_windows jsonb) returns int
+language plpgsql set search_path from current as $$
 declare
   d record;
   keys bigint[];
@@ -81,7 +82,7 @@ begin
   for d in select r.id from resting r join transition x on x.lifecycle = r.lifecycle and x.source = r.state and x.trigger = 'due'
             where r.due_at <= p_now order by r.due_at limit p_limit for update of r skip locked loop
     begin
-      perform _ring(d.id, p_actor, p_now, p_batch);
+      perform _ring(d.id, p_actor, p_now, p_batch, p_windows);
       done := done + 1;
     exception when others then raise warning 'trellis: the timer of job % could not be served: %', d.id, sqlerrm;
     end;
@@ -182,7 +183,7 @@ begin
   return coalesce(promoted, 0);
 end $$;
 
-create or replace function sweep(p_actor int, p_elect boolean, p_interval_s float8, p_limit int)
+create or replace function sweep(p_actor int, p_elect boolean, p_interval_s float8, p_limit int, p_windows jsonb)
 returns table (elected boolean, amnesty int, expired int, exhausted int, due int, deadlines int, cancelled int, promoted int,
                next_due_s float8)
 language plpgsql security definer set search_path from current as $$
@@ -222,7 +223,7 @@ begin
     elsif what <> 'failed' then expired := expired + 1; end if;
   end loop;
   cancelled := cancelled + _sweep_cancels(p_actor, now_at, batch_no, p_limit);
-  due := _sweep_due(p_actor, now_at, batch_no, p_limit);
+  due := _sweep_due(p_actor, now_at, batch_no, p_limit, p_windows);
   deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
   promoted := _heal_keys();
   perform _ensure_partitions();

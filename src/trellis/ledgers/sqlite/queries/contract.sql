@@ -33,6 +33,10 @@ INSERT INTO trellis_state (id, lifecycle, name, phase, rank, places, dead_letter
 ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, rank = excluded.rank, places = excluded.places,
   dead_letter = excluded.dead_letter;
 
+-- name: put_finalizer
+INSERT INTO trellis_finalizer (step, lifecycle, source, target, type, completes) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (step) DO UPDATE SET lifecycle = excluded.lifecycle, completes = excluded.completes;
+
 -- name: put_arrow
 INSERT INTO trellis_arrow (id, roles, opens, rise, places, dead_letter, grants) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET roles = roles | excluded.roles, opens = excluded.opens, rise = excluded.rise,

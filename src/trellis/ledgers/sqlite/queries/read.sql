@@ -76,6 +76,26 @@ WHERE j.id < :before
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
 ORDER BY j.id DESC LIMIT :limit;
 
+-- name: jobs_of_parent
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
+FROM (
+  SELECT id FROM trellis_submission WHERE parent = :parent
+) AS meant CROSS JOIN trellis_job j ON j.id = meant.id
+JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
+WHERE j.id < :before
+  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
+  AND (:type IS NULL OR t.name = :type)
+  AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
+  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
+  AND (:key IS NULL OR k.name = :key)
+  AND (:reason IS NULL OR EXISTS (
+    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
+ORDER BY j.id DESC LIMIT :limit;
+
 -- name: events
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
   e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
@@ -131,6 +151,7 @@ WHERE d.job < :before
   AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
   AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
   AND (:key IS NULL OR k.name = :key)
+  AND (:parent IS NULL OR s.parent = :parent)
   AND (:reason IS NULL OR d.reason = :reason)
 ORDER BY d.job DESC LIMIT :limit;
 
@@ -165,6 +186,24 @@ FROM trellis_worker w ORDER BY w.name;
 -- name: keys_over
 SELECT k.name, count(*), k.slots FROM trellis_job j INDEXED BY trellis_job_held JOIN trellis_concurrency_key k ON k.id = j.ckey
 WHERE j.place = 4 GROUP BY k.id HAVING count(*) > k.slots + sum(j.slot >= k.slots) ORDER BY k.name LIMIT 1000;
+
+-- Both ways: jobs that ended with an artifact and do not have exactly one, and artifacts made final whose job is there and has not
+-- ended so. `completed` and `final` are lifecycle * 16 + state.
+-- name: unpaired
+SELECT job_id, complete, artifacts FROM (
+  SELECT s.job_id, 1 AS complete, (
+    SELECT count(*) FROM trellis_submission c INDEXED BY trellis_submission_parent CROSS JOIN trellis_job a ON a.id = c.id
+    WHERE c.parent = s.job_id AND a.lifecycle * 16 + a.state IN (SELECT value FROM json_each(:final))) AS artifacts
+  FROM trellis_job j JOIN trellis_submission s ON s.id = j.id
+  WHERE j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:completed))
+  UNION ALL
+  SELECT s.job_id, 0, count(*)
+  FROM trellis_submission c INDEXED BY trellis_submission_parent CROSS JOIN trellis_job a ON a.id = c.id
+  CROSS JOIN trellis_submission s ON s.job_id = c.parent CROSS JOIN trellis_job j ON j.id = s.id
+  WHERE c.parent IS NOT NULL AND a.lifecycle * 16 + a.state IN (SELECT value FROM json_each(:final))
+    AND j.lifecycle * 16 + j.state NOT IN (SELECT value FROM json_each(:completed))
+  GROUP BY s.id
+) WHERE complete = 0 OR artifacts <> 1 LIMIT 1000;
 
 -- name: job_keys
 SELECT id, job_id FROM trellis_submission WHERE id > ? ORDER BY id LIMIT ?;

@@ -14,10 +14,11 @@ SELECT s.job_id, t.name, j.prio, s.max_attempts, s.max_deaths, s.payload, s.dead
 FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value CROSS JOIN trellis_job j ON j.id = s.id
 JOIN trellis_job_type t ON t.id = j.type LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey;
 
+-- Those that it was submitted with: a record says what was asked, and a key that came later changes nothing of that.
 -- name: idempotency_keys
 SELECT s.job_id, i.scope, i.key, i.fingerprint
 FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value CROSS JOIN trellis_idempotency i ON i.job = s.id
-ORDER BY i.scope, i.key;
+WHERE i.at = s.created_at ORDER BY i.scope, i.key;
 
 -- name: dead_letters_at
 SELECT s.job_id, t.name, j.lifecycle, e.target, d.reason, d.stage, d.last_error, d.attempts, d.last_owner,

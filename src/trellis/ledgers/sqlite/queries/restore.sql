@@ -3,6 +3,12 @@
 -- name: add_job
 INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, ckey, compensates) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: begin_history
+INSERT INTO trellis_restoring (job) VALUES (?);
+
+-- name: end_history
+DELETE FROM trellis_restoring WHERE job = ?;
+
 -- name: add_event
 INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait, cause, data,
   request)

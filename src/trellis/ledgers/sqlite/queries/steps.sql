@@ -24,6 +24,13 @@ SELECT j.id, j.version + 1, iif(j.compensates IS NULL, :reason, 'compensation_fa
   a.name, iif(a.id IS NULL, NULL, j.until), :at
 FROM trellis_job j LEFT JOIN trellis_actor a ON a.id = j.owner WHERE j.id = :job;
 
+-- name: name_artifact
+INSERT INTO trellis_finalizing (job, artifact) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET artifact = excluded.artifact;
+
+-- name: artifact_of
+SELECT a.id, a.lifecycle, a.state FROM trellis_submission s JOIN trellis_job a ON a.id = s.id
+WHERE s.job_id = ? AND s.parent = (SELECT o.job_id FROM trellis_submission o WHERE o.id = ?);
+
 -- name: spare_attempt
 UPDATE trellis_job SET max_attempts = max_attempts + 1 WHERE id = ?;
 

@@ -29,3 +29,7 @@ SELECT value, ?, ?, ?, ?, ?, ?, ? FROM json_each(?);
 INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, correlation, trace, parent, payload, deadline,
   key_limit, compensates)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- How many jobs of a concurrency key wait: for their turn, for a time, for a role.
+-- name: waiting
+SELECT count(*) FROM trellis_concurrency_key k JOIN trellis_job j ON j.ckey = k.id WHERE k.name = ? AND j.place < 4;

@@ -1,0 +1,77 @@
+"""Names: artifact ids, and where in the object store an artifact's bytes lie (D15, ART-6, ART-7). The only place that builds them.
+
+An id that is no artifact id has no key: nothing a caller sends can name anything else than an artifact's own object.
+"""
+
+import hashlib
+import re
+
+from trellis.artifacts.errors import ArtifactIdInvalid
+from trellis.engine.jobs import JobId
+from trellis.storage.keys import object_key
+
+_UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+ARTIFACT_ID_PATTERN = f"^art-{_UUID4}$"
+PROJECTS = "projects"
+PROJECT_DIGITS = 16
+
+_ARTIFACT_ID = re.compile(f"art-{_UUID4}")
+_PROJECT = re.compile(f"[0-9a-f]{{{PROJECT_DIGITS}}}")
+
+
+def project_id(project: str) -> str:
+    """What stands for a project in keys: the `cid` of the documents."""
+    return hashlib.sha256(project.encode()).hexdigest()[:PROJECT_DIGITS]
+
+
+def make_artifact_id(uuid4: str) -> JobId:
+    """`art-<uuid4>`; raises ArtifactIdInvalid for another text."""
+    return JobId(_checked(f"art-{uuid4}"))
+
+
+def is_artifact_id(text: str) -> bool:
+    """Whether it can be one."""
+    return _ARTIFACT_ID.fullmatch(text) is not None
+
+
+def staged_folder(cid: str) -> str:
+    """Where staged blobs are; a `/` follows."""
+    return object_key(PROJECTS, _checked_project(cid), "staged")
+
+
+def staged_key(cid: str, artifact_id: str) -> str:
+    """The bytes of an artifact that no reader sees yet."""
+    return f"{staged_folder(cid)}/{_checked(artifact_id)}.json"
+
+
+def artifact_key(cid: str, artifact_id: str) -> str:
+    """The bytes of a finalized artifact, for everybody."""
+    return f"{object_key(PROJECTS, _checked_project(cid), 'artifacts')}/{_checked(artifact_id)}.json"
+
+
+def staged_id(key: str) -> JobId | None:
+    """The artifact of a staged blob's key; None for what nobody staged."""
+    name = key.rpartition("/")[2].removesuffix(".json")
+    return JobId(name) if is_artifact_id(name) else None
+
+
+def journal_entry(artifact_id: str) -> str:
+    """The entry of its job's journal that holds the artifact's bytes."""
+    return f"artifact:{_checked(artifact_id)}"
+
+
+def stage_key(job_id: str, epoch: int) -> str:
+    """What makes staging once for each attempt of a job: its idempotency key."""
+    return f"{job_id}@{epoch}"
+
+
+def _checked(artifact_id: str) -> str:
+    if not is_artifact_id(artifact_id):
+        raise ArtifactIdInvalid(artifact=artifact_id[:100])
+    return artifact_id
+
+
+def _checked_project(cid: str) -> str:
+    if _PROJECT.fullmatch(cid) is None:
+        raise ArtifactIdInvalid(artifact=cid[:100])
+    return cid

@@ -1,0 +1,247 @@
+"""What a queue job may be asked to do, by its type (D34, JQ-13). Everything has a bound; unknown fields and rules are refused.
+
+    RESEARCH             {query, sources[]?, constraints?}
+    BRIEF                {vision_text, entity_refs[], style_guide?}
+    PROPOSAL_PREPROCESS  {proposal_draft, validation_rules[]?}
+
+A rule is {"field": "target", "rule": …, "value": …, "severity": …}; a field inside another is written "content.text".
+`required` has no value; `max_chars` has a number; `matches` has a pattern that is looked for anywhere (write ^ and $ for all of it);
+`one_of` has a list; `resolves` has "source", "entity" or "any". Patterns are matched in a time that grows with the text, whatever
+they say: they have no look-around and no back-references.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self, cast
+
+import pydantic
+import pydantic_core
+
+from trellis.artifacts.content import JobType, Severity
+from trellis.artifacts.snapshot import EntitySlug, SourceRef
+from trellis.artifacts.stored import KEPT, problems_of
+from trellis.engine.errors import PayloadInvalid
+from trellis.engine.text import is_storable
+from trellis.nlm.provider import SOURCES_MAX, Language
+
+PAYLOAD_BYTES_MAX = 256 * 1024
+QUERY_CHARS_MAX = 2_000
+VISION_CHARS_MAX = 20_000
+ENTITY_REFS_MAX = 50
+SECTIONS_MAX = 20
+SECTIONS_DEFAULT = 6
+TOPICS_MAX = 20
+TOPIC_CHARS_MAX = 200
+WORDS_MIN = 30
+WORDS_MAX = 2_000
+WORDS_DEFAULT = 350
+DRAFT_FIELDS_MAX = 100
+DRAFT_BYTES_MAX = 128 * 1024
+DRAFT_DEPTH_MAX = 8
+FIELD_CHARS_MAX = 200
+RULES_MAX = 50
+PATTERNS_MAX = 10
+PATTERN_CHARS_MAX = 200
+PATTERN_REPEATS_MAX = 100
+CHOICES_MAX = 50
+
+_REPEATS = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+
+
+def _said(text: str) -> str:
+    if not any(letter.isalnum() for letter in text):
+        raise ValueError("write at least one word")
+    return text
+
+
+SAID = pydantic.AfterValidator(_said)
+Topic = Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), KEPT, SAID]
+FieldName = Annotated[str, pydantic.Field(min_length=1, max_length=FIELD_CHARS_MAX), KEPT]
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Constraints(_Strict):
+    """What a research brief has to keep to. Without a language it speaks the query's."""
+
+    language: Language | None = None
+    max_sections: Annotated[int, pydantic.Field(ge=1, le=SECTIONS_MAX)] = SECTIONS_DEFAULT
+    focus: Annotated[tuple[Topic, ...], pydantic.Field(max_length=TOPICS_MAX)] = ()
+    """What it has to cover besides the query; what no source covers becomes an open question."""
+    exclude: Annotated[tuple[Topic, ...], pydantic.Field(max_length=TOPICS_MAX)] = ()
+    """What it must not quote: sentences that hold all words of one of these."""
+
+
+class ResearchPayload(_Strict):
+    """A question to the agent's sources, or to some of them."""
+
+    query: Annotated[str, pydantic.Field(max_length=QUERY_CHARS_MAX), KEPT, SAID]
+    sources: Annotated[tuple[SourceRef, ...], pydantic.Field(max_length=SOURCES_MAX)] = ()
+    """Refs. None means all the agent has."""
+    constraints: Constraints = Constraints()
+
+
+class StyleGuide(_Strict):
+    """How a brief is written: never longer than `words`, and without the words in `avoid`."""
+
+    words: Annotated[int, pydantic.Field(ge=WORDS_MIN, le=WORDS_MAX)] = WORDS_DEFAULT
+    language: Language | None = None
+    title: Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), KEPT, SAID] | None = None
+    avoid: Annotated[tuple[Topic, ...], pydantic.Field(max_length=TOPICS_MAX)] = ()
+
+
+class BriefPayload(_Strict):
+    """What somebody has in mind, and which entities it is about."""
+
+    vision_text: Annotated[str, pydantic.Field(max_length=VISION_CHARS_MAX), KEPT, SAID]
+    entity_refs: Annotated[tuple[EntitySlug, ...], pydantic.Field(max_length=ENTITY_REFS_MAX)]
+    style_guide: StyleGuide = StyleGuide()
+
+
+class ResolvesTo(StrEnum):
+    """What a field may name."""
+
+    SOURCE = "source"
+    ENTITY = "entity"
+    ANY = "any"
+
+
+class _Rule(_Strict):
+    field: FieldName
+    severity: Severity = Severity.ERROR
+
+
+class RequiredRule(_Rule):
+    """The field is there and says something."""
+
+    rule: Literal["required"]
+
+
+class MaxCharsRule(_Rule):
+    """The field has at most so many characters."""
+
+    rule: Literal["max_chars"]
+    value: Annotated[int, pydantic.Field(ge=1, le=DRAFT_BYTES_MAX)]
+
+
+class MatchesRule(_Rule):
+    """The pattern stands somewhere in the field."""
+
+    rule: Literal["matches"]
+    value: Annotated[str, pydantic.Field(min_length=1, max_length=PATTERN_CHARS_MAX), KEPT]
+
+    @pydantic.field_validator("value")
+    @classmethod
+    def _is_pattern(cls, value: str) -> str:
+        repeats = math.prod(int(most or least) for least, most in _REPEATS.findall(value))
+        if repeats > PATTERN_REPEATS_MAX:
+            raise ValueError(f"the pattern repeats something more than {PATTERN_REPEATS_MAX} times")
+        try:
+            pattern(value)
+        except pydantic_core.SchemaError:
+            raise ValueError("this is no pattern without look-around and back-references") from None
+        return value
+
+
+class OneOfRule(_Rule):
+    """The field is one of the values."""
+
+    rule: Literal["one_of"]
+    value: Annotated[
+        tuple[Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), KEPT] | bool | int | float, ...],
+        pydantic.Field(min_length=1, max_length=CHOICES_MAX),
+    ]
+
+
+class ResolvesRule(_Rule):
+    """The field names a source or an entity of the snapshot."""
+
+    rule: Literal["resolves"]
+    value: ResolvesTo = ResolvesTo.ANY
+
+
+Rule = Annotated[
+    RequiredRule | MaxCharsRule | MatchesRule | OneOfRule | ResolvesRule, pydantic.Field(discriminator="rule")
+]
+
+
+class PreprocessPayload(_Strict):
+    """A draft of a proposal, and what has to be true of it."""
+
+    proposal_draft: Annotated[dict[FieldName, Any], pydantic.Field(min_length=1, max_length=DRAFT_FIELDS_MAX)]
+    validation_rules: Annotated[tuple[Rule, ...], pydantic.Field(max_length=RULES_MAX)] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Self:
+        if _depth(self.proposal_draft) > DRAFT_DEPTH_MAX:
+            raise ValueError(f"proposal_draft is nested deeper than {DRAFT_DEPTH_MAX} levels")
+        if not all(is_storable(text) for text in _texts(self.proposal_draft)):
+            raise ValueError("proposal_draft holds a zero byte or half a surrogate pair, which is no text")
+        if len(json.dumps(self.proposal_draft, ensure_ascii=False).encode()) > DRAFT_BYTES_MAX:
+            raise ValueError(f"proposal_draft has more than {DRAFT_BYTES_MAX} bytes")
+        if sum(isinstance(rule, MatchesRule) for rule in self.validation_rules) > PATTERNS_MAX:
+            raise ValueError(f"there are more than {PATTERNS_MAX} patterns in validation_rules")
+        return self
+
+
+Payload = ResearchPayload | BriefPayload | PreprocessPayload
+
+PAYLOADS: Mapping[JobType, type[Payload]] = MappingProxyType(
+    {
+        JobType.RESEARCH: ResearchPayload,
+        JobType.BRIEF: BriefPayload,
+        JobType.PROPOSAL_PREPROCESS: PreprocessPayload,
+    }
+)
+
+
+def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> Payload:
+    """The payload as its type says; raises PayloadInvalid, an InputError."""
+    try:
+        body = json.dumps(dict(payload), ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise PayloadInvalid(type=job_type.value, detail="it holds something that JSON cannot.") from None
+    if len(body) > PAYLOAD_BYTES_MAX:
+        detail = f"it has {len(body)} bytes and the limit is {PAYLOAD_BYTES_MAX}."
+        raise PayloadInvalid(type=job_type.value, detail=detail)
+    try:
+        return PAYLOADS[job_type].model_validate_json(body)
+    except pydantic.ValidationError as error:
+        raise PayloadInvalid(type=job_type.value, detail=f"{problems_of(error)}.") from None
+
+
+@lru_cache(maxsize=100)
+def pattern(value: str) -> pydantic.TypeAdapter[str]:
+    """What a `matches` rule looks for; raises SchemaError. The engine is Rust's: linear in the text."""
+    return pydantic.TypeAdapter(Annotated[str, pydantic.StringConstraints(pattern=value)])
+
+
+def _inside(value: object) -> list[object]:
+    """What a table or a list holds."""
+    if isinstance(value, dict):
+        return list(cast("dict[str, object]", value).values())
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def _depth(value: object) -> int:
+    """How many levels of lists and tables a value has. The parser bounds it before this does."""
+    inside = _inside(value)
+    return 1 + max(map(_depth, inside)) if inside else 0
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in a value, the names of fields included."""
+    inside = _inside(value)
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from cast("dict[str, object]", value)
+    for inner in inside:
+        yield from _texts(inner)

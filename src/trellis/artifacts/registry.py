@@ -1,0 +1,343 @@
+"""The artifact registry: staging, reading, listing and cleaning up (D15, ART-1 to ART-8).
+
+What holds:
+- one artifact for each attempt of a job, however often and by how many it is staged: the row is made first, under the attempt's own key,
+  and the blob after it, create-only. So every blob has a row, and whoever died in between is completed by whoever comes again;
+- only the attempt that the job waits for can stage, and a newer one discards what an older one had staged;
+- a finalized artifact never changes. Nothing here finalizes one: its job's completion does, in the ledger;
+- readers see finalized artifacts and no others, and only bytes that have the recorded hash;
+- a cleanup moves the row first, which is the audited act, and takes the bytes away after it; `collecting` does what it left undone.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from trellis.artifacts import keys
+from trellis.artifacts.content import YIELDS, ArtifactType, Draft, JobType, checked
+from trellis.artifacts.errors import (
+    ArtifactFinal,
+    ArtifactGone,
+    ArtifactLost,
+    NothingExpected,
+    TooYoung,
+    TypeNotYielded,
+)
+from trellis.artifacts.rows import FINALIZED, REMOVED, STAGED, Making, Row
+from trellis.engine.authority import Principal
+from trellis.engine.errors import LeaseConflictError
+from trellis.engine.jobs import Actor, Epoch, JobId, Mismatch, Move, Moved, NewJob, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.matrices import permit
+from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
+from trellis.lifecycles.artifact import ARTIFACT
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.storage.documents import timestamp
+from trellis.storage.objects import CREATE, ObjectStore, Stored
+
+SCOPE = "artifacts"
+STAGED_IN = "NOTEBOOKLM_CALL"
+"""The state of a job that waits for its artifact."""
+DAYS_DEFAULT = 90
+OF_JOB_MAX = 100
+CLEANUP_MAX = 1_000
+CLEANUP_PAGE = 500
+FINALIZED_EVENT = "artifact.finalized"
+CALLED = "job_nlm_called"
+"""The event of a job that says which run its attempt belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """What a stage came to; `created` is false when the artifact was there."""
+
+    artifact_id: JobId
+    sha256: str
+    size: int
+    created: bool
+    row: Row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactPage:
+    """Finalized artifacts, newest first; `cursor` asks for the next page, None at the end."""
+
+    rows: tuple[Row, ...]
+    cursor: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanedUp:
+    """What a cleanup removed, or would remove; `more` says that another one would find more."""
+
+    older_than_days: int
+    dry_run: bool
+    rows: tuple[Row, ...]
+    more: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifacts:
+    """The registry of one project, over the ledger and the object store."""
+
+    ledger: Ledger
+    objects: ObjectStore
+    cid: str
+    new_id: Callable[[], str]
+    """Gives uuids (version 4)."""
+    keep_days: int = DAYS_DEFAULT
+    """No cleanup takes what was finalized later than so many days ago."""
+
+    # --- staging -----------------------------------------------------------------------------------------------------
+
+    async def stage(self, actor: Actor, draft: Draft, *, job: Job, epoch: int | None = None) -> Staged:
+        """Keep the artifact of a job's present attempt, which no reader sees before the job is complete; once for each attempt.
+
+        What is there already for the job is the answer (ART-4): staged, whatever the draft says; finalized, if the draft says the same.
+        Raises NotAllowed, ContentInvalid, ArtifactTooLarge, TypeNotYielded, NothingExpected, ArtifactGone, ArtifactFinal, LeaseConflictError.
+        """
+        _permit(actor, "artifacts.write")
+        making, fingerprint = await asyncio.to_thread(_making, draft, job, job.epoch if epoch is None else epoch)
+        making = await self._of_run(making, job)
+        final = await self.of_job(job.job_id, state=FINALIZED)
+        if final:
+            return await self._unchanged(final[0], making)
+        if making.epoch != job.epoch:
+            raise LeaseConflictError(job_id=job.job_id, epoch=making.epoch)
+        key = IdempotencyKey(scope=SCOPE, key=keys.stage_key(job.job_id, making.epoch), fingerprint=fingerprint)
+        there = await self.ledger.answered(key.scope, key.key, key.fingerprint)
+        if there is not None:
+            return await self._again(there.job_id, making)
+        if job.state != STAGED_IN:
+            raise NothingExpected(job_id=job.job_id, reason=f"it is {job.state} and not {STAGED_IN}")
+        artifact_id, created_at = keys.make_artifact_id(self.new_id()), timestamp(await self.ledger.now())
+        body = await asyncio.to_thread(making.body, artifact_id, created_at)
+        new = NewJob(
+            job_id=artifact_id,
+            type=draft.type.value,
+            lifecycle=ARTIFACT.name,
+            payload=making.payload(self.cid, created_at, body),
+            idempotency_key=key.key,
+            idempotency_scope=key.scope,
+            fingerprint=key.fingerprint,
+            correlation_id=job.correlation_id,
+            parent_id=job.job_id,
+        )
+        (answer,) = await self.ledger.submit(actor, [new])
+        if isinstance(answer, Mismatch) or not answer.created:
+            return await self._again(answer.job_id, making)
+        await self._discard_older(actor, making)
+        row = await self._found(artifact_id)
+        await self._put(row, body)
+        await self._refuse_overtaken(actor, row)
+        return _staged(row, created=True)
+
+    async def _unchanged(self, row: Row, making: Making) -> Staged:
+        """The finalized artifact, to whoever brings its content again (ART-3); raises ArtifactFinal."""
+        if not row.is_of(await asyncio.to_thread(making.body, row.artifact_id, row.created_at)):
+            raise ArtifactFinal(job_id=row.job_id, artifact=row.artifact_id)
+        return _staged(row, created=False)
+
+    async def _of_run(self, making: Making, job: Job) -> Making:
+        """With the run that the job belongs to now: one that was requeued may have another than it was submitted for (D20)."""
+        events = await self.ledger.events(job.job_id) if job.generation else []
+        told = [json.loads(event.data).get("run_id") for event in events if event.type == CALLED and event.data]
+        return replace(making, run_id=next((run for run in reversed(told) if run), making.run_id))
+
+    async def _again(self, artifact_id: JobId, making: Making) -> Staged:
+        """The artifact that this attempt has already, with its blob; raises ArtifactGone."""
+        row = await self._found(artifact_id)
+        if row.state == STAGED:
+            body = await asyncio.to_thread(making.body, row.artifact_id, row.created_at)
+            if row.is_of(body):
+                await self._put(row, body)
+            elif await self.objects.head(row.staged_key) is None:
+                raise _gone(row, "it was begun with other content, and its bytes never came")
+        elif row.state == FINALIZED:
+            return await self._unchanged(row, making)
+        else:
+            raise _gone(row, f"it is {row.state}")
+        return _staged(row, created=False)
+
+    async def _put(self, row: Row, body: bytes) -> None:
+        if isinstance(await self.objects.put(row.staged_key, body, when=CREATE), Stored):
+            return
+        there = await self.objects.get(row.staged_key)
+        # What is not there any more was published and collected meanwhile; what differs was put there by somebody else.
+        if there is not None and not row.is_of(there.body):
+            raise ArtifactLost(artifact=row.artifact_id, key=row.staged_key)
+
+    async def _discard_older(self, actor: Actor, making: Making) -> None:
+        for row in await self.of_job(making.job_id, state=STAGED):
+            if row.epoch < making.epoch:
+                await self.discard(actor, row.artifact_id, cause=f"epoch {making.epoch} took over")
+
+    async def _refuse_overtaken(self, actor: Actor, row: Row) -> None:
+        """Nobody waits for what was staged while the job went to another attempt; raises LeaseConflictError."""
+        job = await self.ledger.job(row.job_id)
+        if job is None or job.epoch != row.epoch:
+            await self.discard(actor, row.artifact_id, cause="its attempt was over before it was staged")
+            raise LeaseConflictError(job_id=row.job_id, epoch=row.epoch)
+
+    async def discard(self, actor: Actor, artifact_id: JobId, *, cause: str) -> bool:
+        """Give a staged artifact up; whether it is discarded now. One that is finalized stays."""
+        move = Move(job_id=artifact_id, target="discarded", request_id=RequestId(f"discard:{artifact_id}"), cause=cause)
+        return isinstance(await self.ledger.move(actor, move), Moved)
+
+    async def staged_bytes(self, artifact_id: str) -> bytes | None:
+        """The blob of a staged artifact as it lies there, None without one. Whoever finalizes it compares it with the row."""
+        row = await self.row(artifact_id)
+        found = None if row is None else await self.objects.get(row.staged_key)
+        return None if found is None else found.body
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def row(self, artifact_id: str) -> Row | None:
+        """What is registered under this id, in whatever state; None for nothing, and for what is no artifact id."""
+        job = await self.ledger.job(JobId(artifact_id)) if keys.is_artifact_id(artifact_id) else None
+        return None if job is None or job.lifecycle != ARTIFACT.name else Row.read(job)
+
+    async def read(self, artifact_id: str) -> dict[str, Any] | None:
+        """The document of schema 3.1; None when there is no finalized artifact of this id. Raises ArtifactLost."""
+        row = await self.row(artifact_id)
+        if row is None or row.state != FINALIZED:
+            return None
+        told = await asyncio.to_thread(json.loads, await stored_bytes(self.ledger, self.objects, row))
+        return {**self.fields(row), "content": told["content"], "sources": told["sources"]}
+
+    def fields(self, row: Row) -> dict[str, Any]:
+        """What listings tell of an artifact."""
+        return row.fields(self.objects.url)
+
+    async def of_job(self, job_id: JobId, *, state: str | None = None) -> tuple[Row, ...]:
+        """The artifacts of a queue job, newest first: one for each attempt that staged, at most OF_JOB_MAX of them."""
+        where = JobFilter(lifecycle=ARTIFACT.name, state=state, parent_id=job_id)
+        page = await self.ledger.jobs(where, limit=OF_JOB_MAX)
+        return tuple([row for job in page.jobs if (row := await self.row(job.job_id)) is not None])
+
+    async def page(
+        self,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        type_: ArtifactType | None = None,
+        job_id: str | None = None,
+    ) -> ArtifactPage:
+        """A page of the finalized artifacts."""
+        where = JobFilter(
+            lifecycle=ARTIFACT.name,
+            state=FINALIZED,
+            type=None if type_ is None else type_.value,
+            parent_id=None if job_id is None else JobId(job_id),
+        )
+        found = await self.ledger.jobs(where, limit=limit, cursor=cursor)
+        rows = [await self.row(job.job_id) for job in found.jobs]
+        shown = tuple(row for row in rows if row is not None and row.state == FINALIZED)
+        return ArtifactPage(rows=shown, cursor=found.cursor)
+
+    # --- cleaning up -------------------------------------------------------------------------------------------------
+
+    async def cleanup(
+        self, actor: Actor, *, older_than_days: int | None = None, limit: int = CLEANUP_MAX, dry_run: bool = False
+    ) -> CleanedUp:
+        """Remove artifacts that were finalized so many days ago, the oldest first; each is one audited event. Raises TooYoung, NotAllowed."""
+        _permit(actor, "artifacts.cleanup")
+        days = self.keep_days if older_than_days is None else older_than_days
+        if days < self.keep_days:
+            raise TooYoung(days=self.keep_days, asked=days)
+        before = await self.ledger.now() - timedelta(days=days)
+        taken: list[Row] = []
+        async for row in self._finalized_before(before):
+            if len(taken) == limit:
+                return CleanedUp(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=True)
+            if dry_run or await self._remove(actor, row, days):
+                taken.append(row if dry_run else replace(row, state=REMOVED))
+        return CleanedUp(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=False)
+
+    async def _finalized_before(self, before: datetime) -> AsyncGenerator[Row]:
+        """Artifacts that are finalized now and were so before that moment, oldest first, by the events that say so."""
+        since: datetime | None = None
+        seen: frozenset[str] = frozenset()
+        while True:
+            page = await self.ledger.find_events(
+                type_=FINALIZED_EVENT, correlation_id=None, since=since, limit=CLEANUP_PAGE
+            )
+            fresh = [event for event in page if event.id not in seen and event.ts < before]
+            for event in fresh:
+                row = await self.row(event.job_id)
+                if row is not None and row.state == FINALIZED:
+                    yield row
+            if not fresh or len(page) < CLEANUP_PAGE:
+                return
+            since, seen = page[-1].ts, _of_moment(page)
+
+    async def _remove(self, actor: Actor, row: Row, days: int) -> bool:
+        move = Move(
+            job_id=row.artifact_id,
+            target=REMOVED,
+            request_id=RequestId(f"clean-up:{row.artifact_id}"),
+            cause=f"finalized more than {days} days ago",
+        )
+        moved = isinstance(await self.ledger.move(actor, move), Moved)
+        if moved:
+            await self.take_away(row)
+        return moved
+
+    async def take_away(self, row: Row) -> int:
+        """Delete the bytes of an artifact that is removed or discarded; how many objects there were."""
+        return sum([await self.objects.delete(key) for key in (row.staged_key, row.key)])
+
+    async def _found(self, artifact_id: JobId) -> Row:
+        row = await self.row(artifact_id)
+        assert row is not None, "the ledger has just named it"
+        return row
+
+
+async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: Row) -> bytes:
+    """The bytes of an artifact: published, else staged, else from the journal of its job. Raises ArtifactLost."""
+    # Between the first two looks it may have been published and its blob collected: then the third one finds it.
+    for key in (row.key, row.staged_key, row.key):
+        found = await objects.get(key)
+        if found is not None and row.is_of(found.body):
+            return found.body
+    kept = (await ledger.read_journal(row.job_id)).get(keys.journal_entry(row.artifact_id))
+    if kept is None or not row.is_of(kept):
+        raise ArtifactLost(artifact=row.artifact_id, key=row.key)
+    return kept
+
+
+def _permit(actor: Actor, rule: str) -> None:
+    permit(Principal(name=actor.name, roles=frozenset({actor.role})), rule)
+
+
+def _making(draft: Draft, job: Job, epoch: int) -> tuple[Making, bytes]:
+    """What is to be staged, and its fingerprint; raises NothingExpected, TypeNotYielded, ContentInvalid."""
+    if job.lifecycle != QUEUE_JOB.name:
+        raise NothingExpected(job_id=job.job_id, reason=f"it is a {job.lifecycle}; only a queue-job has an artifact")
+    try:
+        told = json.loads(job.payload or b"{}")
+        job_type, run_id, slug = JobType(told["job_type"]), str(told["run_id"]), str(told["agent_slug"])
+    except (KeyError, ValueError, TypeError):
+        raise NothingExpected(job_id=job.job_id, reason="its payload is no request for an artifact") from None
+    if draft.type is not YIELDS[job_type]:
+        expected = YIELDS[job_type].value
+        raise TypeNotYielded(job_id=job.job_id, job_type=job_type.value, expected=expected, type=draft.type.value)
+    content = checked(draft.type, draft.content, frozenset(source.ref for source in draft.sources))
+    made = Making(job_id=job.job_id, epoch=Epoch(epoch), run_id=run_id, agent_slug=slug, draft=draft, content=content)
+    return made, made.fingerprint()
+
+
+def _staged(row: Row, *, created: bool) -> Staged:
+    return Staged(artifact_id=row.artifact_id, sha256=row.sha256, size=row.size, created=created, row=row)
+
+
+def _gone(row: Row, reason: str) -> ArtifactGone:
+    return ArtifactGone(artifact=row.artifact_id, job_id=row.job_id, epoch=row.epoch, reason=reason)
+
+
+def _of_moment(page: list[Event]) -> frozenset[str]:
+    """The last events of a page that share their moment: the next page begins with them again."""
+    return frozenset(event.id for event in page if event.ts == page[-1].ts)

@@ -1,0 +1,103 @@
+"""The context of one execution of a queue job: what the agent remembers, which entities are meant, and what may be cited.
+
+A snapshot is written once by the orchestration layer and read by the NLM backend. Refs name one text each, so a citation means one
+place; the texts together fit what a provider takes, so a snapshot that can be read can be asked about.
+"""
+
+from typing import Annotated, ClassVar, Self
+
+import pydantic
+
+from trellis.artifacts.content import REF_CHARS_MAX, TITLE_CHARS_MAX, Slug
+from trellis.artifacts.stored import KEPT, StoredInvalid, StoredModel
+from trellis.nlm.provider import CORPUS_CHARS_MAX, SOURCE_CHARS_MAX, SOURCES_MAX, Source
+
+SNAPSHOT_BYTES_MAX = 8 * 1024 * 1024
+MEMORY_FILES_MAX = 20
+MEMORY_CHARS_MAX = 200_000
+ENTITIES_MAX = 200
+ALIASES_MAX = 20
+NAME_CHARS_MAX = 200
+
+
+def _named(ref: str) -> str:
+    if not ref.strip() or not ref.isprintable():
+        raise ValueError("a ref is printable text")
+    return ref
+
+
+SourceRef = Annotated[
+    str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX), KEPT, pydantic.AfterValidator(_named)
+]
+EntitySlug = Annotated[Slug, pydantic.AfterValidator(_named)]
+Name = Annotated[str, pydantic.Field(min_length=1, max_length=NAME_CHARS_MAX), KEPT]
+
+
+class _Part(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class MemoryFile(_Part):
+    """One file of the agent's memory, such as `memory/open_loops.md`."""
+
+    ref: SourceRef
+    text: Annotated[str, pydantic.Field(max_length=MEMORY_CHARS_MAX), KEPT]
+
+
+class Memory(_Part):
+    """What the agent remembers, at one version of its memory; None when it has none yet."""
+
+    version: Annotated[str, pydantic.Field(max_length=100), KEPT] | None = None
+    files: Annotated[tuple[MemoryFile, ...], pydantic.Field(max_length=MEMORY_FILES_MAX)] = ()
+
+
+class Entity(_Part):
+    """A thing that is meant. Of an unknown one the slug is all there is, and stands for the name; `ref` is the text about it."""
+
+    slug: EntitySlug
+    name: Name
+    aliases: Annotated[tuple[Name, ...], pydantic.Field(max_length=ALIASES_MAX)] = ()
+    ref: SourceRef | None = None
+
+
+class SourceText(_Part):
+    """A text that may be cited."""
+
+    ref: SourceRef
+    text: Annotated[str, pydantic.Field(max_length=SOURCE_CHARS_MAX), KEPT]
+    title: Annotated[str, pydantic.Field(max_length=TITLE_CHARS_MAX), KEPT] | None = None
+
+
+class SnapshotInvalid(StoredInvalid):
+    """This is no {what}: {problems}."""
+
+
+class Snapshot(StoredModel):
+    """What a queue job is answered from. `Snapshot.of(…)` takes plain values and raises SnapshotInvalid, like `read`."""
+
+    what: ClassVar[str] = "context snapshot"
+    bytes_max: ClassVar[int] = SNAPSHOT_BYTES_MAX
+    invalid: ClassVar[type[StoredInvalid]] = SnapshotInvalid
+
+    job_id: Annotated[str, pydantic.Field(min_length=1, max_length=200), KEPT]
+    epoch: Annotated[int, pydantic.Field(ge=0)]
+    agent_slug: EntitySlug
+    memory: Memory = Memory()
+    entities: Annotated[tuple[Entity, ...], pydantic.Field(max_length=ENTITIES_MAX)] = ()
+    sources: Annotated[tuple[SourceText, ...], pydantic.Field(max_length=SOURCES_MAX)] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _means_one_thing(self) -> Self:
+        refs = [*(source.ref for source in self.sources), *(file.ref for file in self.memory.files)]
+        if len(set(refs)) != len(refs):
+            raise ValueError("two texts have the same ref; give each its own")
+        slugs = [entity.slug for entity in self.entities]
+        if len(set(slugs)) != len(slugs):
+            raise ValueError("two entities have the same slug; give each its own")
+        if sum(len(source.text) for source in self.sources) > CORPUS_CHARS_MAX:
+            raise ValueError(f"the sources together have more than {CORPUS_CHARS_MAX} characters")
+        return self
+
+    def corpus(self) -> tuple[Source, ...]:
+        """The sources as a provider takes them."""
+        return tuple(Source(source.ref, source.text) for source in self.sources)

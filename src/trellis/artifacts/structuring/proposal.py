@@ -1,0 +1,255 @@
+"""A draft of a proposal made ready for a person (PREPROCESSED_PROPOSAL): as it came, in a plain form with what it names resolved, what is
+wrong with it, and which entities it speaks of. The draft itself is never changed, and nothing is approved or refused here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from trellis.agents.definition import SafeOutput
+from trellis.agents.drafting import REASONING_CHARS_MAX, SUMMARY_CHARS_MAX, TARGET_CHARS_MAX, TEXT_BYTES_MAX
+from trellis.agents.offline import comparing
+from trellis.artifacts.content import ITEMS_MAX, LINE_CHARS_MAX, ArtifactType, Draft, Issue, Severity
+from trellis.artifacts.payloads import PreprocessPayload
+from trellis.artifacts.structuring.entities import Known, Match
+from trellis.artifacts.structuring.fields import CITATIONS, every_text, is_empty, normalised, texts_of
+from trellis.artifacts.structuring.grounding import Grounded
+from trellis.artifacts.structuring.material import Material
+from trellis.artifacts.structuring.rules import broken
+from trellis.artifacts.structuring.targets import Names, Resolved, prose
+from trellis.artifacts.structuring.task import Prompt, Task
+from trellis.artifacts.structuring.telling import Quotes, drafted
+from trellis.artifacts.structuring.wording import PLACEHOLDERS, RATIONALE, clipped, say
+from trellis.nlm.citations import EXCERPT_CHARS_MAX, verify
+from trellis.nlm.provider import Answer, Citation, Language, Source
+from trellis.nlm.sentences import sentences
+from trellis.nlm.words import stems
+from trellis.storage.memory import markdown
+
+RESOLVED = "resolved"
+SHOWN_CHARS_MAX = 300
+EVIDENCE_MAX = 10
+COMPARED_MAX = 300
+DENIED_MAX = 40
+STATEMENTS_MAX = 60
+CONTRADICTIONS_MAX = 10
+SHARED_STEMS_MIN = 2
+FIELD_CHARS_MAX = 500
+LIMITS = {
+    "summary": SUMMARY_CHARS_MAX,
+    "reasoning": REASONING_CHARS_MAX,
+    "target": TARGET_CHARS_MAX,
+    "text": TEXT_BYTES_MAX,
+}
+NEEDED = ("action", "summary", "text")
+
+
+def preprocess(task: Task, payload: PreprocessPayload, prompt: Prompt, grounded: Grounded) -> Draft:
+    """The draft with everything that was found about it."""
+    original = payload.proposal_draft
+    plain: dict[str, Any] = normalised(original)
+    known = Known(task.snapshot.entities)
+    names = Names(task.snapshot, known)
+    sources = task.snapshot.corpus()
+    matches = _matches(known, plain)
+    target, target_issues = _target(plain, names, prompt.language)
+    material = Material(sources)
+    evidence = _evidence(plain, material)
+    cited, citation_issues = _citations(plain.get(CITATIONS), sources, prompt.language)
+    contradicted, quoted = _contradictions(plain, material, prompt.language)
+    found = [broken(rule, plain, names, prompt.language) for rule in payload.validation_rules]
+    issues = [
+        *_field_issues(plain, prompt.language),
+        *target_issues,
+        *(issue for issue in found if issue),
+        *citation_issues,
+        *contradicted,
+        *_evidence_issues(grounded, (*cited, *quoted, *evidence), prompt.language),
+        *(_replaced(plain, prompt.language)),
+    ]
+    quotes = Quotes()
+    quotes.cite((*cited, *quoted, *grounded.citations, *evidence))
+    content = {
+        "original": original,
+        "enriched": _enriched(plain, target, names, matches, (*cited, *grounded.citations, *evidence), prompt.language),
+        "issues": [issue.model_dump(mode="json") for issue in dict.fromkeys(issues)][:ITEMS_MAX],
+        "entity_matches": [
+            {"text": match.text, "entity_id": match.slug, "confidence": match.confidence} for match in _once(matches)
+        ],
+    }
+    worst = {issue.severity for issue in issues}
+    return drafted(
+        ArtifactType.PREPROCESSED_PROPOSAL,
+        content,
+        quotes,
+        tags=["proposal", *(f"has-{one.value}" for one in Severity if one in worst), *grounded.tags, prompt.language],
+        entity_refs=[slug for slug in known.names if any(match.slug == slug for match in matches)],
+    )
+
+
+def _enriched(
+    plain: Mapping[str, Any],
+    target: Resolved | None,
+    names: Names,
+    matches: Sequence[Match],
+    citations: Sequence[Citation],
+    language: Language,
+) -> dict[str, Any]:
+    """The plain draft with its target by its full name, and beside it what was found."""
+    enriched = dict(plain)
+    if target is not None:
+        enriched["target"] = names.text_of(target)
+    evidence = dict.fromkeys((one.ref, one.excerpt) for one in citations)
+    enriched[RESOLVED] = {
+        "target": None if target is None else target.to_dict(),
+        "entities": list(dict.fromkeys(match.slug for match in matches)),
+        "evidence": [{"ref": ref, "excerpt": excerpt} for ref, excerpt in list(evidence)[:EVIDENCE_MAX]],
+        "language": language.value,
+    }
+    return enriched
+
+
+def _matches(known: Known, plain: Mapping[str, Any]) -> list[Match]:
+    texts = [text for path, text in every_text(plain).items() if path.partition(".")[0] != CITATIONS]
+    return [match for text in texts for match in known.matches(text)]
+
+
+def _once(matches: Sequence[Match]) -> list[Match]:
+    """Each wording of each entity once, the surest first."""
+    first: dict[tuple[str, str], Match] = {}
+    for match in matches:
+        known = first.get((match.text, match.slug))
+        if known is None or known.confidence < match.confidence:
+            first[match.text, match.slug] = match
+    return sorted(first.values(), key=lambda match: (-match.confidence, match.slug, match.text))[:ITEMS_MAX]
+
+
+def _target(plain: Mapping[str, Any], names: Names, language: Language) -> tuple[Resolved | None, list[Issue]]:
+    value = plain.get("target")
+    if is_empty(value):
+        return None, [_issue("target", Severity.ERROR, say(language, "target_missing"))]
+    if not isinstance(value, str):
+        return None, [_issue("target", Severity.ERROR, say(language, "field_not_text"))]
+    found = names.resolve(value, plain.get("action"))
+    if len(found) == 1:
+        return found[0], []
+    shown = clipped(value, SHOWN_CHARS_MAX)
+    if not found:
+        return None, [_issue("target", Severity.WARNING, say(language, "target_unresolved", value=shown))]
+    return None, [
+        _issue("target", Severity.WARNING, say(language, "target_ambiguous", value=shown, found=prose(found)))
+    ]
+
+
+def _field_issues(plain: Mapping[str, Any], language: Language) -> Iterator[Issue]:
+    for name in NEEDED:
+        if name not in plain:
+            yield _issue(name, Severity.WARNING, say(language, "field_missing"))
+    action = plain.get("action")
+    if not is_empty(action) and action not in list(SafeOutput):
+        known = ", ".join(SafeOutput)
+        shown = clipped(str(action), SHOWN_CHARS_MAX)
+        yield _issue("action", Severity.ERROR, say(language, "action_unknown", value=shown, known=known))
+    if not any(name.casefold() in RATIONALE and not is_empty(value) for name, value in plain.items()):
+        yield _issue("rationale", Severity.WARNING, say(language, "rationale_missing"))
+    for path, text in every_text(plain).items():
+        yield from _text_issues(path, text, language)
+
+
+def _text_issues(path: str, text: str, language: Language) -> Iterator[Issue]:
+    if not text.strip():
+        yield _issue(path, Severity.WARNING, say(language, "field_empty"))
+    limit = LIMITS.get(path, TEXT_BYTES_MAX)
+    if len(text) > limit:
+        yield _issue(path, Severity.ERROR, say(language, "field_long", size=len(text), limit=limit))
+    if problem := markdown.problem_in(text):
+        yield _issue(path, Severity.ERROR, say(language, "field_unsafe", problem=problem))
+    if path.partition(".")[0] != CITATIONS and (left := PLACEHOLDERS.search(text.lower())):
+        yield _issue(path, Severity.WARNING, say(language, "placeholder", text=left[0]))
+
+
+def _citations(
+    value: object, sources: tuple[Source, ...], language: Language
+) -> tuple[tuple[Citation, ...], list[Issue]]:
+    """The draft's own citations that stand in their sources, and what is wrong with the others."""
+    if is_empty(value):
+        return (), []
+    if not isinstance(value, list):
+        return (), [_issue(CITATIONS, Severity.WARNING, say(language, "citation_shape"))]
+    kept: list[Citation] = []
+    issues: list[Issue] = []
+    for at, item in enumerate(cast("list[object]", value)[:ITEMS_MAX]):
+        one = cast("dict[str, object]", item) if isinstance(item, dict) else {}
+        ref, excerpt = one.get("ref"), one.get("excerpt")
+        if not isinstance(ref, str) or not isinstance(excerpt, str):
+            issues.append(_issue(f"{CITATIONS}.{at}", Severity.WARNING, say(language, "citation_shape")))
+            continue
+        claimed = Citation(ref, excerpt[: EXCERPT_CHARS_MAX + 1])
+        verified = verify(Answer(text="", citations=(claimed,)), sources).citations
+        kept += verified
+        if not verified:
+            shown = {"ref": clipped(ref, SHOWN_CHARS_MAX), "text": clipped(excerpt, SHOWN_CHARS_MAX)}
+            message = say(language, "citation_not_found", **shown)
+            issues.append(_issue(f"{CITATIONS}.{at}", Severity.WARNING, message))
+    return tuple(kept), issues
+
+
+def _contradictions(
+    plain: Mapping[str, Any], material: Material, language: Language
+) -> tuple[list[Issue], list[Citation]]:
+    """Where a source gives another figure, or denies what the draft says; both are for a person to judge."""
+    said = _statements(plain)
+    fields = {one.ref: path for path, one in said}
+    shared = frozenset[str]().union(*(one.stems for _, one in said))
+    near = [
+        comparing.statement(told.ref, told.excerpt)
+        for told in material.all()
+        if len(shared & frozenset(stems(told.shown))) >= SHARED_STEMS_MIN
+    ][:COMPARED_MAX]
+    ours = [one for _, one in said]
+    pairs = [*comparing.against(ours, near), *(pair for one in ours for pair in _denied(one, near))]
+    issues: list[Issue] = []
+    quoted: list[Citation] = []
+    for pair in pairs[:CONTRADICTIONS_MAX]:
+        mine, theirs = (pair.first, pair.second) if pair.first.ref in fields else (pair.second, pair.first)
+        shown = clipped(theirs.excerpt, LINE_CHARS_MAX // 2)
+        message = say(language, f"contradiction_{pair.kind}", text=shown, ref=theirs.ref)
+        issues.append(_issue(fields[mine.ref], Severity.WARNING, message))
+        quoted.append(Citation(theirs.ref, theirs.excerpt))
+    return issues, quoted
+
+
+def _statements(plain: Mapping[str, Any]) -> list[tuple[str, comparing.Statement]]:
+    """The sentences of the draft with the path of their field; no ref of a source begins with a line break."""
+    return [
+        (path, comparing.statement(f"\n{path}\n{at}", sentence.shown))
+        for path, text in texts_of(plain).items()
+        for at, sentence in enumerate(sentences(text, 0, len(text)))
+    ][:STATEMENTS_MAX]
+
+
+def _denied(one: comparing.Statement, near: Sequence[comparing.Statement]) -> list[comparing.Conflict]:
+    close = sorted(near, key=lambda other: (-len(one.stems & other.stems), other.ref, other.excerpt))[:DENIED_MAX]
+    pairs = comparing.denials(one.excerpt, [one], close)
+    return [pair for pair in pairs if one in (pair.first, pair.second)]
+
+
+def _evidence(plain: Mapping[str, Any], material: Material) -> list[Citation]:
+    """For each sentence of the draft the sentence of the sources that is nearest to it, if one is near."""
+    found = [material.find(one.excerpt).chosen[:1] for _, one in _statements(plain)[:EVIDENCE_MAX]]
+    return [Citation(one.told.ref, one.told.excerpt) for some in found for one in some]
+
+
+def _evidence_issues(grounded: Grounded, shown: Sequence[Citation], language: Language) -> Iterator[Issue]:
+    if not grounded.citations and not shown:
+        yield _issue("draft", Severity.INFO, say(language, "no_evidence"))
+    if grounded.dropped:
+        yield _issue("draft", Severity.INFO, say(language, "model_dropped"))
+
+
+def _replaced(plain: Mapping[str, Any], language: Language) -> Iterator[Issue]:
+    if RESOLVED in plain:
+        yield _issue(RESOLVED, Severity.INFO, say(language, "field_replaced"))
+
+
+def _issue(field: str, severity: Severity, message: str) -> Issue:
+    return Issue(field=field[:FIELD_CHARS_MAX] or "draft", severity=severity, message=clipped(message, LINE_CHARS_MAX))

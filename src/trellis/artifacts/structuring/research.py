@@ -1,0 +1,269 @@
+"""A research brief: what the sources say to a query, what follows from it there, and what stays open (RESEARCH_BRIEF).
+
+Every sentence of a section, every conclusion and every quoted question is a source's own; only the title, the first sentence of the
+summary and the words around an unanswered part are ours, and they hold no fact. No sentence stands in two of sections, conclusions
+and open questions.
+"""
+
+# ruff: noqa: RUF001 - Ukrainian
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trellis.agents.offline import comparing
+from trellis.agents.offline.wording import language_of
+from trellis.artifacts.content import LINE_CHARS_MAX, TITLE_CHARS_MAX, ArtifactType, Draft
+from trellis.artifacts.payloads import ResearchPayload
+from trellis.artifacts.structuring.entities import Known
+from trellis.artifacts.structuring.grounding import Grounded
+from trellis.artifacts.structuring.material import Chosen, Found, Material, Told, parts_of
+from trellis.artifacts.structuring.task import Prompt, Task
+from trellis.artifacts.structuring.telling import Quotes, drafted, told_text
+from trellis.artifacts.structuring.wording import clipped, say
+from trellis.nlm.extractive import COVERAGE_CONFIDENT
+from trellis.nlm.provider import Source
+from trellis.nlm.stitching import HEADINGS_JOINED
+from trellis.storage.memory.layout import OPEN_LOOPS
+
+TITLE_QUERY_CHARS = 120
+SENTENCES_EACH_MAX = 12
+SECTION_SENTENCES_MAX = 10
+SENTENCES_MAX = 100
+"""Of all sections: with citations, conclusions and open questions every one of them has its place among the artifact's sources."""
+CONCLUSIONS_MAX = 6
+OPEN_MAX = 10
+DISPUTES_MAX = 4
+SUMMARY_SENTENCES = 3
+COMPARED_MAX = 60
+OPEN_SHARE_MIN = 0.3
+MISSING_WORDS_MAX = 8
+_PROPER = re.compile(r"(?<=[^\W\d_] )[^\W\d_a-zа-яєіїґ][^\W\d_]+(?!\w|-\d)")
+"""A name in the middle of a sentence: two statements that share nothing else are not about one matter."""
+
+
+@dataclass(slots=True)
+class _Section:
+    """Sentences of one source under one path of headings."""
+
+    score: float
+    best: tuple[str, int]
+    """The place of the sentence that it is there for, which may be told elsewhere."""
+    sentences: dict[tuple[str, int], Told] = field(default_factory=dict[tuple[str, int], Told])
+
+    @property
+    def has_best(self) -> bool:
+        return self.best in self.sentences
+
+
+def research(task: Task, payload: ResearchPayload, prompt: Prompt, grounded: Grounded) -> Draft:
+    """The brief. Without anything in the sources it has no sections, and says so."""
+    material = Material(prompt.corpus(), exclude=payload.constraints.exclude)
+    parts = [*parts_of(payload.query), *payload.constraints.focus]
+    found = [] if grounded.refused else [material.find(part) for part in parts]
+    quotes = Quotes()
+    quotes.cite(grounded.citations)
+    chosen = _chosen(material, found, grounded)
+    disputes = _disputes(found, [told for one in chosen for told in material.beside(one.told)])
+    disputed = [one for pair in disputes for one in (pair.first, pair.second)]
+    concluded = _conclusions(found, chosen, {one.place for one in disputed})
+    sections = _sections(material, chosen, concluded, payload.constraints.max_sections)
+    told = {place for section in sections for place in section.sentences}
+    concluded = [one for one in concluded if one.place not in told]
+    opened = _open(material, [one.part for one in found], {*told, *(one.place for one in concluded)})
+    unmet = _unmet(prompt, payload, parts, found, grounded)
+    loops = _loops(task, payload.query)
+    for one in (*_all(sections), *concluded, *disputed, *opened, *loops):
+        quotes.add(one.ref, one.excerpt)
+    content = {
+        "title": clipped(
+            say(prompt.language, "research_title", query=clipped(payload.query, TITLE_QUERY_CHARS)), TITLE_CHARS_MAX
+        ),
+        "summary": _summary(prompt, sections, [*disputed[:2], *concluded[:1]], grounded),
+        "sections": [_shown(prompt, section) for section in sections],
+        "conclusions": [_quoted(prompt, one) for one in concluded],
+        "open_questions": _lines(
+            [
+                *unmet,
+                *(_dispute(prompt, pair) for pair in disputes),
+                *(_quoted(prompt, one) for one in (*opened, *loops)),
+            ]
+        ),
+    }
+    tags = ["research", *(["disputed"] if disputes else []), *(["partial"] if unmet and sections else [])]
+    return drafted(
+        ArtifactType.RESEARCH_BRIEF,
+        content,
+        quotes,
+        tags=[*tags, *(["nothing-found"] if not sections else []), *grounded.tags, prompt.language.value],
+        entity_refs=Known(task.snapshot.entities).occurring(_whole(content)),
+    )
+
+
+def _whole(content: Mapping[str, object]) -> str:
+    return "\n".join(str(value) for value in content.values())
+
+
+def _chosen(material: Material, found: list[Found], grounded: Grounded) -> list[Chosen]:
+    """What the provider cited, then what the sources hold about each part; each sentence once."""
+    best = max((one.score for part in found for one in part.chosen), default=1.0)
+    cited = [Chosen(told, best) for told in material.cited(grounded.citations)]
+    first: dict[tuple[str, int], Chosen] = {}
+    for one in (*cited, *(one for part in found for one in part.chosen[:SENTENCES_EACH_MAX])):
+        known = first.get(one.told.place)
+        if known is None or known.score < one.score:
+            first[one.told.place] = one
+    return list(first.values())
+
+
+def _conclusions(found: list[Found], chosen: list[Chosen], disputed: set[tuple[str, int]]) -> list[Told]:
+    """Sentences that conclude, about what was asked, the best first. What another source denies is no conclusion."""
+    fitting = [*chosen, *(one for part in found for one in part.chosen)]
+    fitting.sort(key=lambda one: -one.score)
+    first = {
+        one.told.shown: one.told for one in reversed(fitting) if one.told.concludes and one.told.place not in disputed
+    }
+    return list(reversed(first.values()))[:CONCLUSIONS_MAX]
+
+
+def _sections(material: Material, chosen: list[Chosen], concluded: list[Told], sections_max: int) -> list[_Section]:
+    """What is told, by source and heading, the best section first. A section is not emptied for the sake of a conclusion."""
+    moved = {one.place for one in concluded}
+    left = SENTENCES_MAX
+    made: dict[tuple[str, tuple[str, ...]], _Section] = {}
+    for one in sorted(chosen, key=lambda one: -one.score):
+        section = made.setdefault((one.told.ref, one.told.headings), _Section(one.score, one.told.place))
+        for told in material.beside(one.told):
+            new = told.place not in section.sentences and not told.is_open
+            if new and left and len(section.sentences) < SECTION_SENTENCES_MAX:
+                section.sentences[told.place] = told
+                left -= 1
+    made = {key: section for key, section in made.items() if section.sentences}
+    for section in made.values():
+        rest = {place: told for place, told in section.sentences.items() if place not in moved}
+        section.sentences = rest or section.sentences
+    ordered = sorted(made.values(), key=lambda section: -section.score)
+    return ordered[:sections_max]
+
+
+def _all(sections: list[_Section]) -> Iterable[Told]:
+    return (told for section in sections for told in section.sentences.values())
+
+
+def _shown(prompt: Prompt, section: _Section) -> dict[str, object]:
+    told = sorted(section.sentences.values(), key=lambda one: one.sentence.start)
+    titles = {source.ref: source.title for source in prompt.sources}
+    heading = HEADINGS_JOINED.join(told[0].headings) or titles.get(told[0].ref) or told[0].ref
+    return {"heading": clipped(heading, TITLE_CHARS_MAX), "body": told_text(told), "sources": [told[0].ref]}
+
+
+def _summary(prompt: Prompt, sections: list[_Section], weighty: list[Told], grounded: Grounded) -> str:
+    """How much was found, and the sentences that say most: both sides where sources may not agree."""
+    if not sections and not grounded.own_words:
+        what = "nothing_summary" if prompt.sources else "no_sources_summary"
+        return say(prompt.language, what, read=len(prompt.sources))
+    refs = {told.ref for told in (*_all(sections), *weighty)}
+    opening = say(prompt.language, "found_summary", refs=len(refs), read=len(prompt.sources))
+    if len(weighty) > 1:
+        opening = f"{opening} {say(prompt.language, 'disputed_summary')}"
+    if grounded.own_words:
+        return f"{opening} {grounded.own_words}"
+    best = [*weighty, *(section.sentences[section.best] for section in sections if section.has_best)]
+    best = best or [one for section in sections for one in list(section.sentences.values())[:1]]
+    prose = [one for one in best if one in weighty or not (one.sentence.row or one.shown.endswith(":"))] or best
+    shown = dict.fromkeys(told_text([one]) for one in prose)
+    return "\n\n".join((opening, *list(shown)[:SUMMARY_SENTENCES]))
+
+
+def _unmet(
+    prompt: Prompt, payload: ResearchPayload, parts: list[str], found: list[Found], grounded: Grounded
+) -> list[str]:
+    """What was asked for and is not there: sources, parts, and words of parts."""
+    there = {source.ref for source in prompt.sources}
+    made = [say(prompt.language, "missing_source", ref=ref) for ref in payload.sources if ref not in there]
+    if grounded.refused:
+        return [*made, *(say(prompt.language, "unanswered", part=part) for part in parts)]
+    for one in found:
+        said = grounded.says(one.part)
+        if not one.answered and not said:
+            made.append(say(prompt.language, "unanswered", part=one.part))
+        elif one.missing and one.covered < COVERAGE_CONFIDENT and not said:
+            words = ", ".join(one.missing[:MISSING_WORDS_MAX])
+            made.append(say(prompt.language, "partly", part=one.part, words=words))
+    return made
+
+
+def _open(material: Material, parts: list[str], told: set[tuple[str, int]]) -> list[Told]:
+    """The sources' own open questions about what was asked, the nearest first."""
+    near = [(_nearness(material, one, parts), one) for one in material.all() if one.is_open and one.place not in told]
+    near = [(share, one) for share, one in near if share >= OPEN_SHARE_MIN]
+    near.sort(key=lambda pair: (-pair[0], pair[1].place))
+    return list({one.shown: one for _, one in reversed(near)}.values())[::-1][:OPEN_MAX]
+
+
+def _nearness(material: Material, told: Told, parts: Sequence[str]) -> float:
+    """How near a sentence is to what was asked. Across languages words do not meet: there an item that both name is enough."""
+    shares = [material.share(told, part) for part in parts]
+    for part in parts:
+        foreign = language_of(part) is not language_of(told.shown)
+        if foreign and not comparing.names_in(part).isdisjoint(comparing.names_in(told.shown)):
+            shares.append(OPEN_SHARE_MIN)
+    return max(shares, default=0.0)
+
+
+def _loops(task: Task, query: str) -> list[Told]:
+    """Open loops of the agent's memory about what was asked."""
+    files = [Source(file.ref, file.text) for file in task.snapshot.memory.files if file.ref.endswith(OPEN_LOOPS)]
+    texts = {file.ref: file.text for file in files}
+    memory = Material(tuple(files))
+    near = [(_nearness(memory, one, parts_of(query)), one) for one in memory.all() if one.sentence.row]
+    kept = [(share, one) for share, one in near if share >= OPEN_SHARE_MIN and not _is_closed(texts[one.ref], one)]
+    return [one for _, one in sorted(kept, key=lambda pair: (-pair[0], pair[1].place))][:OPEN_MAX]
+
+
+def _is_closed(text: str, told: Told) -> bool:
+    line = text.rfind("\n", 0, told.sentence.start) + 1
+    return "[x]" in text[line : told.sentence.start].lower()
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispute:
+    """Two sentences that may not agree, and how."""
+
+    kind: comparing.Kind
+    first: Told
+    second: Told
+
+
+def _disputes(found: list[Found], near: Iterable[Told]) -> list[_Dispute]:
+    """Pairs of sentences about what was asked that may not agree."""
+    told = [one for one in {one.place: one for one in near}.values() if not one.is_open][:COMPARED_MAX]
+    by_excerpt = {(one.ref, one.excerpt): one for one in told}
+    statements = [comparing.statement(one.ref, one.excerpt) for one in told]
+    pairs = [pair for one in found for pair in comparing.denials(_PROPER.sub(" ", one.part), statements, ())]
+    pairs += comparing.conflicts([one for one in statements if one.figures])
+    first = {frozenset((pair.first.excerpt, pair.second.excerpt)): pair for pair in reversed(pairs)}
+    return [
+        _Dispute(pair.kind, *(by_excerpt[one.ref, one.excerpt] for one in (pair.first, pair.second)))
+        for pair in list(reversed(first.values()))[:DISPUTES_MAX]
+    ]
+
+
+def _dispute(prompt: Prompt, pair: _Dispute) -> str:
+    first, second = pair.first, pair.second
+    return say(
+        prompt.language,
+        pair.kind.value,
+        first=first.shown,
+        first_ref=first.ref,
+        second=second.shown,
+        second_ref=second.ref,
+    )
+
+
+def _quoted(prompt: Prompt, told: Told) -> str:
+    return say(prompt.language, "quoted", text=told.shown, ref=told.ref)
+
+
+def _lines(found: Iterable[str]) -> list[str]:
+    return [clipped(line, LINE_CHARS_MAX) for line in dict.fromkeys(found)]

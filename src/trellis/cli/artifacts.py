@@ -1,0 +1,109 @@
+"""`trellis artifacts`: what queue jobs left behind, and removing what is old."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from trellis.artifacts.content import ArtifactType
+from trellis.artifacts.errors import ArtifactNotFound
+from trellis.artifacts.registry import CLEANUP_MAX
+from trellis.artifacts.rows import Row
+from trellis.cli import over_http, values
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.instances import opened, operator
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Column, age
+from trellis.instance import Instance
+
+PAGE = 200
+
+TypeOption = Annotated[str | None, typer.Option("--type", help="Only this type, such as BRIEF.")]
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    made = group(
+        program, "artifacts", section="Agents", help_="What queue jobs left behind; clean up what is old.", lists=True
+    )
+    command(made, "list", over_http=over_http.list_artifacts)(list_artifacts)
+    command(made, "show", over_http=over_http.show_artifact)(show_artifact)
+    command(made, "cleanup", over_http=over_http.clean_up_artifacts)(clean_up)
+
+
+async def list_artifacts(
+    cli: Cli,
+    type_: TypeOption = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only that of this job.")] = None,
+    limit: LimitOption = LIMIT_DEFAULT,
+) -> None:
+    """List finalized artifacts, newest first; those of jobs that are not complete are not shown."""
+    wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
+    async with opened(cli) as instance:
+        now = await instance.ledger.now()
+        found = await _rows(instance, wanted, kind, job)
+        records = [instance.artifacts.fields(row) for row in found]
+    if cli.out.as_json:
+        for record in records:
+            cli.out.record(record)
+        return
+    columns = [
+        Column[Row](title="ARTIFACT", cell=lambda row: row.artifact_id),
+        Column[Row](title="TYPE", cell=lambda row: row.type.value),
+        Column[Row](title="AGE", cell=lambda row: age(row.changed_at, now), right=True),
+        Column[Row](title="OF", cell=lambda row: f"{row.agent_slug}: job {row.job_id}", gives_way=True),
+    ]
+    cli.out.listing(found, columns, empty="No artifacts.")
+
+
+async def _rows(instance: Instance, wanted: int, kind: ArtifactType | None, job: str | None) -> list[Row]:
+    found, cursor = list[Row](), None
+    while True:
+        page = await instance.artifacts.page(
+            limit=min(PAGE, wanted - len(found)), cursor=cursor, type_=kind, job_id=job
+        )
+        found += page.rows
+        cursor = page.cursor
+        if cursor is None or len(found) >= wanted:
+            return found
+
+
+async def show_artifact(
+    cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")]
+) -> None:
+    """One artifact with its content and its sources."""
+    async with opened(cli) as instance:
+        document = await instance.artifacts.read(id_)
+    if document is None:
+        raise ArtifactNotFound(artifact=id_)
+    if cli.out.as_json:
+        cli.out.record(document)
+    else:
+        cli.out.line(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+async def clean_up(
+    cli: Cli,
+    *,
+    older_than_days: Annotated[
+        int | None, typer.Option("--older-than-days", metavar="N", help="Finalized more than N days ago.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which they are.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    limit: LimitOption = CLEANUP_MAX,
+) -> None:
+    """Remove old artifacts for good, the oldest first; each is one audited event.
+
+    Without --older-than-days the setting `artifact_days` says how old (90 days). Younger ones are never removed.
+    """
+    wanted = values.limit(limit, CLEANUP_MAX)
+    check_days(older_than_days)
+    actor = operator(cli, "clean up old artifacts")
+    async with opened(cli) as instance:
+        artifacts = instance.artifacts
+        done = await artifacts.cleanup(actor, older_than_days=older_than_days, limit=wanted, dry_run=True)
+        if done.rows and not dry_run:
+            confirm(len(done.rows), yes=yes)
+            done = await artifacts.cleanup(actor, older_than_days=older_than_days, limit=wanted)
+    say_cleaned(cli, [row.artifact_id for row in done.rows], days=done.older_than_days, dry_run=dry_run, more=done.more)

@@ -1,0 +1,84 @@
+"""The part of `trellis submit` that is about the job queue: RESEARCH, BRIEF and PROPOSAL_PREPROCESS are an agent's, and become an artifact."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from trellis.artifacts.content import JobType
+from trellis.cli.instances import opened, owner
+from trellis.cli.invocation import Cli
+from trellis.engine.errors import IdempotencyMismatch, OptionInvalid
+from trellis.engine.jobs import Mismatch, Submitted
+from trellis.lifecycles import Role
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.worker.kinds import read_job
+
+KEY_SCOPE = "trellis submit"
+
+AgentOption = Annotated[
+    str | None, typer.Option("--agent", metavar="SLUG", help="Whose RESEARCH, BRIEF or PROPOSAL_PREPROCESS it is.")
+]
+EntityOption = Annotated[
+    list[str] | None, typer.Option("--entity", metavar="SLUG", help="An entity it is about; again for another.")
+]
+RunOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="The agent's run that it belongs to.")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForAgent:
+    """What only a job of the job queue is told."""
+
+    agent: str | None
+    entity: list[str] | None
+    run: str | None
+
+    def asked(self, type_: str, payload: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The request as a gateway takes it; raises OptionInvalid for what nobody can choose there."""
+        for option, name in (("--id", "job_id"), ("--app", "app")):
+            if given.get(name) is not None:
+                expected = "it is not for the job queue; leave it out"
+                raise OptionInvalid(option=option, value=given[name], expected=expected)
+        beside = {"agent_slug": self.agent, "entity_refs": self.entity, "run_id": self.run}
+        said = {name: value for name, value in given.items() if name not in _NOT_ASKED}
+        body: dict[str, Any] = {"job_type": type_, "payload": payload, **beside, **said}
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else value
+            for name, value in body.items()
+            if value is not None
+        }
+
+    def refuse(self) -> None:
+        """Raise OptionInvalid for what another kind of job has not."""
+        for option, value in (("--agent", self.agent), ("--entity", self.entity), ("--run", self.run)):
+            if value:
+                kinds = ", ".join(kind.value for kind in JobType)
+                raise OptionInvalid(option=option, value=value, expected=f"it is for {kinds} alone")
+
+
+_NOT_ASKED = frozenset({"idempotency_key", "job_id", "lifecycle", "app"})
+
+
+def is_queue_job(type_: str, lifecycle: str | None) -> bool:
+    """Whether this type is the job queue's; `--lifecycle leased-job` says that a worker's of the same name is meant."""
+    return lifecycle in {None, QUEUE_JOB.name} and type_ in {kind.value for kind in JobType}
+
+
+async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:
+    """Check the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
+    owner(cli, "submit a job of the job queue")
+    async with opened(cli) as instance:
+        job = await read_job(asked, instance.making)
+        if key is not None:
+            said = json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()
+            job = replace(
+                job, idempotency_key=key, idempotency_scope=KEY_SCOPE, fingerprint=hashlib.sha256(said).digest()
+            )
+        (answer,) = await instance.ledger.submit(instance.actor(Role.GATEWAY), [job])
+    if isinstance(answer, Mismatch):
+        raise IdempotencyMismatch(key=key, job_id=answer.job_id)
+    return answer

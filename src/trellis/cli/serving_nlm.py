@@ -1,0 +1,120 @@
+"""The part of `trellis up` that is the NLM backend: inside the process that has the gateway, or alone.
+
+Embedded it is there for this process: its address is its own business, so another free port does as well, and without a key that it needs
+it is left out with a word. Asked for by name it starts as it is set, or not at all.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+
+from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.problems import without_password
+from trellis.cli.together import together
+from trellis.cli.up import NLM, say_ready
+from trellis.engine.errors import KeyUnusable
+from trellis.identity import TrustedKey
+from trellis.nlm_backend import Backend, open_backend
+from trellis.nlm_backend.backend import ledger_place
+from trellis.settings import Settings
+from trellis.web.server import Listening, ListenRefused, ServerOptions, listen, serve_gateway
+from trellis.wiring import is_key_configured, make_development_key, process_name, trusted_keys
+
+LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NlmPlace:
+    """Where the backend listens, and whom it lets in."""
+
+    options: ServerOptions
+    listening: Listening
+    keys: Sequence[TrustedKey]
+
+    async def serve(self, backend: Backend, stop: asyncio.Event, *, alone: Cli | None = None) -> None:
+        """Answer and work until `stop` is set."""
+        app = backend.app(self.keys)
+        ready = None if alone is None else lambda: say_ready(alone)
+        answering = serve_gateway(app, self.listening, self.options, stop, ready=ready)
+        await together(stop, answering, backend.serve(stop))
+
+
+async def serve_nlm_alone(cli: Cli, stop: asyncio.Event) -> None:
+    """The backend and nothing else. The main ledger is not opened: only the key beside it may be needed."""
+    settings = cli.settings
+    if sqlite_path(cli.url) is not None and not (is_key_configured(settings) and settings.callback_key_file):
+        make_development_key(cli.url)
+    place = _place(settings, trusted_keys(cli.url, settings))
+    try:
+        async with open_backend(settings, cli.url, name=process_name(NLM)) as backend:
+            url = ledger_place(settings, cli.url)
+            cli.out.line(f"ledger    {without_password(url, url)}")
+            cli.out.line(f"nlm       {place.listening.url}")
+            if not place.listening.is_local and place.listening.tls is None:
+                cli.out.note(
+                    "tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS"
+                )
+            await place.serve(backend, stop, alone=cli)
+    finally:
+        place.listening.close()
+
+
+def take_place(cli: Cli, roles: frozenset[str] | None, keys: Sequence[TrustedKey]) -> NlmPlace | None:
+    """The address of a backend in this process, taken before anything begins; None when there is to be none."""
+    if roles is not None:
+        return _place(cli.settings, keys or trusted_keys(cli.url, cli.settings)) if NLM in roles else None
+    if not keys or cli.settings.nlm_backend is not None:
+        return None
+    try:
+        return _place(cli.settings, keys)
+    except ListenRefused:
+        if "nlm_port" in cli.settings.model_fields_set:
+            raise
+        return _place(cli.settings.model_copy(update={"nlm_port": 0}), keys)
+
+
+def addressed(settings: Settings, gateway: Listening | None, nlm: NlmPlace | None) -> Settings:
+    """The settings with the addresses that this process has, where none are set: its parts find each other by them."""
+    found = {
+        "gateway": settings.gateway or (None if gateway is None else _own_address(gateway)),
+        "nlm_backend": settings.nlm_backend or (None if nlm is None else _own_address(nlm.listening)),
+    }
+    return settings.model_copy(update=found)
+
+
+async def open_embedded(
+    cli: Cli, settings: Settings, place: NlmPlace | None, stack: AsyncExitStack, *, asked_for: bool
+) -> Backend | None:
+    """The backend of this process, closed with the stack; None, and a line that says why, when a key for it is missing."""
+    if place is None:
+        return None
+    try:
+        backend = await stack.enter_async_context(open_backend(settings, cli.url, name=process_name(NLM)))
+    except KeyUnusable as error:
+        if asked_for:
+            raise
+        place.listening.close()  # whoever comes learns at once that nobody is there
+        cli.out.line(f"nlm       none: {error.data['reason']}")
+        return None
+    cli.out.line(f"nlm       {place.listening.url}")
+    return backend
+
+
+def _place(settings: Settings, keys: Sequence[TrustedKey]) -> NlmPlace:
+    options = ServerOptions(host=settings.nlm_host, port=settings.nlm_port)
+    if settings.nlm_host not in LOCAL:  # a certificate is for a name that others use
+        options = replace(options, tls_cert_file=settings.tls_cert_file, tls_key_file=settings.tls_key_file)
+    return NlmPlace(options=options, listening=listen(options, key_configured=is_key_configured(settings)), keys=keys)
+
+
+def _own_address(listening: Listening) -> str:
+    """How this process itself reaches what it listens on: every address of the machine is also this one."""
+    scheme, _, rest = listening.url.partition("://")
+    host, _, port = rest.rpartition(":")
+    try:
+        anywhere = ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        anywhere = False
+    return f"{scheme}://127.0.0.1:{port}" if anywhere else listening.url

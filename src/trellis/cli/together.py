@@ -1,0 +1,14 @@
+"""Parts of one process that end together."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def together(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
+    """Until all have ended; when one fails, the others stop in good order and its error is raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    stop.set()
+    for task in tasks:
+        await task

@@ -1,0 +1,149 @@
+"""Artifacts: staged by the NLM backend, read by everybody who may, removed by an operator's cleanup (ART-1 to ART-8, D15, D25).
+
+There is no route that changes or deletes one. A staged artifact is there for whoever finalizes it and for no reader: here it is not found.
+"""
+
+import asyncio
+from typing import Annotated, Any
+
+import pydantic
+from fastapi import APIRouter, Path, Query, Response
+
+from trellis.artifacts.content import ArtifactType, Draft
+from trellis.artifacts.errors import ArtifactNotFound
+from trellis.artifacts.registry import CLEANUP_MAX
+from trellis.engine.errors import JobNotFound
+from trellis.engine.jobs import JOB_ID_PATTERN, JobId
+from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.owning import within_scope
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.reserving import reserve, say
+from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
+from trellis.storage.documents import encode
+from trellis.web.bodies import LargeBodyRoute
+from trellis.web.shapes import PROBLEMS
+
+DAYS_MAX = 36_500
+CLEANUP_DEFAULT = 200
+WRITE = "artifacts.write"
+WHOLE = "of the old artifacts"
+"""What a cleanup is about, for the message of a refusal."""
+
+router = APIRouter(tags=["artifacts"], route_class=LargeBodyRoute)
+
+
+class ArtifactAsked(Draft):
+    """An artifact for a job that waits for one. Without an epoch it is for the job's present attempt."""
+
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "job_id": "0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77",
+                    "epoch": 1,
+                    "type": "BRIEF",
+                    "entity_refs": ["bow"],
+                    "tags": ["brief"],
+                    "content": {"title": "Bows", "body": "Hair.", "entity_map": {"bow": "Bow"}, "word_count": 1},
+                    "sources": [{"ref": "sources/bows.md", "excerpt": "Hair."}],
+                }
+            ]
+        }
+    )
+
+    job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
+    epoch: int | None = pydantic.Field(None, ge=0, lt=2**53)
+
+
+class CleanupAsked(pydantic.BaseModel):
+    """Which artifacts to remove. Younger ones than the settings keep are never taken."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"older_than_days": 90, "dry_run": True}]}
+    )
+
+    older_than_days: int | None = pydantic.Field(None, ge=1, le=DAYS_MAX)
+    dry_run: bool = False
+    limit: int = pydantic.Field(CLEANUP_DEFAULT, ge=1, le=CLEANUP_MAX)
+
+
+@router.post(
+    "/artifacts",
+    status_code=201,
+    response_model=ArtifactStaged,
+    responses={**PROBLEMS, 200: {"model": ArtifactStaged, "description": "The job, or this attempt of it, has one."}},
+)
+async def stage(
+    body: ArtifactAsked,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires(WRITE)],
+    asked: Once,
+    response: Response,
+) -> dict[str, Any]:
+    """Stage the artifact of a job that waits for it. The job's artifact that is there already is the answer, whatever is sent."""
+    within_scope(caller, WRITE, body.job_id)
+    job = await instance.ledger.job(JobId(body.job_id))
+    if job is None:
+        raise JobNotFound(job_id=body.job_id)
+    await reserve(instance, asked, body.job_id)
+    staged = await instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch)
+    response.status_code = 201 if staged.created else 200
+    response.headers["Location"] = f"/artifacts/{staged.artifact_id}"
+    mark(response, replayed=not staged.created)
+    return {**instance.artifacts.fields(staged.row), "sha256": staged.sha256, "size": staged.size}
+
+
+@router.get("/artifacts", response_model=Page[ArtifactListed], responses=PROBLEMS)
+async def listing(
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("artifacts.read")],
+    type: Annotated[ArtifactType | None, Query()] = None,  # noqa: A002 - the word of the interface
+    job_id: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> dict[str, Any]:
+    """Finalized artifacts, newest first, without their content."""
+    found = await instance.artifacts.page(limit=limit, cursor=cursor, type_=type, job_id=job_id)
+    return page([instance.artifacts.fields(row) for row in found.rows], found.cursor)
+
+
+@router.get("/artifacts/{artifact_id}", response_model=Artifact, responses=PROBLEMS)
+async def one(
+    artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],
+    instance: InstanceOf,
+    _: Annotated[Caller, requires("artifacts.read")],
+) -> Response:
+    """One finalized artifact."""
+    document = await instance.artifacts.read(artifact_id)
+    if document is None:
+        raise ArtifactNotFound(artifact=artifact_id)
+    # It was checked when it was staged and never changes: it is written out as it is, and beside the event loop.
+    return Response(await asyncio.to_thread(encode, document), media_type="application/json")
+
+
+@router.post("/artifacts/cleanup", response_model=CleanedUpShape, responses=PROBLEMS)
+async def cleanup(
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("artifacts.cleanup")],
+    asked: Once,
+    response: Response,
+    body: CleanupAsked | None = None,
+) -> dict[str, Any]:
+    """Remove artifacts that are old enough, the oldest first; an operator's act, with one audit record for each."""
+    reservation = await reserve(instance, asked, WHOLE)
+    if reservation.answer is not None:
+        mark(response, replayed=True)
+        return reservation.answer
+    wish = body or CleanupAsked(older_than_days=None, limit=CLEANUP_DEFAULT)
+    done = await instance.artifacts.cleanup(
+        caller.actor, older_than_days=wish.older_than_days, limit=wish.limit, dry_run=wish.dry_run
+    )
+    told = {
+        "older_than_days": done.older_than_days,
+        "dry_run": done.dry_run,
+        "items": [instance.artifacts.fields(row) for row in done.rows],
+        "more": done.more,
+    }
+    await say(instance, asked, WHOLE, reservation, {"answer": told})
+    return told

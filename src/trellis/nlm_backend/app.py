@@ -1,0 +1,269 @@
+"""The HTTP of the NLM backend: jobs to process, questions to answer, and how it is (NLM-1, NLM-7, NLM-9).
+
+It keeps nothing: what was taken in is in the ledger when the answer goes out.
+"""
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pydantic
+from fastapi import APIRouter, FastAPI, Path, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from trellis.engine.errors import NotAllowed
+from trellis.engine.jobs import JOB_ID_PATTERN, Actor
+from trellis.identity import TrustedKey
+from trellis.nlm.asking import Asking
+from trellis.nlm.provider import QUESTION_CHARS_MAX, REF_CHARS_MAX, SOURCE_CHARS_MAX, SOURCES_MAX, Question, Source
+from trellis.nlm_backend import metrics
+from trellis.nlm_backend.callers import Door, refused, requires
+from trellis.nlm_backend.intake import Accepted, Intake
+from trellis.nlm_backend.orders import ProcessRequest
+from trellis.web import problems
+from trellis.web.bodies import BodiesUnderWay, LargeBodyRoute, StrictRoute
+from trellis.web.correlation import Correlation
+from trellis.web.limits import RateLimits
+from trellis.web.problems import Problem, correlation_of
+from trellis.web.shapes import PROBLEMS, ProblemShape
+
+QUERY_S = 60.0
+REQUESTS_PER_SECOND = 200.0
+BURST = 400
+DESCRIPTION = "Makes artifacts of queue jobs, and answers questions from sources and from nothing else."
+
+
+class ProcessRoute(StrictRoute):
+    """What cannot be read is 400 here; what can be read and does not fit is 422."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The strict handler. Refusals of ours that are no problem of reading are errors of their own kind."""
+        handle = super().get_route_handler()
+
+        async def answered(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Problem as problem:
+                if problem.code == "VALIDATION_FAILED":
+                    problem.code = "BAD_REQUEST"
+                raise
+
+        return answered
+
+
+jobs = APIRouter(tags=["jobs"], route_class=ProcessRoute)
+questions = APIRouter(tags=["questions"], route_class=LargeBodyRoute)
+system = APIRouter(tags=["system"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Desk:
+    """What the routes work with; in the app's state."""
+
+    intake: Intake
+    asking: Asking
+    metrics: metrics.Metrics
+
+
+class Taken(pydantic.BaseModel):
+    """The job is taken in, and its callback will come."""
+
+    accepted: Literal[True]
+    job_id: str
+    estimated_seconds: int
+
+
+class Done(pydantic.BaseModel):
+    """The job was done before; nothing was executed."""
+
+    job_id: str
+    epoch: int
+    status: Literal["COMPLETE"]
+    artifact_id: str
+    artifact_url: str
+    sha256: str
+    size: int
+
+
+class Failure(pydantic.BaseModel):
+    """Why there is no artifact."""
+
+    code: str
+    message: str
+
+
+class Failed(pydantic.BaseModel):
+    """The job ended without an artifact."""
+
+    job_id: str
+    epoch: int
+    status: Literal["FAILED"]
+    error: Failure
+
+
+class SourceIn(pydantic.BaseModel):
+    """A text that may be cited."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    ref: Annotated[str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX)]
+    text: Annotated[str, pydantic.Field(max_length=SOURCE_CHARS_MAX)]
+
+
+class QueryIn(pydantic.BaseModel):
+    """A question about sources."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"question": "Who made it?", "sources": [{"ref": "label.md", "text": "Made by Anna Koval in 1887."}]}
+            ]
+        },
+    )
+
+    question: Annotated[str, pydantic.Field(min_length=1, max_length=QUESTION_CHARS_MAX)]
+    sources: Annotated[list[SourceIn], pydantic.Field(max_length=SOURCES_MAX)]
+    agent: Annotated[str, pydantic.Field(min_length=1, max_length=200)] | None = None
+    """Questions of one agent are asked one after the other."""
+
+
+class CitationOut(pydantic.BaseModel):
+    """Where it stands: `text[start:end]` of the source is the excerpt."""
+
+    ref: str
+    excerpt: str
+    start: int
+    end: int
+
+
+class QueryOut(pydantic.BaseModel):
+    """A verified answer."""
+
+    answer: str
+    citations: list[CitationOut]
+    flags: list[str]
+    confident: bool
+
+
+class HealthOut(pydantic.BaseModel):
+    """How it is now."""
+
+    status: Literal["ok", "degraded"]
+    circuit: str
+    waiting: int
+    under_way: int
+
+
+@jobs.post(
+    "/jobs/process",
+    status_code=202,
+    response_model=Taken,
+    responses={
+        **PROBLEMS,
+        200: {"model": Done, "description": "It was done before in this epoch."},
+        400: {"model": ProblemShape, "description": "The body cannot be read."},
+        503: {
+            "model": ProblemShape,
+            "description": "Too much waits, or the provider is down; `Retry-After` says when.",
+        },
+    },
+)
+async def process(
+    body: ProcessRequest, request: Request, _: Annotated[Actor, requires("nlm.process")]
+) -> Response | Taken:
+    """Take a job in. The same job and epoch again is answered as before, and executed once."""
+    desk: Desk = request.app.state.desk
+    taken = await desk.intake.take(body, correlation_id=correlation_of(request) or "")
+    if isinstance(taken, Accepted):
+        return Taken(accepted=True, job_id=taken.job_id, estimated_seconds=taken.estimated_seconds)
+    return JSONResponse(taken.result)
+
+
+@jobs.get(
+    "/jobs/{job_id}/executions/{epoch}",
+    response_model=Done | Failed,
+    responses={**PROBLEMS, 202: {"model": Taken, "description": "It is under way."}},
+)
+async def execution(
+    job_id: Annotated[str, Path(pattern=JOB_ID_PATTERN)],
+    epoch: Annotated[int, Path(ge=0, lt=2**53)],
+    request: Request,
+    _: Annotated[Actor, requires("nlm.process")],
+) -> Response:
+    """How the last execution of a job in an epoch stands, for whoever misses its callback. Nothing is begun by asking."""
+    desk: Desk = request.app.state.desk
+    found = await desk.intake.look(job_id, epoch)
+    if found is None:
+        raise Problem("NOT_FOUND", f"No execution of job {job_id} in epoch {epoch} is known here.")
+    if isinstance(found, Accepted):
+        taken = Taken(accepted=True, job_id=found.job_id, estimated_seconds=found.estimated_seconds)
+        return JSONResponse(taken.model_dump(), 202)
+    return JSONResponse(found.result)
+
+
+@questions.post("/query", responses=PROBLEMS)
+async def query(body: QueryIn, request: Request, actor: Annotated[Actor, requires("nlm.query")]) -> QueryOut:
+    """Answer from the sources; every citation was found in its source, letter by letter."""
+    desk: Desk = request.app.state.desk
+    sources = tuple(Source(source.ref, source.text) for source in body.sources)
+    question = Question(text=body.question, sources=sources)
+    answer = await desk.asking.ask(question, agent=body.agent or actor.name, deadline_s=QUERY_S)
+    return QueryOut(
+        answer=answer.text,
+        citations=[
+            CitationOut(ref=one.ref, excerpt=one.excerpt, start=one.start, end=one.end) for one in answer.citations
+        ],
+        flags=list(answer.flags),
+        confident=answer.confident,
+    )
+
+
+@system.get("/health", responses={502: PROBLEMS[502]})
+async def health(request: Request) -> HealthOut:
+    """Whether jobs are taken in, and how many wait; needs no token."""
+    desk: Desk = request.app.state.desk
+    depth, circuit = await desk.intake.depth(), desk.intake.circuit
+    return HealthOut(
+        status="degraded" if circuit.closed_for_s() > 0 else "ok",
+        circuit=circuit.state.value,
+        waiting=0 if depth is None else depth.ready + depth.parked + depth.resting,
+        under_way=0 if depth is None else depth.held,
+    )
+
+
+@system.get("/metrics", response_class=PlainTextResponse, responses={502: PROBLEMS[502]})
+async def told_metrics(request: Request) -> Response:
+    """Counters of this process in Prometheus' text form; needs no token."""
+    desk: Desk = request.app.state.desk
+    text = desk.metrics.text(await desk.intake.depth(), desk.intake.circuit.state.value)
+    return Response(text, media_type=metrics.MEDIA_TYPE)
+
+
+def create_backend_app(
+    desk: Desk,
+    keys: Sequence[TrustedKey],
+    *,
+    monotonic: Callable[[], float],
+    new_id: Callable[[], str],
+    now: Callable[[], float] = time.time,
+) -> FastAPI:
+    """The application over an open backend."""
+    app = FastAPI(
+        title="Trellis NLM backend",
+        version="0.1.0",
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.desk = desk
+    app.state.door = Door(keys=keys, limits=RateLimits(REQUESTS_PER_SECOND, BURST, monotonic), now=now)
+    app.state.bodies = BodiesUnderWay()
+    problems.install(app)
+    app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
+    for router in (jobs, questions, system):
+        app.include_router(router)
+    app.add_middleware(Correlation, new_id=new_id)
+    return app

@@ -1,0 +1,217 @@
+"""An open NLM backend: its own ledger, its provider, its way out; the application over them, and the services that do the work.
+
+Nothing outside depends on its ledger (D42, NLM-6): when it is lost, the orchestration layer asks again.
+"""
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX
+from trellis.engine.clock import Clock
+from trellis.engine.errors import KeyUnusable, SettingsInvalid
+from trellis.engine.holding import Heartbeat, Holder, HolderOptions
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.identity import TrustedKey
+from trellis.instance import gateway_address
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.lifecycles.nlm_job import NLM_JOB
+from trellis.net.guard import GuardedClient, OutgoingPolicy, guarded_client
+from trellis.net.targets import read_target
+from trellis.nlm.asking import Asking
+from trellis.nlm.open import open_provider
+from trellis.nlm.provider import NlmProvider
+from trellis.nlm_backend.app import Desk, create_backend_app
+from trellis.nlm_backend.delivery import Delivery
+from trellis.nlm_backend.driver import NlmDriver
+from trellis.nlm_backend.intake import Intake
+from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
+from trellis.nlm_backend.metrics import Metrics
+from trellis.nlm_backend.orders import TYPE
+from trellis.settings import Settings
+from trellis.wiring import SystemClock, callback_secrets, component_token, new_id, process_name
+
+LEDGER_FILE = "nlm.db"
+OUTGOING_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendOptions:
+    """How much one backend process takes on."""
+
+    concurrency: int = 4
+    per_second: float | None = None
+    lease_s: float = 30.0
+    heartbeat_s: float = 10.0
+    poll_s: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """How a backend reaches others: through the guard, with tokens for trusted origins, and signed callbacks."""
+
+    client: GuardedClient
+    trusted: frozenset[str]
+    token: Callable[[str], str]
+    secret: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Time and chance, passed in."""
+
+    clock: Clock
+    rng: random.Random
+    now: Callable[[], float]
+    """Seconds since 1970."""
+    new_id: Callable[[], str]
+
+
+class Backend:
+    """One backend process: `app` answers, `serve` works."""
+
+    def __init__(
+        self, *, ledger: Ledger, provider: NlmProvider, links: Links, name: str, options: BackendOptions, world: World
+    ) -> None:
+        clock, self.metrics = world.clock, Metrics()
+        self.ledger, self._world = ledger, world
+        limits = ProviderLimits.of(clock, concurrency=options.concurrency, per_second=options.per_second)
+        actor = Actor(role=Role.NLM_BACKEND, name=name)
+        limited = LimitedProvider(inner=provider, limits=limits, clock=clock, metrics=self.metrics)
+        delivery = Delivery(
+            client=links.client,
+            trusted=links.trusted,
+            token=links.token,
+            secret=links.secret,
+            clock=clock,
+            rng=world.rng,
+            now=world.now,
+            metrics=self.metrics,
+        )
+        driver = NlmDriver(
+            ledger=ledger, actor=actor, clock=clock, provider=limited, delivery=delivery, metrics=self.metrics
+        )
+        self.holder = Holder(
+            ledger=ledger,
+            actor=actor,
+            clock=clock,
+            driver=driver,
+            new_id=world.new_id,
+            options=HolderOptions(
+                concurrency=options.concurrency,
+                lease_s=options.lease_s,
+                heartbeat_s=options.heartbeat_s,
+                poll_s=options.poll_s,
+            ),
+            type=TYPE,
+            lifecycle=NLM_JOB.name,
+            name="nlm",
+        )
+        self.sweeper = Sweeper(ledger=ledger, actor=Actor(role=Role.SWEEPER, name=name), name="nlm-sweeper")
+        intake = Intake(
+            ledger=ledger,
+            actor=actor,
+            outgoing=links.client,
+            trusted=links.trusted,
+            circuit=limits.circuit,
+            metrics=self.metrics,
+            concurrency=options.concurrency,
+        )
+        self.desk = Desk(intake=intake, asking=Asking(limited, clock=clock), metrics=self.metrics)
+
+    def app(self, keys: Sequence[TrustedKey]) -> FastAPI:
+        """The application, for callers whose tokens these keys verify."""
+        world = self._world
+        return create_backend_app(self.desk, keys, monotonic=world.clock.monotonic, new_id=world.new_id, now=world.now)
+
+    def services(self) -> list[Service[Any]]:
+        """All that works in the background."""
+        return [
+            self.holder,
+            Heartbeat(holder=self.holder, name="nlm-heartbeat"),
+            self.sweeper,
+            Retention(ledger=self.ledger, name="nlm-retention"),
+        ]
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set; what is under way is left for the next process."""
+        world = self._world
+        await asyncio.gather(*(serve(service, world.clock, world.rng, stop) for service in self.services()))
+        await self.holder.drain()
+
+
+def ledger_place(settings: Settings, ledger_url: str) -> str:
+    """Where the backend keeps its jobs: as set, else beside an SQLite ledger, else in the working folder."""
+    if settings.nlm_ledger is not None:
+        return settings.nlm_ledger
+    if ledger_url.startswith("sqlite:///"):
+        return f"sqlite:///{Path(ledger_url.removeprefix('sqlite:///')).parent / LEDGER_FILE}"
+    return f"sqlite:///{LEDGER_FILE}"
+
+
+def signing_secret(ledger_url: str, settings: Settings) -> bytes:
+    """What signs callbacks; raises KeyUnusable."""
+    secrets = callback_secrets(ledger_url, settings)
+    if not secrets:
+        raise KeyUnusable(reason="no callback can be signed without a secret; set TRELLIS_CALLBACK_KEY_FILE")
+    return secrets[0]
+
+
+@asynccontextmanager
+async def open_backend(settings: Settings, ledger_url: str, *, name: str | None = None) -> AsyncGenerator[Backend]:
+    """Open everything, and close it at the end. `ledger_url` is the main one, which is not opened. Raises KeyUnusable, LedgerError."""
+    secret = signing_secret(ledger_url, settings)
+    token = component_token(ledger_url, settings, Role.NLM_BACKEND)
+    origins = _origins(settings)
+    policy = OutgoingPolicy(origins=origins, answer_bytes_max=SNAPSHOT_BYTES_MAX, total_s=OUTGOING_S)
+    async with AsyncExitStack() as stack:
+        ledger = await open_ledger(ledger_place(settings, ledger_url))
+        stack.push_async_callback(ledger.close)
+        provider = open_provider(
+            settings.nlm,
+            clock=SystemClock(),
+            base_url=settings.nlm_base_url,
+            model=settings.nlm_model,
+            key=settings.nlm_key,
+        )
+        stack.push_async_callback(provider.close)
+        client = await stack.enter_async_context(guarded_client(policy, tls=_tls(settings)))
+        yield Backend(
+            ledger=ledger,
+            provider=provider,
+            links=Links(client=client, trusted=frozenset(origins), token=token, secret=secret),
+            name=name or process_name("nlm"),
+            options=BackendOptions(concurrency=settings.nlm_concurrency, per_second=settings.nlm_per_second),
+            world=World(
+                clock=SystemClock(),
+                rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
+                now=time.time,
+                new_id=new_id,
+            ),
+        )
+
+
+def _origins(settings: Settings) -> tuple[str, ...]:
+    """The gateway's, and those that the operator listed; raises SettingsInvalid, UrlRefused."""
+    if settings.gateway is None and settings.port == 0:
+        detail = "set TRELLIS_GATEWAY: where the port is any free one, the backend cannot know who gets its artifacts"
+        raise SettingsInvalid(source="gateway", detail=detail)
+    return tuple(dict.fromkeys(read_target(one).origin for one in (gateway_address(settings), *settings.outgoing)))
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if settings.gateway_ca_file is not None:
+        context.load_verify_locations(settings.gateway_ca_file)
+    return context

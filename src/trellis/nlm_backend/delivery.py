@@ -1,0 +1,264 @@
+"""What goes out for one job: its snapshot is fetched, its artifact staged, its end called back (NLM-4, D15, D26).
+
+What holds:
+- every request goes through the guard, and a token of ours only to an origin that the operator trusts, made for this job alone (AUTH-3);
+- whatever may pass (no connection, 408, 429, 5xx) is tried again after 1, 2, 4 … 30 s, or later if the server says so, until the time is over;
+- a callback is the same bytes under the same id however often it is sent, signed anew each time, so that a repeat has no effect;
+- the answer of the gateway decides: what it refuses for good is given up.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+import httpx2
+import pydantic
+
+from trellis.artifacts.content import Draft
+from trellis.engine.clock import Clock, within
+from trellis.engine.logs import log_of
+from trellis.engine.retries import RetryPolicy
+from trellis.lifecycles import Role
+from trellis.net.errors import AddressRefused, OutgoingError, UrlRefused
+from trellis.net.guard import Fetched, GuardedClient
+from trellis.net.retry_after import retry_after_s
+from trellis.net.signatures import job_key, signed_headers
+from trellis.net.targets import read_target
+from trellis.nlm_backend.errors import Fault, FaultCode, Superseded
+from trellis.nlm_backend.metrics import Metrics
+from trellis.nlm_backend.orders import Order
+from trellis.web.correlation import HEADER as CORRELATION_HEADER
+
+RETRY = RetryPolicy(base_s=1.0, factor=2.0, max_s=30.0, jitter=0.2)
+RETRY_AFTER_S_MAX = 300.0
+DETAIL_CHARS_MAX = 1_500
+TRANSIENT = frozenset({408, 425, 429})
+"""And everything from 500 on, and redirects: a proxy in between may be wrong for a while."""
+UNRECOGNISED = frozenset({401, 403})
+"""Who is told this has the wrong secret, or the wrong time: an operator may put it right before the deadline."""
+NOT_OURS = frozenset({"LEASE_LOST", "INVALID_TRANSITION"})
+COMPLETE: Literal["COMPLETE"] = "COMPLETE"
+FAILED: Literal["FAILED"] = "FAILED"
+
+_log = log_of("trellis.nlm_backend")
+
+
+class Staged(pydantic.BaseModel):
+    """What the artifact store said; the rest of its answer is not read."""
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    artifact_id: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]
+    job_id: str
+    sha256: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+    size: Annotated[int, pydantic.Field(ge=0, lt=2**53)]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The gateway has the callback."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """It does not, and will not."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Errand:
+    """One request that may be made again."""
+
+    method: str
+    url: str
+    headers: Callable[[], Mapping[str, str]]
+    """Made for each try: signatures and tokens are of their moment."""
+    content: bytes | None = None
+    transient: frozenset[int] = TRANSIENT
+
+    def may_pass(self, status: int) -> bool:
+        """Whether the same request may be answered otherwise later."""
+        return status in self.transient or status >= 500 or 300 <= status < 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """Everything that a job sends out, or has fetched."""
+
+    client: GuardedClient
+    trusted: frozenset[str]
+    """Origins, in the form of `Target.origin`, that get tokens of ours."""
+    token: Callable[[str], str]
+    """A token of the NLM backend for one job."""
+    secret: bytes
+    """What signs callbacks."""
+    clock: Clock
+    rng: random.Random
+    now: Callable[[], float]
+    """Seconds since 1970, for signatures."""
+    metrics: Metrics
+    retry: RetryPolicy = RETRY
+
+    async def snapshot(self, order: Order, correlation_id: str, *, until: float) -> bytes:
+        """The context of the job; raises Fault."""
+        url = order.context_snapshot_url
+        errand = Errand(method="GET", url=url, headers=lambda: self._as_ours(order, url, correlation_id))
+        try:
+            answer = await self._sent(errand, until)
+        except (UrlRefused, AddressRefused) as error:
+            raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=str(error)) from None
+        if isinstance(answer, GivenUp):
+            detail = f"The context snapshot did not come in time: {answer.reason}"
+            raise Fault(fault=FaultCode.CONTEXT_TIMEOUT, detail=detail)
+        if answer.status != 200:
+            detail = f"The context snapshot was answered with {_told(answer)}"
+            raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=detail)
+        return answer.body
+
+    async def stage(self, order: Order, draft: Draft, correlation_id: str, *, until: float) -> Staged:
+        """Put the artifact into the store, where no reader sees it yet; raises Fault, Superseded."""
+        url = f"{order.gateway}/artifacts"
+        asked = {"job_id": order.job_id, "epoch": order.epoch, **draft.model_dump(mode="json")}
+        json_headers = {"content-type": "application/json"}
+        errand = Errand(
+            method="POST",
+            url=url,
+            headers=lambda: self._as_ours(order, url, correlation_id) | json_headers,
+            content=json.dumps(asked, ensure_ascii=False).encode(),
+        )
+        try:
+            answer = await self._sent(errand, until)
+        except (UrlRefused, AddressRefused) as error:
+            raise Fault(fault=FaultCode.STAGING_REFUSED, detail=str(error)) from None
+        if isinstance(answer, GivenUp):
+            detail = f"The artifact could not be staged before the deadline: {answer.reason}"
+            raise Fault(fault=FaultCode.DEADLINE, detail=detail)
+        return _staged(answer, order)
+
+    async def call_back(self, order: Order, notice: bytes, correlation_id: str, *, until: float) -> Delivered | GivenUp:
+        """Tell the orchestration layer how the job ended, until it is told or the time is over."""
+        key = job_key(self.secret, Role.NLM_BACKEND.value, order.job_id)
+        id_ = callback_id(order, json.loads(notice)["status"])
+        around = {"content-type": "application/json", CORRELATION_HEADER: correlation_id}
+        errand = Errand(
+            method="POST",
+            url=order.callback_url,
+            headers=lambda: around | signed_headers(key, id_=id_, timestamp=int(self.now()), body=notice),
+            content=notice,
+            transient=TRANSIENT | UNRECOGNISED,
+        )
+        try:
+            answer = await self._sent(errand, until, tried=self.metrics.delivery_tried)
+        except (UrlRefused, AddressRefused) as error:
+            return GivenUp(str(error))
+        if isinstance(answer, GivenUp):
+            return answer
+        return Delivered() if answer.status < 300 else GivenUp(_told(answer))
+
+    def _as_ours(self, order: Order, url: str, correlation_id: str) -> dict[str, str]:
+        headers = {CORRELATION_HEADER: correlation_id, "accept": "application/json"}
+        if read_target(url).origin in self.trusted:
+            headers["authorization"] = f"Bearer {self.token(order.job_id)}"
+        return headers
+
+    async def _sent(
+        self, errand: Errand, until: float, *, tried: Callable[[str], None] | None = None
+    ) -> Fetched | GivenUp:
+        """The first answer that will not pass, or why there was none in time; raises UrlRefused, AddressRefused."""
+        number = 0
+        while True:
+            answer = await self._try(errand, until)
+            if tried is not None:
+                tried("unanswered" if isinstance(answer, GivenUp) else f"{answer.status // 100}xx")
+            if isinstance(answer, Fetched) and not errand.may_pass(answer.status):
+                return answer
+            problem = answer.reason if isinstance(answer, GivenUp) else _told(answer)
+            wait_s = self._wait_s(number, answer)
+            number += 1
+            _log.warning("not_delivered", method=errand.method, problem=problem, tries=number, again_in_s=wait_s)
+            if self.clock.monotonic() + wait_s >= until:
+                return GivenUp(problem)
+            await self.clock.sleep(wait_s)
+
+    async def _try(self, errand: Errand, until: float) -> Fetched | GivenUp:
+        left_s = max(0.0, until - self.clock.monotonic())
+        sending = self.client.send(errand.method, errand.url, headers=errand.headers(), content=errand.content)
+        try:
+            return await within(self.clock, left_s, sending)
+        except (UrlRefused, AddressRefused):
+            raise
+        except OutgoingError as error:
+            return GivenUp(str(error))
+        except TimeoutError:
+            return GivenUp(f"no answer within {left_s:g} s")
+
+    def _wait_s(self, number: int, answer: Fetched | GivenUp) -> float:
+        """As long as the policy says, or the server if that is longer."""
+        asked_s = retry_after_s(httpx2.Headers(dict(answer.headers))) if isinstance(answer, Fetched) else None
+        return max(self.retry.delay_s(number, self.rng.random()), min(asked_s or 0.0, RETRY_AFTER_S_MAX))
+
+
+def callback_id(order: Order, status: str) -> str:
+    """The same for the same news, so that the gateway knows a repeat."""
+    told = json.dumps([*order.scope, status]).encode()
+    return f"nlm_{hashlib.sha256(told).hexdigest()[:40]}"
+
+
+def complete_notice(order: Order, staged: Staged) -> dict[str, Any]:
+    """What a finished job's callback says, and whoever asks again is told."""
+    return {
+        "job_id": order.job_id,
+        "epoch": order.epoch,
+        "status": COMPLETE,
+        "artifact_id": staged.artifact_id,
+        "artifact_url": f"{order.gateway}/artifacts/{staged.artifact_id}",
+        "sha256": staged.sha256,
+        "size": staged.size,
+    }
+
+
+def failed_notice(order: Order, fault: Fault) -> dict[str, Any]:
+    """What the callback of a job without an artifact says."""
+    error = {"code": fault.fault.value, "message": str(fault)[:DETAIL_CHARS_MAX]}
+    return {"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error}
+
+
+def as_bytes(notice: Mapping[str, Any]) -> bytes:
+    """The body of a callback."""
+    return json.dumps(notice, ensure_ascii=False, sort_keys=True).encode()
+
+
+def _staged(answer: Fetched, order: Order) -> Staged:
+    if answer.status in {200, 201}:
+        try:
+            staged = Staged.model_validate_json(answer.body)
+        except pydantic.ValidationError:
+            raise Fault(fault=FaultCode.STAGING_REFUSED, detail="The artifact store sent no usable answer.") from None
+        if staged.job_id != order.job_id:
+            detail = f"The artifact store answered about job {staged.job_id[:100]}."
+            raise Fault(fault=FaultCode.STAGING_REFUSED, detail=detail)
+        return staged
+    detail = f"The artifact store answered {_told(answer)}"
+    if answer.status == 409 and _problem(answer).get("code") in NOT_OURS:
+        raise Superseded(detail=detail)
+    code = FaultCode.VALIDATION_ERROR if answer.status in {413, 422} else FaultCode.STAGING_REFUSED
+    raise Fault(fault=code, detail=detail)
+
+
+def _problem(answer: Fetched) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _told(answer: Fetched) -> str:
+    """The status, and what a problem document of ours says about it."""
+    problem = _problem(answer)
+    said = " ".join(str(problem[name]) for name in ("code", "detail") if isinstance(problem.get(name), str))
+    return f"{answer.status} {said}".strip()[:DETAIL_CHARS_MAX]

@@ -1,0 +1,316 @@
+"""Takes one job through its stages (NLM-2, NLM-3): context, prompt, question, artifact, callback.
+
+What holds:
+- what each stage made is kept in the ledger before the next one begins, and the first that was kept stays: whoever takes the job up after a
+  crash goes on with it;
+- the provider is asked at most once: that it is about to be asked is kept before, and whoever finds that without an answer ends the
+  job instead of paying twice;
+- an execution that fails tells so before it ends: what is wrong is kept, the callback is sent until it is taken or the job's deadline
+  comes, and only then the job is in ERROR. A job that ended owes nobody anything;
+- work stops a little before the deadline, so that there is time to say so.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from trellis.artifacts.content import Draft
+from trellis.artifacts.snapshot import Snapshot, SnapshotInvalid
+from trellis.artifacts.structuring import Answered, Prompt, Task, ask, build, draft
+from trellis.engine.clock import Clock, within
+from trellis.engine.errors import InputError, LedgerError
+from trellis.engine.holding import carried_out, heard
+from trellis.engine.jobs import Actor, Advance, Applied, Claimed, LeaseLost, Turn
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.text import storable
+from trellis.lifecycles import Trigger
+from trellis.lifecycles.nlm_job import HELD
+from trellis.nlm.errors import NlmError, NlmTimeout
+from trellis.nlm_backend.delivery import (
+    DETAIL_CHARS_MAX,
+    Delivered,
+    Delivery,
+    GivenUp,
+    Staged,
+    as_bytes,
+    complete_notice,
+    failed_notice,
+)
+from trellis.nlm_backend.errors import Fault, FaultCode, Superseded, fault_of
+from trellis.nlm_backend.limits import LimitedProvider
+from trellis.nlm_backend.metrics import Metrics
+from trellis.nlm_backend.orders import Order
+
+SNAPSHOT, PROMPT, ASKED, ANSWER, DRAFT, STAGED, FAULT = (
+    *("snapshot", "prompt", "asked", "answer", "draft", "staged", "fault"),
+)
+"""The journal entries of an execution."""
+NEXT_STAGE = "next_stage"
+FETCHING_CONTEXT, BUILDING_PROMPT, NLM_QUERY, STRUCTURING, CALLBACK = HELD
+CAUSE_CHARS_MAX = 200
+GIVEN_UP = "CALLBACK_GIVEN_UP"
+SUPERSEDED = "SUPERSEDED"
+
+Made = TypeVar("Made")
+
+_AFTER = dict(pairwise(HELD))
+_log = log_of("trellis.nlm_backend")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverOptions:
+    """How long each part may take."""
+
+    context_s: float = 30.0
+    """For the snapshot, with all its tries."""
+    ask_s: float = 120.0
+    """For the answer of the provider."""
+    reserve_s: float = 5.0
+    """Kept for the callback of a job that ran out of time."""
+    reserve_share: float = 0.2
+    """Of the time there is, at most."""
+
+
+class Stopped(Exception):
+    """The execution is not this driver's any more: its lease is lost, or the process drains."""
+
+
+@dataclass(kw_only=True)
+class NlmDriver:
+    """Makes drives."""
+
+    ledger: Ledger
+    actor: Actor
+    clock: Clock
+    provider: LimitedProvider
+    delivery: Delivery
+    metrics: Metrics
+    options: DriverOptions = field(default_factory=DriverOptions)
+    wishes: set[str] = field(default_factory=set[str])
+    """Executions that somebody asked to stop; their drive is cancelled after they were put here."""
+
+    async def drive(self, claimed: Claimed) -> str | None:
+        """Take the execution to its end; the state it ended in, None when another goes on."""
+        execution, id_ = _Execution(self, claimed), claimed.lease.job_id
+        try:
+            worked = await execution.worked()
+            return await carried_out(self.wishes, id_, execution.ended(worked))
+        except Stopped:
+            _log.info("execution_left", execution=id_, reason="the lease is another's")
+            return None
+        finally:
+            self.wishes.discard(id_)
+
+
+class _Execution:
+    """One execution in the hands of one driver."""
+
+    def __init__(self, driver: NlmDriver, claimed: Claimed) -> None:
+        self._driver, self._lease, self._state = driver, claimed.lease, claimed.state
+        self._order = Order.read(claimed.payload)
+        self._correlation_id = claimed.correlation_id
+        self._journal: dict[str, bytes] = {}
+        self._began = self._stage_began = driver.clock.monotonic()
+        left_s = max(0.0, claimed.deadline_s or 0.0)
+        self._ends_at = self._began + left_s
+        options = driver.options
+        self._works_until = self._ends_at - min(options.reserve_s, options.reserve_share * left_s)
+        self._log = _log.bind(execution=claimed.lease.job_id, epoch=claimed.lease.epoch)
+
+    async def worked(self) -> Staged | Fault | Superseded:
+        """The staged artifact, or why there is none; raises Stopped, LedgerError."""
+        try:
+            self._journal = await self._driver.ledger.read_journal(self._lease.job_id)
+            return self._told_fault() or await self._stages()
+        except asyncio.CancelledError:
+            if not heard(self._driver.wishes, self._lease.job_id):
+                raise
+            fault = Fault(fault=FaultCode.CANCELLED, detail="It was stopped on request.")
+        except (Stopped, LedgerError):
+            raise
+        except Superseded as error:
+            return error
+        except Fault as error:
+            fault = error
+        except (NlmError, InputError) as error:
+            fault = fault_of(error)
+        except Exception as error:  # noqa: BLE001 - whatever a stage raises ends this execution, and its callback says so
+            self._log.exception("stage_failed", stage=self._state)
+            fault = Fault(fault=FaultCode.INTERNAL_ERROR, detail=f"{self._state} failed: {type(error).__name__}")
+        return await self._kept_fault(fault)
+
+    async def ended(self, worked: Staged | Fault | Superseded) -> str:
+        """Tell how it went, and end; the last state."""
+        match worked:
+            case Staged():
+                return await self._call_back(worked)
+            case Fault():
+                return await self._report(worked)
+            case Superseded():
+                return await self._end(SUPERSEDED, str(worked))
+
+    async def _kept_fault(self, fault: Fault) -> Fault:
+        """Why the execution failed, kept before anybody is told; whoever kept it first is believed."""
+        self._log.warning("execution_failed", stage=self._state, code=fault.fault.value, error=str(fault))
+        told = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
+        self._journal[FAULT] = await self._keep(FAULT, json.dumps(told).encode())
+        return self._told_fault() or fault
+
+    def _told_fault(self) -> Fault | None:
+        """Why the execution failed, as it was kept."""
+        if FAULT not in self._journal:
+            return None
+        told = json.loads(self._journal[FAULT])
+        return Fault(fault=FaultCode(told["code"]), detail=told["message"])
+
+    # --- the stages ----------------------------------------------------------------------------------------------
+
+    async def _stages(self) -> Staged:
+        task = await self._task(await self._once(SNAPSHOT, self._fetch))
+        await self._leave(FETCHING_CONTEXT)
+        prompt = Prompt.read(await self._once(PROMPT, lambda: _beside(lambda: build(task).to_bytes())))
+        await self._leave(BUILDING_PROMPT)
+        answered = Answered.read(await self._once(ANSWER, lambda: self._ask(prompt)))
+        await self._leave(NLM_QUERY)
+        made = Draft.model_validate_json(
+            await self._once(DRAFT, lambda: _beside(lambda: draft(task, prompt, answered).model_dump_json().encode()))
+        )
+        staged = Staged.model_validate_json(await self._once(STAGED, lambda: self._stage(made)))
+        await self._leave(STRUCTURING, {"artifact_id": staged.artifact_id})
+        return staged
+
+    async def _fetch(self) -> bytes:
+        patience_s = min(self._driver.options.context_s, self._left_s())
+        until = self._driver.clock.monotonic() + patience_s
+        return await self._driver.delivery.snapshot(self._order, self._correlation_id, until=until)
+
+    async def _task(self, body: bytes) -> Task:
+        order = self._order
+        try:
+            snapshot = await _beside(lambda: Snapshot.read(body))
+        except SnapshotInvalid as error:
+            raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=str(error)) from None
+        if (snapshot.job_id, snapshot.epoch, snapshot.agent_slug) != (order.job_id, order.epoch, order.agent_slug):
+            detail = f"The context snapshot is of job {snapshot.job_id}, epoch {snapshot.epoch}, {snapshot.agent_slug}."
+            raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=detail)
+        return Task(job_type=order.job_type, agent_slug=order.agent_slug, payload=order.payload, snapshot=snapshot)
+
+    async def _ask(self, prompt: Prompt) -> bytes:
+        """The answer, asked for this once."""
+        if ASKED in self._journal:
+            raise _interrupted()
+        provider = self._driver.provider.noting(self._note_asked)
+        left_s = self._left_s()
+        patience_s = min(self._driver.options.ask_s, left_s)
+        asking = ask(provider, prompt, deadline_s=patience_s)
+        try:
+            return (await within(self._driver.clock, patience_s, asking)).to_bytes()
+        except (TimeoutError, NlmTimeout) as error:
+            if patience_s >= left_s:
+                raise _too_late() from None
+            detail = str(error) or f"The provider did not answer within {patience_s:g} s."
+            raise Fault(fault=FaultCode.NLM_UNAVAILABLE, detail=detail) from None
+
+    async def _note_asked(self) -> None:
+        """Keep that the provider is about to be asked; raises Fault when that was kept before."""
+        if ASKED in self._journal:
+            raise _interrupted()
+        mine = str(self._lease.epoch).encode()
+        self._journal[ASKED] = await self._keep(ASKED, mine)
+        if self._journal[ASKED] != mine:
+            raise _interrupted()
+
+    async def _stage(self, made: Draft) -> bytes:
+        self._left_s()
+        staged = await self._driver.delivery.stage(self._order, made, self._correlation_id, until=self._works_until)
+        return staged.model_dump_json().encode()
+
+    def _left_s(self) -> float:
+        left_s = self._works_until - self._driver.clock.monotonic()
+        if left_s <= 0:
+            raise _too_late()
+        return left_s
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    async def _call_back(self, staged: Staged) -> str:
+        notice = complete_notice(self._order, staged)
+        match await self._deliver(notice):
+            case Delivered():
+                await self._advance(Trigger.COMPLETE, notice)
+                self._count("DONE")
+                return "DONE"
+            case GivenUp(reason):
+                return await self._end(GIVEN_UP, reason)
+
+    async def _report(self, fault: Fault) -> str:
+        match await self._deliver(failed_notice(self._order, fault)):
+            case Delivered():
+                return await self._end(fault.fault.value, str(fault), callback="delivered")
+            case GivenUp(reason):
+                return await self._end(fault.fault.value, str(fault), callback=f"given up: {reason}")
+
+    async def _deliver(self, notice: Mapping[str, Any]) -> Delivered | GivenUp:
+        body, until = as_bytes(notice), self._ends_at
+        return await self._driver.delivery.call_back(self._order, body, self._correlation_id, until=until)
+
+    async def _end(self, code: str, message: str, **more: str) -> str:
+        data = {"code": code, "message": (storable(message) or "")[:DETAIL_CHARS_MAX], **more}
+        await self._advance(Trigger.FAIL, data, cause=f"{code}: {message}"[:CAUSE_CHARS_MAX])
+        self._log.warning("execution_ended", state="ERROR", **data)
+        self._count(code)
+        return "ERROR"
+
+    def _count(self, outcome: str) -> None:
+        self._driver.metrics.job_ended(outcome, self._driver.clock.monotonic() - self._began)
+
+    # --- the ledger ----------------------------------------------------------------------------------------------
+
+    async def _leave(self, stage: str, data: Mapping[str, Any] | None = None) -> None:
+        """Go on to the next stage, unless that was done before."""
+        if self._state != stage:
+            return
+        await self._advance(NEXT_STAGE, data)
+        now = self._driver.clock.monotonic()
+        self._driver.metrics.stage_took(stage, now - self._stage_began)
+        self._state, self._stage_began = _AFTER[stage], now
+
+    async def _advance(self, trigger: str, data: Mapping[str, Any] | None, *, cause: str | None = None) -> None:
+        body = None if data is None else json.dumps(data, ensure_ascii=False).encode()
+        advance = Advance(self._lease, self._state, trigger, data=body, cause=storable(cause))
+        (outcome,) = (await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))).outcomes
+        match outcome:
+            case Applied():
+                return
+            case LeaseLost():
+                raise Stopped
+
+    async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """What was kept under this name, made now if there is nothing."""
+        if name not in self._journal:
+            self._journal[name] = await self._keep(name, await make())
+        return self._journal[name]
+
+    async def _keep(self, name: str, body: bytes) -> bytes:
+        kept = await self._driver.ledger.journal(self._lease, name, body)
+        if isinstance(kept, LeaseLost):
+            raise Stopped
+        return kept
+
+
+def _beside(make: Callable[[], Made]) -> Coroutine[Any, Any, Made]:
+    """What `make` makes, beside the event loop: large texts take a while."""
+    return asyncio.to_thread(make)
+
+
+def _interrupted() -> Fault:
+    detail = "The backend was stopped while the provider was being asked; it is not asked twice."
+    return Fault(fault=FaultCode.INTERRUPTED, detail=detail)
+
+
+def _too_late() -> Fault:
+    return Fault(fault=FaultCode.DEADLINE, detail="The job's deadline came before it was done.")

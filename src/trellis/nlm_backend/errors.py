@@ -1,0 +1,97 @@
+"""What can go wrong in the NLM backend, for its caller and for a job's callback.
+
+IntakeRefused                the request cannot be taken; nothing was written
+├── StaleEpoch               a newer epoch of the job is known
+├── ExecutionsSpent          it ended with ERROR too often in one epoch
+├── DeadlineOver             there is no time to do it in
+└── CallbackForeign          the callback leads to a place that gets no artifact and no token of ours
+Fault                        ends one execution; its callback says so
+Superseded                   ends one execution without a word: the job is another's, whatever we would say
+CircuitOpen, ProviderHeld    the provider is left alone for a while (both are NlmUnavailable)
+"""
+
+from enum import StrEnum
+
+from trellis.engine.errors import InputError, TrellisError
+from trellis.nlm.errors import NlmError, NlmGarbage, NlmUnavailable
+
+TOO_MANY_REQUESTS = 429
+
+
+class FaultCode(StrEnum):
+    """Why there is no artifact, as the callback says it (D26). VALIDATION_ERROR is for good, all others are worth another attempt."""
+
+    RATE_LIMIT = "RATE_LIMIT"
+    NLM_UNAVAILABLE = "NLM_UNAVAILABLE"
+    CONTEXT_TIMEOUT = "CONTEXT_TIMEOUT"
+    CONTEXT_INVALID = "CONTEXT_INVALID"
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    GARBAGE = "GARBAGE"
+    INTERRUPTED = "INTERRUPTED"
+    STAGING_REFUSED = "STAGING_REFUSED"
+    CANCELLED = "CANCELLED"
+    DEADLINE = "DEADLINE"
+    INTERNAL_ERROR = "INTERNAL_ERROR"
+
+
+class Fault(TrellisError):
+    """{detail}"""
+
+    def __init__(self, *, fault: FaultCode, detail: str) -> None:
+        self.fault = fault
+        super().__init__(fault=fault.value, detail=detail)
+
+
+class Superseded(TrellisError):
+    """The job is not this execution's any more: {detail}."""
+
+
+class IntakeRefused(TrellisError):
+    """{detail}"""
+
+
+class StaleEpoch(IntakeRefused):
+    """Job {job_id} is known with epoch {known}; epoch {epoch} has lost it."""
+
+    code = "LEASE_LOST"
+
+
+class ExecutionsSpent(IntakeRefused):
+    """Job {job_id} ended with ERROR {executions} times in epoch {epoch}; send it with a newer epoch."""
+
+    code = "CONFLICT"
+
+
+class DeadlineOver(IntakeRefused):
+    """The deadline {deadline} is refused: it must be after {now} and within {days} days."""
+
+    code = "VALIDATION_FAILED"
+
+
+class CallbackForeign(IntakeRefused):
+    """The callback {url!r} is refused: only the gateway gets artifacts; set TRELLIS_GATEWAY, or list its origin in TRELLIS_OUTGOING."""
+
+    code = "VALIDATION_FAILED"
+
+
+class CircuitOpen(NlmUnavailable):
+    """NLM provider {provider} is left alone for {retry_after_s:.0f} s: {reason}."""
+
+
+class ProviderHeld(NlmUnavailable):
+    """NLM provider {provider} asked to be left alone for {retry_after_s:.0f} s: {reason}."""
+
+
+def fault_of(error: NlmError | InputError) -> Fault:
+    """What an error of the provider, or of what its answer was to become, means for the job."""
+    match error:
+        case CircuitOpen():
+            code = FaultCode.NLM_UNAVAILABLE
+        case NlmUnavailable(status=status, retry_after_s=after_s):
+            limited = status == TOO_MANY_REQUESTS or after_s is not None
+            code = FaultCode.RATE_LIMIT if limited else FaultCode.NLM_UNAVAILABLE
+        case NlmGarbage():
+            code = FaultCode.GARBAGE
+        case _:
+            code = FaultCode.VALIDATION_ERROR
+    return Fault(fault=code, detail=str(error))

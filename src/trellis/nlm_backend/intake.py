@@ -1,0 +1,232 @@
+"""Takes jobs in (NLM-1, NLM-5). Nothing but the ledger decides, however many backends share it:
+
+- a finished result of this epoch is given again; nothing is executed;
+- what is in flight with this epoch is answered as the first time; nothing is executed;
+- after an ERROR, or with a newer epoch, it is executed again, and older executions are cancelled: the ledger refuses what they write;
+- an older epoch than the newest known one is refused.
+
+Whoever submits looks again afterwards: of two that come at once with different epochs, at least one sees the other.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from trellis.artifacts.payloads import read_payload
+from trellis.engine.errors import IdempotencyMismatch, JobNotFound
+from trellis.engine.jobs import Actor, CancelMode, JobId, Mismatch, NewJob, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Job, JobFilter, QueueDepth
+from trellis.lifecycles.nlm_job import NLM_JOB, OPEN
+from trellis.net.guard import GuardedClient
+from trellis.net.targets import read_target, shown
+from trellis.nlm_backend.errors import CallbackForeign, DeadlineOver, ExecutionsSpent, StaleEpoch
+from trellis.nlm_backend.limits import Circuit
+from trellis.nlm_backend.metrics import Metrics
+from trellis.nlm_backend.orders import TYPE, Order, ProcessRequest, execution_id, read_execution_id
+from trellis.web.problems import Problem
+
+WAITING_MAX = 1_000
+"""Jobs that wait or are under way, over all processes of one ledger."""
+KNOWN_MAX = 100
+"""Executions of one job that are looked at, the newest."""
+EXECUTIONS_MAX = 20
+"""Of one job in one epoch."""
+DEADLINE_DAYS_MAX = 2
+DAY_S = 86_400.0
+DONE = "DONE"
+FAILED = "FAILED"
+EXPIRED = "DEADLINE"
+"""Why an execution ended that did not say: the sweep found its deadline over."""
+
+_log = log_of("trellis.nlm_backend")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """It is, or was already, taken in."""
+
+    job_id: str
+    estimated_seconds: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """It has ended; `result` is what its callback said."""
+
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One execution that the ledger knows."""
+
+    id: JobId
+    epoch: int
+    execution: int
+    state: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still do something."""
+        return self.state in OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Nothing answers the request: do it, as the execution of this number."""
+
+    execution: int
+
+
+def decide(known: Sequence[Known], request: ProcessRequest) -> Known | Execute:
+    """What the ledger knows already that answers the request, or that it is to be executed; raises StaleEpoch, ExecutionsSpent."""
+    newest = max((one.epoch for one in known), default=request.epoch)
+    if newest > request.epoch:
+        raise StaleEpoch(job_id=request.job_id, known=newest, epoch=request.epoch)
+    same = sorted((one for one in known if one.epoch == request.epoch), key=lambda one: one.execution)
+    for one in same:
+        if one.is_open or one.state == DONE:
+            return one
+    spent = same[-1].execution if same else 0
+    if spent >= EXECUTIONS_MAX:
+        raise ExecutionsSpent(job_id=request.job_id, executions=spent, epoch=request.epoch)
+    return Execute(spent + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intake:
+    """Where POST /jobs/process ends."""
+
+    ledger: Ledger
+    actor: Actor
+    outgoing: GuardedClient
+    trusted: frozenset[str]
+    """Origins that get artifacts, and tokens of ours."""
+    circuit: Circuit
+    metrics: Metrics
+    concurrency: int
+    waiting_max: int = WAITING_MAX
+
+    async def take(self, request: ProcessRequest, *, correlation_id: str) -> Accepted | Finished:
+        """Answer the request; raises IntakeRefused, InputError, OutgoingError, Problem 503, LedgerError."""
+        match decide(await self._known(request.job_id), request):
+            case Known() as one:
+                await self._cancel_older(request)
+                return await self._again(one, request)
+            case Execute(execution):
+                return await self._execute(request, execution, correlation_id)
+
+    async def look(self, job_id: str, epoch: int) -> Accepted | Finished | None:
+        """How the last execution of this epoch stands; None when there is none. Nothing is begun."""
+        of_epoch = [one for one in await self._known(job_id) if one.epoch == epoch]
+        if not of_epoch:
+            return None
+        last = max(of_epoch, key=lambda one: one.execution)
+        if last.is_open:
+            order = Order.read((await self._job(last.id)).payload or b"")
+            return Accepted(job_id=job_id, estimated_seconds=order.estimated_seconds)
+        told = json.loads((await self.ledger.events(last.id))[-1].data or b"{}")
+        if last.state != DONE:
+            error = {"code": told.get("code", EXPIRED), "message": told.get("message", "It ended without a word.")}
+            told = {"job_id": job_id, "epoch": epoch, "status": FAILED, "error": error}
+        return Finished(result=told)
+
+    async def depth(self) -> QueueDepth | None:
+        """How much waits; None before the first job."""
+        return next((one for one in await self.ledger.queues() if one.type == TYPE), None)
+
+    async def _known(self, job_id: str) -> list[Known]:
+        where = JobFilter(lifecycle=NLM_JOB.name, parent_id=JobId(job_id))
+        page = await self.ledger.jobs(where, limit=KNOWN_MAX)
+        found = [(job, *read_execution_id(job.job_id)) for job in page.jobs]
+        return [Known(job.job_id, epoch, number, job.state) for job, of, epoch, number in found if of == job_id]
+
+    async def _again(self, one: Known, request: ProcessRequest) -> Accepted | Finished:
+        order = Order.read((await self._job(one.id)).payload or b"")
+        if order.fingerprint != request.fingerprint:
+            raise IdempotencyMismatch(key=one.id, job_id=request.job_id)
+        if one.state != DONE:
+            return Accepted(job_id=request.job_id, estimated_seconds=order.estimated_seconds)
+        events = await self.ledger.events(one.id)
+        return Finished(result=json.loads(events[-1].data or b"{}"))
+
+    async def _job(self, id_: JobId) -> Job:
+        job = await self.ledger.job(id_)
+        if job is None:
+            raise JobNotFound(job_id=id_)
+        return job
+
+    async def _execute(self, request: ProcessRequest, execution: int, correlation_id: str) -> Accepted:
+        self._check(request)
+        left_s = await self._left_s(request)
+        order = Order.of(request, execution=execution, estimated_seconds=await self._room())
+        id_ = execution_id(*order.scope)
+        job = NewJob(
+            job_id=id_,
+            type=TYPE,
+            lifecycle=NLM_JOB.name,
+            payload=order.to_bytes(),
+            deadline_s=left_s,
+            concurrency_key=f"nlm-job:{request.job_id}",  # one execution of a job at a time, whatever dies in between
+            fingerprint=request.fingerprint,
+            id_is_given=True,
+            correlation_id=correlation_id,
+            parent_id=JobId(request.job_id),
+        )
+        (answer,) = await self.ledger.submit(self.actor, [job])
+        if isinstance(answer, Mismatch):
+            raise IdempotencyMismatch(key=id_, job_id=request.job_id)
+        await self._cancel_older(request)
+        if not answer.created:
+            order = Order.read((await self._job(id_)).payload or b"")
+        return Accepted(job_id=request.job_id, estimated_seconds=order.estimated_seconds)
+
+    async def _cancel_older(self, request: ProcessRequest) -> None:
+        """End what a newer epoch replaced; raises StaleEpoch when that is this request itself."""
+        known = await self._known(request.job_id)
+        newest = max((one.epoch for one in known), default=request.epoch)
+        for one in known:
+            if one.epoch < newest and one.is_open:
+                cause = f"epoch {newest} took over"
+                await self.ledger.cancel(
+                    self.actor, one.id, CancelMode.HARD, RequestId(f"superseded:{one.id}"), grace_s=0.0, cause=cause
+                )
+                _log.info("superseded", execution=one.id, by_epoch=newest)
+        if newest > request.epoch:
+            raise StaleEpoch(job_id=request.job_id, known=newest, epoch=request.epoch)
+
+    def _check(self, request: ProcessRequest) -> None:
+        """What can be said without asking anybody; raises PayloadInvalid, UrlRefused, AddressRefused, CallbackForeign."""
+        read_payload(request.job_type, request.payload)
+        self.outgoing.check(request.context_snapshot_url)
+        self.outgoing.check(request.callback_url)
+        if read_target(request.callback_url).origin not in self.trusted:
+            raise CallbackForeign(url=shown(request.callback_url))
+
+    async def _left_s(self, request: ProcessRequest) -> float:
+        now = await self.ledger.now()
+        left_s = (request.deadline - now).total_seconds()
+        if not 0.0 < left_s <= DEADLINE_DAYS_MAX * DAY_S:
+            deadline, at = request.deadline.isoformat(), now.isoformat()
+            raise DeadlineOver(deadline=deadline, now=at, days=DEADLINE_DAYS_MAX)
+        return left_s
+
+    async def _room(self) -> int:
+        """In how many seconds one more would be done; raises Problem 503."""
+        closed_s = self.circuit.closed_for_s()
+        if closed_s > 0:
+            raise _full("The NLM provider does not answer now; send it again later.", closed_s)
+        depth = await self.depth()
+        waiting = 0 if depth is None else depth.ready + depth.parked + depth.resting + depth.held
+        before_it_s = ceil(max(1.0, (waiting // self.concurrency + 1) * self.metrics.typical_s))
+        if waiting >= self.waiting_max:
+            raise _full(f"{waiting} jobs wait here already; send it again later.", self.metrics.typical_s)
+        return before_it_s
+
+
+def _full(detail: str, after_s: float) -> Problem:
+    return Problem("OVERLOADED", detail, headers={"Retry-After": str(max(1, ceil(after_s)))})

@@ -1,0 +1,226 @@
+"""How much one provider is asked: so many at once, so many a second, and not at all while it is down or asked to be left alone.
+
+What holds:
+- a question that may not be asked now is refused before it costs anything; one that only has to wait its turn waits within its time;
+- five failures in a row open the circuit for 30 seconds; then one question tries, and decides whether it closes or opens again;
+- a `Retry-After` of the provider is kept, whoever met it.
+
+It counts in this process alone. Time comes in.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from trellis.engine.clock import Clock
+from trellis.engine.logs import log_of
+from trellis.nlm.errors import NlmError, NlmTimeout, NlmUnavailable
+from trellis.nlm.provider import Answer, Health, NlmProvider, Prepared, Question, Source
+from trellis.nlm_backend.errors import CircuitOpen, ProviderHeld
+from trellis.nlm_backend.metrics import Metrics
+
+FAILURES_MAX = 5
+OPEN_S = 30.0
+HELD_S_MAX = 3_600.0
+WAITING_MAX = 100
+PATIENCE_S_MIN = 10.0
+"""Who gave the provider less time than this has no reason to call it down."""
+
+_log = log_of("trellis.nlm_backend")
+
+
+class CircuitState(StrEnum):
+    """Whether questions go through."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    TRYING = "trying"
+
+
+@dataclass(slots=True)
+class Circuit:
+    """Counts failures in a row, and keeps what the provider asked for."""
+
+    monotonic: Callable[[], float]
+    failures_max: int = FAILURES_MAX
+    open_s: float = OPEN_S
+    _failures: int = 0
+    _open_until: float | None = None
+    _held_until: float | None = None
+    _trying: bool = False
+
+    @property
+    def state(self) -> CircuitState:
+        """As of now."""
+        if self._open_until is None:
+            return CircuitState.CLOSED
+        return CircuitState.OPEN if self.monotonic() < self._open_until else CircuitState.TRYING
+
+    def closed_for_s(self) -> float:
+        """How long nobody should ask; 0 when somebody may."""
+        now = self.monotonic()
+        return max(0.0, (self._open_until or now) - now, (self._held_until or now) - now)
+
+    def admit(self, provider: str) -> bool:
+        """Let one question through, and say whether it is the one that tries; raises CircuitOpen, ProviderHeld."""
+        now = self.monotonic()
+        if self._held_until is not None and now < self._held_until:
+            reason = "it said when to come back"
+            raise ProviderHeld(provider=provider, reason=reason, retry_after_s=self._held_until - now)
+        if self._open_until is None:
+            return False
+        if now < self._open_until or self._trying:
+            reason = f"it failed {self._failures} times in a row"
+            raise CircuitOpen(provider=provider, reason=reason, retry_after_s=max(1.0, self._open_until - now))
+        self._trying = True
+        return True
+
+    def answered(self) -> None:
+        """It is there."""
+        self._failures, self._open_until, self._trying = 0, None, False
+
+    def failed(self, retry_after_s: float | None) -> None:
+        """It is not."""
+        now = self.monotonic()
+        self._failures += 1
+        if retry_after_s is not None:
+            self._held_until = max(self._held_until or now, now + min(retry_after_s, HELD_S_MAX))
+        if self._trying or self._failures >= self.failures_max:
+            if self._open_until is None:
+                _log.warning("circuit_opened", failures=self._failures, seconds=self.open_s)
+            self._open_until = now + self.open_s
+        self._trying = False
+
+    def tried(self) -> None:
+        """The question that tried has ended, perhaps without a word about the provider: another may try."""
+        self._trying = False
+
+
+@dataclass(slots=True)
+class Pace:
+    """At most so many a second, one after the other; None is any number."""
+
+    monotonic: Callable[[], float]
+    per_second: float | None
+    _next_at: float = 0.0
+
+    def wait_s(self, patience_s: float) -> float | None:
+        """How long to wait for a turn, which is then taken; None when that is too long, and nothing is taken."""
+        if self.per_second is None:
+            return 0.0
+        now = self.monotonic()
+        at = max(now, self._next_at)
+        if at - now > patience_s:
+            return None
+        self._next_at = at + 1.0 / self.per_second
+        return at - now
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProviderLimits:
+    """What bounds one provider in this process."""
+
+    circuit: Circuit
+    pace: Pace
+    slots: asyncio.Semaphore
+    waiting: list[None] = field(default_factory=list[None])
+
+    @classmethod
+    def of(cls, clock: Clock, *, concurrency: int, per_second: float | None) -> "ProviderLimits":
+        """As the settings say."""
+        return cls(
+            circuit=Circuit(clock.monotonic),
+            pace=Pace(clock.monotonic, per_second),
+            slots=asyncio.Semaphore(concurrency),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedProvider:
+    """A provider within its limits, and counted. `before` is awaited when the question is about to go out."""
+
+    inner: NlmProvider
+    limits: ProviderLimits
+    clock: Clock
+    metrics: Metrics
+    before: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    def name(self) -> str:
+        """The provider's own."""
+        return self.inner.name
+
+    def noting(self, before: Callable[[], Awaitable[None]]) -> "LimitedProvider":
+        """The same, for one caller that must know when its question goes out."""
+        return replace(self, before=before)
+
+    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+        """As the provider does."""
+        return await self.inner.prepare(sources)
+
+    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+        """Wait for a turn and ask; raises NlmError."""
+        until = self.clock.monotonic() + deadline_s
+        async with self._turn(until):
+            if self.before is not None:
+                await self.before()
+            return await self._asked(prepared, question, until - self.clock.monotonic())
+
+    @asynccontextmanager
+    async def _turn(self, until: float) -> AsyncGenerator[None]:
+        limits = self.limits
+        if len(limits.waiting) >= WAITING_MAX:
+            raise NlmUnavailable(provider=self.name, reason=f"{WAITING_MAX} questions wait already", retry_after_s=1.0)
+        limits.waiting.append(None)
+        try:
+            await limits.slots.acquire()
+        finally:
+            limits.waiting.pop()
+        try:
+            wait_s = limits.pace.wait_s(until - self.clock.monotonic())
+            if wait_s is None:
+                reason = f"more than {limits.pace.per_second:g} questions a second wait for it"
+                raise NlmUnavailable(provider=self.name, reason=reason, retry_after_s=1.0)
+            if wait_s > 0:
+                await self.clock.sleep(wait_s)
+            tries = limits.circuit.admit(self.name)
+            try:
+                yield
+            finally:
+                if tries:
+                    limits.circuit.tried()
+        finally:
+            limits.slots.release()
+
+    async def _asked(self, prepared: Prepared, question: Question, deadline_s: float) -> Answer:
+        circuit, began, result = self.limits.circuit, self.clock.monotonic(), "cut"
+        try:
+            answer = await self.inner.query(prepared, question, deadline_s=deadline_s)
+            result = "answered"
+            circuit.answered()
+        except NlmUnavailable as error:
+            result = "unavailable"
+            if not isinstance(error, NlmTimeout) or deadline_s >= PATIENCE_S_MIN:
+                circuit.failed(error.retry_after_s)
+            raise
+        except NlmError:
+            result = "refused"
+            circuit.answered()  # with something that is no use, but it is there
+            raise
+        finally:
+            self.metrics.provider_asked(result, self.clock.monotonic() - began)
+        return answer
+
+    async def health(self) -> Health:
+        """As the provider says."""
+        return await self.inner.health()
+
+    async def release(self, prepared: Prepared) -> None:
+        """As the provider does."""
+        await self.inner.release(prepared)
+
+    async def close(self) -> None:
+        """As the provider does."""
+        await self.inner.close()

@@ -1,0 +1,114 @@
+"""Counters and durations of one backend process, in Prometheus' text form. Labels are words of ours: no text of a caller is in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trellis.engine.records import QueueDepth
+from trellis.lifecycles.nlm_job import HELD
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BUCKETS_S = (0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TYPICAL_S_DEFAULT = 5.0
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long things took, by upper bound."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * len(BUCKETS_S))
+    sum_s: float = 0.0
+    count: int = 0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.sum_s += seconds
+        self.count += 1
+        for at, bound in enumerate(BUCKETS_S):
+            self.counts[at] += seconds <= bound
+
+    def lines(self, name: str, labels: str = "") -> list[str]:
+        """As a histogram."""
+        comma = f"{labels}," if labels else ""
+        around = f"{{{labels}}}" if labels else ""
+        bounds = [*zip(map("{:g}".format, BUCKETS_S), self.counts, strict=True), ("+Inf", self.count)]
+        return [
+            *(f'{name}_bucket{{{comma}le="{bound}"}} {count}' for bound, count in bounds),
+            f"{name}_sum{around} {self.sum_s:.6f}",
+            f"{name}_count{around} {self.count}",
+        ]
+
+
+@dataclass(slots=True)
+class Metrics:
+    """What this process did since it began."""
+
+    _jobs: dict[str, int] = field(default_factory=dict[str, int])
+    _provider: dict[str, int] = field(default_factory=dict[str, int])
+    _deliveries: dict[str, int] = field(default_factory=dict[str, int])
+    _asked: Durations = field(default_factory=Durations)
+    _stages: Mapping[str, Durations] = field(default_factory=lambda: {stage: Durations() for stage in HELD})
+    _whole: Durations = field(default_factory=Durations)
+
+    def job_ended(self, outcome: str, seconds: float) -> None:
+        """`DONE`, or the code of the fault; `seconds` of this drive."""
+        self._jobs[outcome] = self._jobs.get(outcome, 0) + 1
+        self._whole.add(seconds)
+
+    def provider_asked(self, result: str, seconds: float) -> None:
+        """The provider was asked once."""
+        self._provider[result] = self._provider.get(result, 0) + 1
+        self._asked.add(seconds)
+
+    def delivery_tried(self, result: str) -> None:
+        """A callback was sent once."""
+        self._deliveries[result] = self._deliveries.get(result, 0) + 1
+
+    def stage_took(self, stage: str, seconds: float) -> None:
+        """A stage was left for the next one."""
+        self._stages[stage].add(seconds)
+
+    @property
+    def provider_calls(self) -> int:
+        """Questions that went out."""
+        return sum(self._provider.values())
+
+    @property
+    def typical_s(self) -> float:
+        """How long one execution takes."""
+        return self._whole.sum_s / self._whole.count if self._whole.count else TYPICAL_S_DEFAULT
+
+    def text(self, depth: QueueDepth | None, circuit: str) -> str:
+        """All of it, with what waits now."""
+        waiting = depth.ready + depth.parked + depth.resting if depth else 0
+        lines = [
+            *_counter("trellis_nlm_jobs_total", "Executions ended here, by outcome.", "outcome", self._jobs),
+            *_counter("trellis_nlm_provider_calls_total", "Questions asked, by result.", "result", self._provider),
+            *_counter("trellis_nlm_callbacks_total", "Callbacks sent, by result.", "result", self._deliveries),
+            *_head("trellis_nlm_provider_seconds", "How long the provider took.", "histogram"),
+            *self._asked.lines("trellis_nlm_provider_seconds"),
+            *_head("trellis_nlm_stage_seconds", "How long each stage took.", "histogram"),
+            *(
+                line
+                for stage, took in self._stages.items()
+                for line in took.lines("trellis_nlm_stage_seconds", f'stage="{stage}"')
+            ),
+            *_gauge("trellis_nlm_queue_waiting", "Jobs that wait, over all processes.", waiting),
+            *_gauge("trellis_nlm_queue_held", "Jobs under way, over all processes.", depth.held if depth else 0),
+            *_gauge("trellis_nlm_circuit_open", "1 while the provider is left alone.", int(circuit != "closed")),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _head(name: str, told: str, kind: str) -> list[str]:
+    return [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
+
+
+def _counter(name: str, told: str, label: str, counts: Mapping[str, int]) -> list[str]:
+    return [
+        *_head(name, told, "counter"),
+        *(f'{name}{{{label}="{value}"}} {count}' for value, count in sorted(counts.items())),
+    ]
+
+
+def _gauge(name: str, told: str, value: int) -> list[str]:
+    return [*_head(name, told, "gauge"), f"{name} {value}"]

@@ -1,0 +1,100 @@
+"""What the orchestration layer asks for, and how the ledger keeps it: one execution is one job of lifecycle `nlm-job`.
+
+Its id is `<job_id>@<epoch>` and, after an ERROR in the same epoch, `<job_id>@<epoch>.<n>`: the same request always means the same id,
+so the ledger alone decides whether it is new.
+"""
+
+import hashlib
+import json
+from typing import Annotated, Any
+
+import pydantic
+
+from trellis.artifacts.content import JobType
+from trellis.engine.jobs import JobId
+from trellis.net.targets import URL_CHARS_MAX, read_target
+
+TYPE = "nlm-job"
+EPOCH_MAX = 2**53 - 1
+NAMED_JOB_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,149}$"
+"""An id of a job that leaves room for the epoch and the number of the execution."""
+EXAMPLE: dict[str, Any] = {
+    "job_id": "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d",
+    "job_type": "RESEARCH",
+    "agent_slug": "archivist-violin",
+    "payload": {"query": "Who made the violin?"},
+    "context_snapshot_url": "http://127.0.0.1:8420/jobs/7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d/context/3",
+    "callback_url": "http://127.0.0.1:8420/jobs/7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d/result",
+    "deadline": "2026-02-14T08:10:00Z",
+    "epoch": 3,
+}
+
+Url = Annotated[str, pydantic.Field(min_length=1, max_length=URL_CHARS_MAX)]
+
+
+class ProcessRequest(pydantic.BaseModel):
+    """A job to do: exactly these eight fields (NLM-9)."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [EXAMPLE]})
+
+    job_id: Annotated[str, pydantic.Field(pattern=NAMED_JOB_PATTERN)]
+    job_type: JobType
+    agent_slug: Annotated[str, pydantic.Field(min_length=1, max_length=200)]
+    payload: dict[str, Any]
+    context_snapshot_url: Url
+    callback_url: Url
+    deadline: pydantic.AwareDatetime
+    epoch: Annotated[int, pydantic.Field(ge=0, le=EPOCH_MAX, strict=True)]
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What "the same request" means: all but the deadline, which may be told a little differently."""
+        same = self.model_dump(mode="json", include=set(ProcessRequest.model_fields) - {"deadline"})
+        return hashlib.sha256(json.dumps(same, sort_keys=True, ensure_ascii=False).encode()).digest()
+
+
+class Order(ProcessRequest):
+    """A request as the ledger keeps it."""
+
+    execution: int = 1
+    """From 1 in each epoch."""
+    estimated_seconds: int
+
+    @classmethod
+    def of(cls, request: ProcessRequest, *, execution: int, estimated_seconds: int) -> "Order":
+        """The request as this execution."""
+        return cls(**request.model_dump(), execution=execution, estimated_seconds=estimated_seconds)
+
+    @classmethod
+    def read(cls, body: bytes) -> "Order":
+        """What `to_bytes` wrote."""
+        return cls.model_validate_json(body)
+
+    def to_bytes(self) -> bytes:
+        """For the ledger."""
+        return json.dumps(self.model_dump(mode="json"), ensure_ascii=False).encode()
+
+    @property
+    def gateway(self) -> str:
+        """Where artifacts of this job go: what stands before `/jobs/<job_id>/result`, else the callback's origin."""
+        shaped = f"/jobs/{self.job_id}/result"
+        if self.callback_url.endswith(shaped):
+            return self.callback_url.removesuffix(shaped)
+        return read_target(self.callback_url).origin
+
+    @property
+    def scope(self) -> tuple[str, int, int]:
+        """Job, epoch, execution."""
+        return self.job_id, self.epoch, self.execution
+
+
+def execution_id(job_id: str, epoch: int, execution: int) -> JobId:
+    """The id in the backend's ledger."""
+    return JobId(f"{job_id}@{epoch}" + (f".{execution}" if execution > 1 else ""))
+
+
+def read_execution_id(id_: str) -> tuple[str, int, int]:
+    """Job, epoch and execution of such an id."""
+    job_id, _, rest = id_.rpartition("@")
+    epoch, _, execution = rest.partition(".")
+    return job_id, int(epoch), int(execution or 1)

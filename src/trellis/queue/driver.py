@@ -1,0 +1,343 @@
+"""Drives one queue job through its four stages, under a lease (document 000 §1; JQ-5, JQ-9, D7, D8, D15, D38, D41).
+
+What holds: each stage leaves something that is there before the step that counts it: the snapshot before NOTEBOOKLM_CALL, a callback for
+this very attempt before ARTIFACT_WRITE, verified bytes in the journal before COMPLETE, which finalizes the artifact in the same
+transaction. Whatever goes wrong becomes one error, and `retrying` says what it means. A driver that dies anywhere leaves a job whose
+lease is lost: the next attempt begins anew with the next epoch, and whatever this one still does is refused.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from trellis.artifacts.content import YIELDS
+from trellis.artifacts.keys import journal_entry
+from trellis.artifacts.registry import Artifacts
+from trellis.artifacts.rows import STAGED, Row
+from trellis.engine.clock import Clock, within
+from trellis.engine.errors import InvalidTransition, LedgerError
+from trellis.engine.holding import carried_out, heard
+from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.retries import storable
+from trellis.lifecycles import Trigger
+from trellis.queue import errors
+from trellis.queue.backend import Backend, Execution, Finished
+from trellis.queue.callbacks import Callback, KeptCallbacks
+from trellis.queue.context import Assembly
+from trellis.queue.documents import callback_url, snapshot_url
+from trellis.queue.ending import fail_for_good
+from trellis.queue.errors import StageError
+from trellis.queue.requests import QueueRequest
+from trellis.queue.rerunning import run_for
+from trellis.queue.retrying import Final, on_error
+from trellis.runs.layer import OrchestrationLayer
+from trellis.storage.documents import timestamp
+from trellis.storage.objects import ObjectStore, StoreError
+
+CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
+ERROR_CHARS_MAX = 2_000
+CAUSE_CHARS_MAX = 200
+PERMANENT_CODE = "VALIDATION_ERROR"
+"""What a backend calls an error that no other try would mend."""
+
+_log = log_of("trellis.queue")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverOptions:
+    """How long things may take."""
+
+    execution_s: float = 600.0
+    """One execution, from its claim to COMPLETE (D41)."""
+    context_s: float = 30.0
+    write_s: float = 30.0
+    look_s: float = 0.25
+    """Between the first looks for a callback; later ones come less often."""
+    look_s_max: float = 1.0
+    ask_again_s: float = 10.0
+    """When no callback came for so long, the backend is asked."""
+    operator_window_s: float = 900.0
+    """How long a failed job waits for a person (D8)."""
+
+
+class Stopped(Exception):
+    """The job is not this driver's any more."""
+
+
+@dataclass(kw_only=True)
+class Driver:
+    """Makes drives. `draw` gives numbers in [0, 1) for the jitter."""
+
+    ledger: Ledger
+    actor: Actor
+    clock: Clock
+    objects: ObjectStore
+    assembly: Assembly
+    artifacts: Artifacts
+    layer: OrchestrationLayer
+    backend: Backend
+    gateway: str
+    """Where snapshots are read and callbacks come in: `http://host:port`."""
+    draw: Callable[[], float]
+    options: DriverOptions
+    wishes: set[str] = field(default_factory=set[str])
+    """Jobs that somebody asked to stop; their drive is cancelled after they were put here."""
+
+    async def drive(self, claimed: Claimed) -> str | None:
+        """Take the job as far as it goes: the state it leaves it in, None when it is another's."""
+        drive, job_id = _Drive(self, claimed), claimed.lease.job_id
+        try:
+            try:
+                ending = drive.complete(await drive.until_verified())
+            except asyncio.CancelledError:
+                if not heard(self.wishes, job_id):
+                    raise
+                ending = drive.stop()
+            except StageError as error:
+                ending = drive.fail(error)
+            return await carried_out(self.wishes, job_id, ending)
+        except Stopped:
+            _log.info("job_left", job_id=job_id, epoch=claimed.lease.epoch, reason="the lease is another's")
+            return None
+        finally:
+            self.wishes.discard(job_id)
+
+
+class _Drive:
+    """One attempt of one job in the hands of one driver."""
+
+    def __init__(self, driver: Driver, claimed: Claimed) -> None:
+        self._driver, self._claimed = driver, claimed
+        self._lease: Lease = claimed.lease
+        self._job_id = claimed.lease.job_id
+        self._stage = claimed.state
+        began, options = driver.clock.monotonic(), driver.options
+        self._ends_at = began + options.execution_s
+        self._deadline_at = None if claimed.deadline_s is None else began + claimed.deadline_s
+
+    # --- the stages --------------------------------------------------------------------------------------------------
+
+    async def until_verified(self) -> tuple[Row, datetime]:
+        """Everything up to the artifact that was checked and kept, and when its writing began; raises StageError, Stopped."""
+        request, options = self._request(), self._driver.options
+        execution = await self._in_time(self._assemble(request), options.context_s, errors.ContextTimeout)
+        callback = await self._in_time(self._called(execution), 0.0, errors.CallbackMissing)
+        began = await self._driver.ledger.now()
+        row = await self._in_time(self._verified(request, callback), options.write_s, errors.ArtifactUnwritten)
+        return row, began
+
+    def _request(self) -> QueueRequest:
+        try:
+            return QueueRequest.read(self._job_id, self._claimed.payload)
+        except errors.RequestUnreadable as error:
+            raise errors.StageHopeless(detail=str(error)) from error
+
+    async def _assemble(self, request: QueueRequest) -> Execution:
+        """The snapshot, and what the backend is told."""
+        driver, epoch = self._driver, self._lease.epoch
+        began = await driver.ledger.now()
+        made = await driver.assembly.assemble(request, self._job_id, epoch)
+        run_id = await run_for(driver.ledger, driver.layer, self._job_id, self._claimed.generation, request)
+        now, url = await driver.ledger.now(), snapshot_url(driver.gateway, self._job_id, epoch)
+        facts = {"run_id": run_id, "snapshot_url": url, "sha256": made.sha256, **_times(began, now)}
+        await self._step("snapshot_ready", CALL, facts)
+        return Execution(
+            job_id=self._job_id,
+            epoch=epoch,
+            request=request,
+            context_snapshot_url=url,
+            callback_url=callback_url(driver.gateway, self._job_id),
+            deadline=now + timedelta(seconds=self._left_s()),
+            correlation_id=self._claimed.correlation_id,
+        )
+
+    async def _called(self, execution: Execution) -> Callback | Finished:
+        """Have the backend do it, and wait for what it brings."""
+        began = await self._driver.ledger.now()
+        answer = await self._driver.backend.process(execution)
+        result = answer if isinstance(answer, Finished) else await self._awaited(execution)
+        if isinstance(result, Callback) and result.error is not None and result.status == "FAILED":
+            raise _failure(result.error.code, result.error.message)
+        facts = {"artifact_id": result.artifact_id, "sha256": result.sha256, "size": result.size}
+        await self._step("response_received", WRITE, {**facts, **_times(began, await self._driver.ledger.now())})
+        return result
+
+    async def _awaited(self, execution: Execution) -> Callback | Finished:
+        """The callback of this attempt; when none comes for a while the backend is asked whether it has finished."""
+        driver, options = self._driver, self._driver.options
+        kept = KeptCallbacks(objects=driver.objects, job_id=self._job_id, epoch=self._lease.epoch)
+        seen, look_s = set[str](), options.look_s
+        ask_at = driver.clock.monotonic() + options.ask_again_s
+        while True:
+            callback = await self._looked(kept, seen)
+            if callback is not None:
+                return callback
+            if driver.clock.monotonic() >= ask_at:
+                finished = await self._asked_again(execution)
+                if finished is not None:
+                    return finished
+                ask_at = driver.clock.monotonic() + options.ask_again_s
+            await driver.clock.sleep(look_s)
+            look_s = min(options.look_s_max, look_s * 1.5)
+
+    async def _looked(self, kept: KeptCallbacks, seen: set[str]) -> Callback | None:
+        try:
+            return await kept.first(seen)
+        except StoreError as error:  # the execution's end bounds how long it may go on
+            _log.warning("callbacks_unreadable", job_id=self._job_id, error=str(error))
+            return None
+
+    async def _asked_again(self, execution: Execution) -> Finished | None:
+        try:
+            answer = await self._driver.backend.process(execution)
+        except StageError as error:
+            _log.warning("nlm_backend_unclear", job_id=self._job_id, code=error.shown_code, error=str(error))
+            return None
+        return answer if isinstance(answer, Finished) else None
+
+    async def _verified(self, request: QueueRequest, result: Callback | Finished) -> Row:
+        """The staged artifact, if it is what was announced; its bytes are in the ledger's journal then (JQ-5)."""
+        try:
+            row = await self._driver.artifacts.row(result.artifact_id or "")
+            body = None if row is None else await self._driver.artifacts.staged_bytes(row.artifact_id)
+        except StoreError as error:
+            raise errors.ArtifactUnwritten(detail=str(error)) from error
+        if row is None or body is None:
+            raise errors.ArtifactMismatch(detail=f"artifact {result.artifact_id} is not staged")
+        problem = self._mismatch(request, result, row, body)
+        if problem is not None:
+            raise errors.ArtifactMismatch(detail=f"artifact {row.artifact_id} {problem}")
+        kept = await self._driver.ledger.journal(self._lease, journal_entry(row.artifact_id), body)
+        if isinstance(kept, LeaseLost):
+            raise Stopped
+        return row
+
+    def _mismatch(self, request: QueueRequest, result: Callback | Finished, row: Row, body: bytes) -> str | None:
+        if (row.job_id, row.epoch) != (self._job_id, self._lease.epoch):
+            return f"is of job {row.job_id} in epoch {row.epoch}"
+        if row.state != STAGED:
+            return f"is {row.state}"
+        if row.type is not YIELDS[request.job_type]:
+            return f"is a {row.type.value}, and a {request.job_type.value} yields a {YIELDS[request.job_type].value}"
+        if (row.sha256, row.size) != (result.sha256, result.size) or not row.is_of(body):
+            return "has other bytes than were announced"
+        return None
+
+    # --- the ends ----------------------------------------------------------------------------------------------------
+
+    async def complete(self, verified: tuple[Row, datetime]) -> str | None:
+        """The artifact becomes final and the job COMPLETE, together or not at all."""
+        row, began = verified
+        made = {"artifact_id": row.artifact_id, "type": row.type.value, "sha256": row.sha256, "size": row.size}
+        facts = {**made, **_times(began, await self._driver.ledger.now())}
+        try:
+            await self._advance(Trigger.COMPLETE, facts, result=_json(made), finalizes=row)
+        except InvalidTransition as error:  # nothing was written: the artifact is not staged any more
+            return await self.fail(errors.ArtifactUnwritten(detail=str(error)))
+        return "COMPLETE"
+
+    async def stop(self) -> str | None:
+        """Obey a soft cancel: the ledger makes the cancel that was asked for out of the holder's letting go."""
+        await self._advance(Trigger.RETRY, {"stage": self._stage}, cause="stopped on request")
+        return "FAILED"
+
+    async def fail(self, error: StageError) -> str | None:
+        """Back off, or end in FAILED at once."""
+        verdict = on_error(error, self._claimed.attempt, self._driver.draw())
+        code, text = error.shown_code, storable(str(error))[:ERROR_CHARS_MAX]
+        final = isinstance(verdict, Final)
+        facts = {"error": {"code": code, "message": text}, "stage": self._stage, "permanent": not error.retries}
+        delay_s = verdict.rest_s if isinstance(verdict, Final) else verdict.delay_s
+        about = {"job_id": self._job_id, "stage": self._stage, "attempt": self._claimed.attempt, "code": code}
+        _log.warning("stage_failed", error=text, final=final, again_in_s=None if final else delay_s, **about)
+        version = await self._advance(Trigger.RETRY, facts, cause=f"{code}: {text}"[:CAUSE_CHARS_MAX], delay_s=delay_s)
+        if not final:
+            return "RETRY_BACKOFF"
+        driver = self._driver
+        return await fail_for_good(
+            driver.ledger, driver.actor, self._job_id, version, facts, window_s=driver.options.operator_window_s
+        )
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _in_time(self, work: Coroutine[Any, Any, ResultT], limit_s: float, late: type[StageError]) -> ResultT:
+        """What the work gives, cut by its own limit if it has one, by the execution's end and by the job's deadline."""
+        left_s = max(0.0, self._left_s())
+        patience_s = min(limit_s, left_s) if limit_s else left_s
+        stage = self._stage
+        try:
+            return await within(self._driver.clock, patience_s, work)
+        except TimeoutError:
+            raise self._too_late(stage, limit_s, late) from None
+        except (StageError, Stopped, LedgerError):
+            raise
+        except Exception as error:
+            _log.exception("stage_raised", job_id=self._job_id, stage=self._stage)
+            detail = f"{self._stage}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
+            raise errors.StageFailed(detail=detail) from error
+
+    def _too_late(self, stage: str, limit_s: float, late: type[StageError]) -> StageError:
+        now, options = self._driver.clock.monotonic(), self._driver.options
+        if self._deadline_at is not None and self._deadline_at <= now:
+            return errors.DeadlinePassed(detail=f"the job's deadline was over in {stage}")
+        if self._ends_at <= now:
+            return late(detail=f"{stage} was not over when the execution had taken {options.execution_s:g} s")
+        return late(detail=f"{stage} took more than {limit_s:g} s")
+
+    def _left_s(self) -> float:
+        ends = self._ends_at if self._deadline_at is None else min(self._ends_at, self._deadline_at)
+        return ends - self._driver.clock.monotonic()
+
+    async def _step(self, trigger: str, stage: str, facts: Mapping[str, Any]) -> None:
+        """Into the next stage."""
+        await self._advance(trigger, facts)
+        self._stage = stage
+
+    async def _advance(
+        self,
+        trigger: str,
+        facts: Mapping[str, Any],
+        *,
+        cause: str | None = None,
+        delay_s: float = 0.0,
+        result: bytes | None = None,
+        finalizes: Row | None = None,
+    ) -> int:
+        """One fenced step; the job's version after it. Raises Stopped, and InvalidTransition when it finalizes what cannot be."""
+        advance = Advance(
+            self._lease,
+            self._stage,
+            trigger,
+            delay_s=delay_s,
+            cause=cause,
+            data=_json(facts),
+            result=result,
+            finalizes=None if finalizes is None else finalizes.artifact_id,
+        )
+        (outcome,) = (await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))).outcomes
+        match outcome:
+            case Applied(version=version):
+                return version
+            case LeaseLost():
+                raise Stopped
+
+
+def _failure(code: str, message: str) -> StageError:
+    """What the backend says of its own failure."""
+    if code == PERMANENT_CODE:
+        return errors.StageHopeless(detail=message)
+    return errors.NlmFailed(said=code, detail=message)
+
+
+def _times(began: datetime, ended: datetime) -> dict[str, str]:
+    return {"started_at": timestamp(began), "finished_at": timestamp(max(began, ended))}
+
+
+def _json(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, ensure_ascii=False).encode()

@@ -1,0 +1,77 @@
+"""Tasks about the demo garden's own sources, and the way of one task from question to draft."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trellis.agents.garden import memory_seed, objects_of
+from trellis.artifacts.content import Draft, JobType
+from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.structuring import Answered, Prompt, Task, ask, build, draft
+from trellis.nlm.extractive import Extractive
+from trellis.nlm.provider import NlmProvider
+from trellis.nlm.scripted import Script, Scripted
+from trellis.storage.memory.layout import FACTS
+from trellis.testing import FakeClock
+
+VIOLIN = "archivist-violin"
+GUARDIAN = "architect-guardian"
+ENTITIES: tuple[dict[str, Any], ...] = (
+    {"slug": "ts-02", "name": "TS-02", "aliases": ["the «Stainer»"], "ref": "sources/05-provenance.md"},
+    {"slug": "ts-03", "name": "Скрипка Петрика", "aliases": ["TS-03"]},
+    {"slug": "onufriy-petryk", "name": "Онуфрій Петрик", "aliases": ["пан Петрик"]},
+)
+
+
+def snapshot(
+    slug: str = VIOLIN,
+    *,
+    entities: Sequence[Mapping[str, Any]] = ENTITIES,
+    sources: Mapping[str, str] | None = None,
+) -> Snapshot:
+    """The garden's sources and memory, or these sources."""
+    shipped = {
+        key.removeprefix(f"agents/{slug}/"): body.decode()
+        for key, body in objects_of(slug).items()
+        if "/sources/" in key
+    }
+    memory = [{"ref": f"memory/{name}", "text": text} for name, text in memory_seed(slug).items() if name != FACTS]
+    return Snapshot.of(
+        job_id="6f1e6b0a-94d5-4a38-8a3c-2f4d93b21a11",
+        epoch=1,
+        agent_slug=slug,
+        memory={"version": "1", "files": memory if sources is None else []},
+        entities=[dict(entity) for entity in entities],
+        sources=[{"ref": ref, "text": text} for ref, text in (shipped if sources is None else sources).items()],
+    )
+
+
+def task(job_type: JobType, payload: Mapping[str, Any], made: Snapshot | None = None) -> Task:
+    made = made or snapshot()
+    return Task(job_type=job_type, agent_slug=made.agent_slug, payload=payload, snapshot=made)
+
+
+async def drafted(made: Task, provider: NlmProvider | None = None) -> Draft:
+    """All the way, through the bytes that are kept between the stages."""
+    prompt = build(made)
+    answered = await ask(provider or Extractive(), prompt, deadline_s=30.0)
+    return draft(made, Prompt.read(prompt.to_bytes()), Answered.read(answered.to_bytes()))
+
+
+async def research(query: str, made: Snapshot | None = None, provider: NlmProvider | None = None, **more: Any) -> Draft:
+    return await drafted(task(JobType.RESEARCH, {"query": query, **more}, made), provider)
+
+
+class _SkippingClock(FakeClock):
+    """Time that is over as soon as somebody waits for it."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+
+def scripted(*steps: dict[str, Any]) -> Scripted:
+    return Scripted(Script.model_validate({"steps": list(steps)}), clock=_SkippingClock())
+
+
+def says(text: str, *citations: tuple[str, str]) -> dict[str, Any]:
+    """A step in which a model says this and cites that."""
+    return {"answer": {"answer": text, "citations": [{"ref": ref, "excerpt": one} for ref, one in citations]}}

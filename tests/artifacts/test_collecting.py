@@ -1,0 +1,220 @@
+"""Collection takes what nobody needs, and never what somebody may still read: whatever happens beside it, and in whatever order."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Desk, complete, desk_in, draft
+from tests.artifacts.turnstile import Turnstile
+from trellis.artifacts.collecting import Collected
+from trellis.artifacts.content import JobType
+from trellis.artifacts.rows import DISCARDED, FINALIZED, STAGED
+from trellis.engine.errors import InvalidTransition, LeaseConflictError
+from trellis.engine.jobs import Lease
+from trellis.lifecycles.artifact import STAGED_S
+from trellis.storage.documents import sha256
+
+
+@pytest.mark.requirement("D15")
+async def test_a_blob_goes_when_its_row_has_ended_or_its_object_is_published_and_not_before(desk: Desk):
+    final, lease = await desk.finalized(), await desk.waiting()
+    discarded = await desk.stage(lease)
+    assert await desk.artifacts.discard(BACKEND, discarded.artifact_id, cause="given up")
+    staged = await desk.stage(await desk.waiting())
+    desk.clock.advance(STAGED_S - 1)  # age alone is no reason
+    assert (await desk.collector().run_once()).taken == 1
+    assert set(await desk.keys()) == {final.row.staged_key, staged.row.staged_key}
+    await desk.publish()
+    assert (await desk.collector().run_once()).taken == 1
+    assert set(await desk.keys()) == {final.row.key, staged.row.staged_key}
+    desk.clock.advance(2.0)
+    await desk.sweep()  # nobody named it for a week
+    assert (await desk.collector().run_once()).taken == 1
+    assert await desk.keys() == [final.row.key]
+    assert await desk.collector().run_once() == Collected()
+
+
+async def test_a_published_object_that_is_not_the_recorded_one_keeps_the_blob(desk: Desk):
+    final = await desk.finalized()
+    await desk.objects.put(final.row.key, b"{}")
+    assert (await desk.collector().run_once()).taken == 0
+    assert sha256(await desk.body(final.row.staged_key) or b"") == final.sha256
+
+
+@pytest.mark.requirement("D15")
+async def test_what_has_no_row_here_is_left_alone(desk: Desk):
+    folder = f"projects/{desk.artifacts.cid}/staged"
+    for name in ("art-00000000-0000-4000-8000-000000000000.json", "notes.txt", "art-x/y.json"):
+        await desk.objects.put(f"{folder}/{name}", b"{}")
+    other = await desk.stage(await desk.waiting())
+    assert await desk.artifacts.discard(BACKEND, other.artifact_id, cause="given up")
+    elsewhere = f"{folder}/copy/{other.artifact_id}.json"
+    await desk.objects.put(elsewhere, b"{}")
+    report = await desk.collector().run_once()
+    assert (report.looked_at, report.taken, report.unknown) == (5, 1, 3)
+    assert elsewhere in await desk.keys()
+
+
+@pytest.mark.requirement("ART-5")
+async def test_the_bytes_of_a_cleanup_that_was_interrupted_are_taken_later(desk: Desk):
+    final = await desk.finalized()
+    await desk.publish()
+    body = await desk.body(final.row.key) or b""
+    desk.clock.advance(91 * DAY_S)
+    await desk.artifacts.cleanup(OPERATOR)
+    for key in (final.row.key, final.row.staged_key):  # as if the process had died before it deleted them
+        await desk.objects.put(key, body)
+    assert (await desk.collector().run_once()).taken == 2
+    assert await desk.keys() == []
+
+
+async def test_a_round_goes_over_every_blob_and_every_removed_artifact_page_by_page(desk: Desk):
+    for _ in range(5):
+        staged = await desk.stage(await desk.waiting())
+        await desk.artifacts.discard(BACKEND, staged.artifact_id, cause="given up")
+    collector, reports = desk.collector(batch=2), list[Collected]()
+    while not reports or reports[-1].more:
+        reports.append(await collector.run_once())
+    assert [report.looked_at for report in reports] == [2, 2, 1]
+    assert [collector.pause_s(report) < 1 for report in reports] == [True, True, False]
+    assert await desk.keys() == []
+
+
+# --- any interleaving ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """One ledger and one store for all examples, on an event loop of its own."""
+
+    loop: asyncio.AbstractEventLoop
+    desk: Desk
+    stack: AsyncExitStack
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    loop, stack = asyncio.new_event_loop(), AsyncExitStack()
+    folder: Path = tmp_path_factory.mktemp("bench")
+    made = Bench(loop, loop.run_until_complete(stack.enter_async_context(desk_in(folder))), stack)
+    yield made
+    made.run(stack.aclose())
+    loop.close()
+
+
+LOOKS_MAX = 20
+ACTS = ("again", "again differently", "discard", "publish", "publish", "collect", "collect", "read")
+
+
+async def act(desk: Desk, name: str, lease: Lease, seen: list[Any]) -> None:
+    """One thing that somebody does, once the job has an artifact that it can be done to."""
+    rows = await desk.artifacts.of_job(lease.job_id)
+    for _ in range(LOOKS_MAX if name in {"discard", "read"} else 0):
+        rows = rows or await desk.artifacts.of_job(lease.job_id)
+    match name:
+        case "again":
+            await desk.stage(lease)
+        case "again differently":
+            await desk.stage(lease, draft(title="Another title"))
+        case "discard":
+            for row in rows:
+                await desk.artifacts.discard(BACKEND, row.artifact_id, cause="given up")
+        case "publish":
+            projector = desk.projector()
+            await projector.run_once()
+            await projector.let_go()
+        case "collect":
+            await desk.collector().run_once()
+        case _:
+            seen += [(row.state, await desk.artifacts.read(row.artifact_id)) for row in rows]
+
+
+async def make_and_complete(desk: Desk, lease: Lease) -> bool:
+    """What the backend and the orchestration layer do together; whether the job is complete."""
+    staged = await desk.stage(lease)
+    completed = await complete(desk.ledger, desk.artifacts, lease, staged.artifact_id)
+    (row,) = await desk.artifacts.of_job(lease.job_id)
+    assert row.state == (FINALIZED if completed else DISCARDED)
+    return completed
+
+
+async def one_life(desk: Desk, acts: list[str], seed: int) -> str:
+    """Everything at once, call by call in an order that the seed decides; then what must hold. How the artifact ended."""
+    turnstile, rng = Turnstile(), random.Random(seed)
+    gated = Desk(ledger=turnstile.wrap(desk.ledger), objects=turnstile.wrap(desk.objects), clock=desk.clock)
+    lease, seen = await desk.waiting(), list[Any]()
+    works = [make_and_complete(gated, lease), *(act(gated, name, lease, seen) for name in acts)]
+    outcomes = await turnstile.run(works, rng.randrange)
+    for outcome in outcomes:
+        expected = isinstance(outcome, InvalidTransition | LeaseConflictError) or "cannot be staged" in str(outcome)
+        assert not isinstance(outcome, BaseException) or expected, outcome
+    content = CONTENTS[JobType.RESEARCH][1]
+    for state, document in seen:
+        assert document is None or document["content"] in (content, content | {"title": "Another title"})
+        assert state != FINALIZED or document is not None
+    return await what_is_left(desk, lease, is_complete=outcomes[0] is True)
+
+
+async def what_is_left(desk: Desk, lease: Lease, *, is_complete: bool) -> str:
+    (row,) = await desk.artifacts.of_job(lease.job_id)
+    assert (row.state == FINALIZED) is is_complete
+    for settle in (desk.collector().run_once, desk.publish, desk.collector().run_once, desk.collector().run_once):
+        document = await desk.artifacts.read(row.artifact_id)
+        assert (document is not None) is is_complete
+        await settle()
+        copies = [await desk.body(key) for key in (row.key, row.staged_key)]
+        assert row.state == DISCARDED or any(copy is not None and row.is_of(copy) for copy in copies)
+    there = {key for key in await desk.keys() if row.artifact_id in key}
+    assert there == {FINALIZED: {row.key}, DISCARDED: set(), STAGED: {row.staged_key}}[row.state]
+    for key in there:
+        assert row.is_of(await desk.body(key) or b"")
+    return row.state
+
+
+def lives(count: int) -> Any:
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+SEEDS = st.integers(0, 2**32)
+WISHES = st.lists(st.sampled_from(ACTS), min_size=2, max_size=6)
+
+
+@pytest.mark.requirement("D15", "ART-3", "ART-7", "JQ-5")
+def test_a_live_blob_is_never_taken_whatever_happens_in_whatever_order(bench: Bench):
+    ended: set[str] = set()
+
+    @lives(25)
+    @given(acts=WISHES, seed=SEEDS)
+    def live(acts: list[str], seed: int) -> None:
+        ended.add(bench.run(one_life(bench.desk, acts, seed)))
+
+    live()
+    assert ended >= {FINALIZED, DISCARDED}  # the races were really run
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+@pytest.mark.requirement("D15", "ART-3", "ART-7", "JQ-5")
+def test_a_live_blob_is_never_taken_in_very_many_orders(bench: Bench):
+    @lives(400)
+    @given(acts=WISHES, seed=SEEDS)
+    def live(acts: list[str], seed: int) -> None:
+        bench.run(one_life(bench.desk, acts, seed))
+
+    live()

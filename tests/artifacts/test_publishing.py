@@ -1,0 +1,232 @@
+"""Artifacts in the object store: published with their job's completion, and made again byte for byte, either side from the other."""
+
+import asyncio
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.artifacts.desk import CONTENTS, DAY_S, OPERATOR, Desk, advance
+from trellis.artifacts.content import JobType
+from trellis.artifacts.keys import journal_entry
+from trellis.artifacts.registry import Staged
+from trellis.engine.records import RetentionOptions
+from trellis.engine.verify import verify
+from trellis.ledgers import open_ledger
+from trellis.runs.alerts import read_alerts
+from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
+from trellis.storage.objects import Object
+
+
+async def bucket(desk: Desk) -> dict[str, bytes]:
+    """Everything that is published: documents and records, not what is staged."""
+    keys = [key for prefix in ("projects/", "audit/") for key in await desk.keys(prefix) if "/staged/" not in key]
+    return {key: await desk.body(key) or b"" for key in keys}
+
+
+async def wipe(desk: Desk) -> None:
+    for key in await desk.keys(""):
+        await desk.objects.delete(key)
+
+
+async def lose(desk: Desk, folder: Path) -> None:
+    """The ledger's file is gone; a new one is in its place."""
+    await desk.ledger.close()
+    for file in await asyncio.to_thread(lambda: list(folder.glob("ledger.db*"))):
+        await asyncio.to_thread(file.unlink)
+    desk.ledger = await open_ledger(f"sqlite:///{folder / 'ledger.db'}", clock=desk.clock)
+
+
+async def holds(desk: Desk, made: Staged) -> None:
+    """It is final, readable, and published with the recorded bytes."""
+    document = await desk.artifacts.read(made.artifact_id)
+    assert document is not None
+    assert document["content"] == CONTENTS[JobType.RESEARCH][1]
+    assert made.row.is_of(await desk.body(made.row.key) or b"")
+
+
+@pytest.mark.requirement("D15", "ART-6", "PIPE-11", "OBS-1")
+async def test_the_projector_publishes_the_same_bytes_once_and_records_every_event(desk: Desk):
+    made = await desk.finalized()
+    staged = await desk.body(made.row.staged_key)
+    await desk.publish()
+    assert await desk.body(made.row.key) == staged
+    recorded = [key.rpartition("/")[2] for key in await desk.keys("audit/")]
+    assert [f"{made.artifact_id}-{number}.json" in recorded for number in (1, 2, 3)] == [True, True, False]
+    before = await bucket(desk)
+    assert (await rebuild_objects(desk.ledger, desk.objects, OPERATOR)).written == 0
+    assert await bucket(desk) == before
+
+
+@pytest.mark.requirement("D14", "D15", "PIPE-8")
+async def test_a_wiped_bucket_is_rebuilt_byte_for_byte_without_what_was_removed(desk: Desk):
+    removed = await desk.finalized()
+    await desk.publish()
+    desk.clock.advance(91 * DAY_S)
+    made = [await desk.finalized(kind) for kind in JobType]
+    await desk.stage(await desk.waiting())
+    await desk.artifacts.cleanup(OPERATOR)
+    await desk.publish()
+    before = await bucket(desk)
+    assert {one.row.key for one in made} < set(before)
+    await wipe(desk)
+    done = await rebuild_objects(desk.ledger, desk.objects, OPERATOR)
+    assert (done.differing, done.written) == ((), len(before))
+    assert await bucket(desk) == before
+    assert await desk.body(removed.row.key) is None
+    await desk.collector().run_once()
+    await holds(desk, made[0])
+
+
+@pytest.mark.requirement("D14", "OBS-1", "JQ-5")
+async def test_a_lost_ledger_gets_jobs_and_artifacts_back_from_the_records(desk: Desk, tmp_path: Path):
+    removed = await desk.finalized()
+    await desk.publish()
+    desk.clock.advance(91 * DAY_S)
+    made, waiting = await desk.finalized(), await desk.waiting()
+    staged = await desk.stage(waiting)
+    await desk.artifacts.cleanup(OPERATOR)
+    await desk.publish()
+    await desk.collector().run_once()
+    before = await bucket(desk)
+    await lose(desk, tmp_path)
+    done = await rebuild_ledger(desk.ledger, desk.objects, OPERATOR)
+    assert (done.refusals, done.jobs) == ((), 6)
+    assert (await verify(desk.ledger)).ok
+    assert await bucket(desk) == before
+    await holds(desk, made)
+    states = {one.artifact_id: (await desk.job(one.artifact_id)).state for one in (removed, made, staged)}
+    assert list(states.values()) == ["removed", "finalized", "staged"]
+    await wipe(desk)  # what the journal held of the artifact came back, too
+    assert (await rebuild_objects(desk.ledger, desk.objects, OPERATOR)).differing == ()
+    assert await bucket(desk) == before
+
+
+class Dying:
+    """An object store whose process dies before its nth write."""
+
+    def __init__(self, inner: Any, writes: int) -> None:
+        self._inner, self.left = inner, writes
+
+    async def put(self, key: str, body: bytes, **options: Any) -> Any:
+        if self.left == 0:
+            raise RuntimeError("died")
+        self.left -= 1
+        return await self._inner.put(key, body, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.requirement("JQ-5", "D14", "D15")
+async def test_wherever_the_projector_dies_the_records_bring_the_pair_back_or_neither(desk: Desk, tmp_path: Path):
+    """Before each write of a projector that publishes a completed job and its artifact, the ledger is lost with it."""
+    made, ends = await desk.finalized(), list[tuple[str, ...]]()
+    blob = await desk.body(made.row.staged_key) or b""
+    for writes in count():
+        await wipe(desk)
+        await desk.objects.put(made.row.staged_key, blob)
+        try:
+            await Desk(ledger=desk.ledger, objects=Dying(desk.objects, writes), clock=desk.clock).publish()  # type: ignore[arg-type]
+            break
+        except RuntimeError:
+            ends.append(await ends_after_a_rebuild(desk, made, tmp_path / f"again-{writes}.db"))
+        desk.clock.advance(10.0)  # the projector that died follows no more
+    late = [end for end in ends if set(end) & {"COMPLETE", "finalized"}]
+    assert (len(ends), late) == (10, [("COMPLETE", "finalized")] * 2)
+    await holds(desk, made)
+
+
+async def ends_after_a_rebuild(desk: Desk, made: Staged, file: Path) -> tuple[str, ...]:
+    """How job and artifact stand in a new ledger that was made of what is published."""
+    ledger = await open_ledger(f"sqlite:///{file}", clock=desk.clock)
+    assert (await rebuild_ledger(ledger, desk.objects, OPERATOR)).refusals == ()
+    report = await verify(ledger)
+    assert report.ok, report.violations
+    states = [getattr(await ledger.job(one), "state", "") for one in (made.row.job_id, made.artifact_id)]
+    if "COMPLETE" in states:
+        await holds(Desk(ledger=ledger, objects=desk.objects, clock=desk.clock), made)
+    await ledger.close()
+    return tuple(states)
+
+
+@pytest.mark.requirement("D14")
+async def test_an_artifact_whose_bytes_are_lost_everywhere_comes_back_neither_alone_nor_its_job(
+    desk: Desk, tmp_path: Path
+):
+    made = await desk.finalized()
+    other = await desk.finalized()
+    await desk.publish()
+    await desk.collector().run_once()
+    body = await desk.body(made.row.key) or b""
+    await desk.objects.delete(made.row.key)
+    await lose(desk, tmp_path)
+    done = await rebuild_ledger(desk.ledger, desk.objects, OPERATOR)
+    assert {refusal.job_id for refusal in done.refusals} == {made.artifact_id, made.row.job_id}
+    assert all(made.row.key in refusal.reason for refusal in done.refusals)
+    assert (await verify(desk.ledger)).ok
+    await holds(desk, other)
+    await desk.objects.put(made.row.key, body)
+    await lose(desk, tmp_path)
+    assert (await rebuild_ledger(desk.ledger, desk.objects, OPERATOR)).refusals == ()
+    await holds(desk, made)
+
+
+@pytest.mark.requirement("D15")
+async def test_an_object_in_the_way_sets_the_artifact_aside_and_a_rebuild_puts_it_right(desk: Desk):
+    made = await desk.finalized()
+    await desk.objects.put(made.row.key, b"{}")
+    other = await desk.finalized()
+    await desk.publish()
+    await holds(desk, other)
+    assert [alert.key async for alert in read_alerts(desk.objects)] == [made.row.key]
+    assert await desk.artifacts.read(made.artifact_id) is not None
+    await desk.objects.delete(made.row.key)
+    assert (await rebuild_objects(desk.ledger, desk.objects, OPERATOR)).differing == ()
+    await holds(desk, made)
+    assert [alert async for alert in read_alerts(desk.objects)] == []
+
+
+async def test_an_artifact_outlives_its_job_in_the_ledger(desk: Desk):
+    made = await desk.finalized()
+    await desk.publish()
+    desk.clock.advance(31 * DAY_S)
+    await desk.ledger.retain(RetentionOptions())
+    assert await desk.ledger.job(made.row.job_id) is None
+    await holds(desk, made)
+    assert (await rebuild_objects(desk.ledger, desk.objects, OPERATOR)).differing == ()
+
+
+class Meanwhile:
+    """An object store in which somebody else acts after the first look at a key."""
+
+    def __init__(self, inner: Any, key: str, act: Any) -> None:
+        self._inner, self._key, self._act = inner, key, act
+
+    async def get(self, key: str) -> Object | None:
+        found = await self._inner.get(key)
+        if key == self._key and self._act is not None:
+            act, self._act = self._act, None
+            await act()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+async def test_a_reader_finds_what_is_published_and_collected_while_it_looks(desk: Desk):
+    lease = await desk.waiting()
+    made = await desk.stage(lease)
+    await advance(desk.ledger, lease, "NOTEBOOKLM_CALL", "response_received")
+    assert await advance(desk.ledger, lease, "ARTIFACT_WRITE", "complete", finalizes=made.artifact_id)
+    assert journal_entry(made.artifact_id) not in await desk.ledger.read_journal(lease.job_id)
+
+    async def act() -> None:
+        await desk.publish()
+        await desk.collector().run_once()
+
+    reader = Desk(ledger=desk.ledger, objects=Meanwhile(desk.objects, made.row.key, act), clock=desk.clock)  # type: ignore[arg-type]
+    document = await reader.artifacts.read(made.artifact_id)
+    assert document is not None
+    assert await desk.keys() == [made.row.key]

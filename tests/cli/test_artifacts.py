@@ -1,0 +1,89 @@
+"""`trellis artifacts`: an operator looks at what queue jobs left behind, and removes what is old for good."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.artifacts.desk import BACKEND as NLM
+from tests.artifacts.desk import DAY_S, call_nlm, complete, draft, queue_job
+from tests.cli.conftest import Terminal
+from trellis.artifacts.keys import project_id
+from trellis.artifacts.registry import Artifacts
+from trellis.identity import issue
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.settings import PROJECT_DEFAULT
+from trellis.storage.open import open_objects
+from trellis.wiring import development_key, new_id
+
+
+def finalize(terminal: Terminal, count: int, *, days_ago: float) -> list[str]:
+    """Artifacts that became final so long ago."""
+
+    async def make() -> list[str]:
+        ledger = await open_ledger(terminal.url, clock=lambda: time.time() - days_ago * DAY_S)
+        objects = await open_objects((folder_of(terminal) / "objects").as_uri())
+        artifacts = Artifacts(ledger=ledger, objects=objects, cid=project_id(PROJECT_DEFAULT), new_id=new_id)
+        made: list[str] = []
+        for _ in range(count):
+            lease = await call_nlm(ledger, queue_job(new_id()))
+            job = await ledger.job(lease.job_id)
+            assert job is not None
+            staged = await artifacts.stage(NLM, draft(), job=job)
+            assert await complete(ledger, artifacts, lease, staged.artifact_id)
+            made.append(staged.artifact_id)
+        await objects.close()
+        await ledger.close()
+        return made
+
+    return asyncio.run(make())
+
+
+def folder_of(terminal: Terminal) -> Path:
+    return Path(terminal.url.removeprefix("sqlite:///")).parent
+
+
+@pytest.mark.requirement("ART-5")
+def test_old_artifacts_are_removed_for_good_by_an_operator_who_says_so(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    assert local("migrate").code == 0
+    old, young = finalize(local, 2, days_ago=100), finalize(local, 1, days_ago=10)
+    assert [one["artifact_id"] for one in local("artifacts", "--json").records] == [*young, *reversed(old)]
+    shown = local("artifacts", "--limit", "1")
+    assert (young[0] in shown.out, old[0] in shown.out, "10d" in shown.out) == (True, False, True)
+    asked = local("artifacts", "cleanup")
+    assert (asked.code, "2 artifacts would be removed: say --yes" in asked.err) == (2, True)
+    dry = local("artifacts", "cleanup", "--dry-run")
+    assert dry.out.splitlines() == [*old, "2 artifacts older than 90 days would be removed"]
+    monkeypatch.setenv("TRELLIS_TOKEN", _token(local, Role.OWNER))
+    assert local("artifacts", "cleanup", "--yes").code == 1
+    monkeypatch.setenv("TRELLIS_TOKEN", _token(local, Role.CONTROL_PLANE))
+    first = local("artifacts", "cleanup", "--yes", "--limit", "1")
+    assert (first.out.splitlines()[0], "there are more" in first.err) == (old[0], True)
+    monkeypatch.delenv("TRELLIS_TOKEN")
+    assert local("artifacts", "cleanup", "--yes", "--json").record["artifacts"] == old[1:]
+    assert [one["artifact_id"] for one in local("artifacts", "--json").records] == young
+    assert local("artifacts", "show", old[0]).code == 1
+    assert local("artifacts", "show", young[0], "--json").record["finalized"] is True
+    assert [event["type"] for event in local("job", "show", old[0], "--json").record["events"]] == [
+        "artifact.staged",
+        "artifact.finalized",
+        "artifact.removed",
+    ]
+
+
+@pytest.mark.requirement("ART-5")
+def test_how_long_artifacts_are_kept_is_a_setting(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    assert local("migrate").code == 0
+    (made,) = finalize(local, 1, days_ago=10)
+    assert local("artifacts", "cleanup", "--older-than-days", "9", "--yes").code == 2
+    monkeypatch.setenv("TRELLIS_ARTIFACT_DAYS", "7")
+    assert local("artifacts", "cleanup", "--older-than-days", "11", "--yes", "--json").record["artifacts"] == []
+    assert local("artifacts", "cleanup", "--older-than-days", "9", "--yes", "--json").record["artifacts"] == [made]
+
+
+def _token(terminal: Terminal, role: Role) -> str:
+    return issue(development_key(terminal.url), name="iryna", roles=[role], ttl_s=600, now=time.time())

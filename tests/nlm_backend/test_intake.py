@@ -1,0 +1,304 @@
+"""Who may give jobs, what is taken, and that the same job is executed once however often and to whomever it is given (NLM-5)."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nlm_backend.conftest import Stand, standing, until
+from tests.nlm_backend.test_stages import WAY
+from trellis.identity import symmetric_key
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.nlm_backend.errors import ExecutionsSpent, StaleEpoch
+from trellis.nlm_backend.intake import EXECUTIONS_MAX, Execute, Known, decide
+from trellis.nlm_backend.orders import ProcessRequest, execution_id, read_execution_id
+
+# -- who and what ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("AUTH-3", "NLM-1")
+async def test_only_the_orchestration_layer_and_the_control_plane_give_jobs(stand: Stand):
+    working, order = stand.backend(), stand.order()
+    allowed = {Role.ORCHESTRATOR, Role.CONTROL_PLANE}
+    for role in Role:
+        answer = await working.client(role).post("/jobs/process", json=order)
+        assert answer.status_code == (202 if role in allowed else 403), role
+        if role not in allowed:
+            assert answer.json()["rule"] == "nlm.process"
+    assert await stand.executions() == 1
+
+
+async def test_without_a_good_token_nobody_is_let_in_and_nothing_is_read(stand: Stand):
+    working = stand.backend()
+    other = symmetric_key(b"another key, which nobody here trusts at all", issuer="trellis")
+    for client in (working.client(), working.client(Role.ORCHESTRATOR, key=other)):
+        for path in ("/jobs/process", "/query"):
+            answer = await client.post(path, content=b"{ no json", headers={"content-type": "application/json"})
+            assert (answer.status_code, answer.json()["code"]) == (401, "AUTH_REQUIRED")
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert await stand.executions() == 0
+
+
+@pytest.mark.requirement("NLM-9")
+async def test_a_missing_or_unknown_field_is_refused_and_nothing_is_stored(stand: Stand):
+    working, order = stand.backend(), stand.order()
+    wrong: list[dict[str, Any]] = [{name: value for name, value in order.items() if name != left} for left in order]
+    wrong += [
+        order | {"priority": 1},
+        order | {"epoch": -1},
+        order | {"epoch": "1"},
+        order | {"job_type": "POEM"},
+        order | {"job_id": "a b"},
+        order | {"job_id": "x" * 151},
+        order | {"payload": {"query": ""}},
+        order | {"payload": {"query": "x", "colour": "red"}},
+        order | {"payload": []},
+        order | {"deadline": "2026-01-01T00:00:00"},
+        order | {"deadline": stand.in_s(-1.0)},
+        order | {"deadline": stand.in_s(10 * 86_400.0)},
+    ]
+    for body in wrong:
+        answer = await working.post(body)
+        assert answer.status_code == 422, (body, answer.text)
+        assert answer.json()["detail"]
+    assert await stand.executions() == 0
+
+
+@pytest.mark.requirement("NLM-9")
+@pytest.mark.parametrize("body", [b"{", b"[" * 100, b'{"a": NaN}', b'{"a": 1, "a": 2}', b"\xff"])
+async def test_what_cannot_be_read_is_a_bad_request(stand: Stand, body: bytes):
+    answer = (
+        await stand.backend()
+        .client(Role.ORCHESTRATOR)
+        .post("/jobs/process", content=body, headers={"content-type": "application/json"})
+    )
+    assert (answer.status_code, answer.json()["code"]) == (400, "BAD_REQUEST")
+
+
+async def test_a_full_queue_sends_away_with_a_time_to_come_back(stand: Stand):
+    working = stand.backend()
+    object.__setattr__(working.backend.desk.intake, "waiting_max", 2)
+    assert [(await working.post(stand.order())).status_code for _ in range(3)] == [202, 202, 503]
+    answer = await working.post(stand.order())
+    assert answer.json()["code"] == "OVERLOADED"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert await stand.executions() == 2
+
+
+# -- once --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_many_at_once_through_two_backends_are_one_execution(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'nlm.db'}"
+    async with standing(url) as stand:
+        also = await open_ledger(url, clock=stand.clock)
+        first, second = stand.backend(), stand.backend(ledger=also)
+        order = stand.order("job-m")
+        answers = await asyncio.gather(*((first, second)[number % 2].post(order) for number in range(20)))
+        assert {answer.status_code for answer in answers} == {202}
+        assert len({answer.text for answer in answers}) == 1
+        await asyncio.gather(first.work(), second.work())
+        assert await stand.executions() == 1
+        assert first.backend.metrics.provider_calls + second.backend.metrics.provider_calls == 1
+        assert len(stand.gateway.of("job-m")) == 1
+        await also.close()
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_a_finished_job_is_answered_with_its_artifact_and_not_executed_again(stand: Stand):
+    working, order = stand.backend(), stand.order("job-f", epoch=2)
+    await working.post(order)
+    await working.work()
+    (callback,) = stand.gateway.of("job-f")
+    for _ in range(2):
+        answer = await stand.backend().post(order | {"deadline": stand.in_s(-1.0)})
+        assert answer.status_code == 200
+        assert answer.json() == callback
+    await working.work()
+    assert await stand.executions() == 1
+    assert working.backend.metrics.provider_calls == 1
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_in_flight_the_same_request_gets_the_same_answer_wherever_the_job_is(stand: Stand):
+    working, order = stand.backend(), stand.order("job-i")
+    first = await working.post(order)
+    for kind in ("snapshot", "artifact", "callback"):
+        hold = stand.gateway.hold(kind)
+        if not working.driving:
+            await working.begin()
+        await hold.arrived.wait()
+        again = await stand.backend().post(order)
+        assert (again.status_code, again.json()) == (first.status_code, first.json())
+        hold.go.set()
+    await working.finish()
+    assert await stand.states("job-i@1") == WAY
+    assert await stand.executions() == 1
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_after_an_error_it_is_executed_again_once(stand: Stand):
+    working, order = stand.backend({"status": 503}, {"extractive": True}), stand.order("job-r")
+    await working.post(order)
+    await working.work()
+    answers = await asyncio.gather(*(working.post(order) for _ in range(5)))
+    assert {answer.status_code for answer in answers} == {202}
+    await working.work()
+    assert (await stand.states("job-r@1"))[-1] == "ERROR"
+    assert await stand.states("job-r@1.2") == WAY
+    assert await stand.executions() == 2
+    assert [callback["status"] for callback in stand.gateway.of("job-r")] == ["FAILED", "COMPLETE"]
+
+
+@pytest.mark.requirement("NLM-5", "NLM-6")
+async def test_whoever_misses_a_callback_learns_how_it_stands_and_begins_nothing_by_asking(stand: Stand):
+    working, order = stand.backend({"status": 503}, {"extractive": True}), stand.order("job-l")
+    orchestrator, path = working.client(Role.ORCHESTRATOR), "/jobs/job-l/executions/1"
+    assert (await orchestrator.get(path)).status_code == 404
+    taken = await working.post(order)
+    looked = await orchestrator.get(path)
+    assert (looked.status_code, looked.json()) == (202, taken.json())
+    for _ in range(2):
+        await working.work()
+        told = await orchestrator.get(path)
+        assert (told.status_code, told.json()) == (200, stand.gateway.of("job-l")[0])
+    assert await stand.executions() == 1
+    await working.post(order)
+    await working.work()
+    assert (await orchestrator.get(path)).json() == stand.gateway.of("job-l")[1]
+    assert (await working.client(Role.OWNER).get(path)).status_code == 403
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_another_request_under_the_same_job_and_epoch_is_refused(stand: Stand):
+    working, order = stand.backend(), stand.order("job-x")
+    await working.post(order)
+    for changed in (
+        {"payload": {"query": "Another?"}},
+        {"job_type": "BRIEF"},
+        {"callback_url": f"{stand.gateway.url}/y"},
+    ):
+        answer = await working.post(order | changed)
+        assert (answer.status_code, answer.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+    assert (await working.post(order | {"deadline": stand.in_s(500.0)})).status_code == 202
+    assert await stand.executions() == 1
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_an_older_epoch_is_refused_also_when_both_come_at_once(stand: Stand):
+    working = stand.backend()
+    await working.post(stand.order("job-o", epoch=5))
+    answer = await working.post(stand.order("job-o", epoch=4))
+    assert (answer.status_code, answer.json()["code"]) == (409, "LEASE_LOST")
+    orders = [stand.order("job-p", epoch=epoch) for epoch in range(1, 9)]
+    await asyncio.gather(*((working, stand.backend())[order["epoch"] % 2].post(order) for order in orders))
+    opened = {
+        order["epoch"]
+        for order in orders
+        if (states := await stand.states(f"job-p@{order['epoch']}")) and states[-1] != "ERROR"
+    }
+    assert opened == {8}
+    await working.work()
+    assert [callback["epoch"] for callback in stand.gateway.of("job-p")] == [8]
+
+
+@pytest.mark.requirement("NLM-5", "NLM-6")
+async def test_a_zombie_that_finishes_after_a_newer_epoch_began_is_refused_everywhere(stand: Stand):
+    """The newer epoch comes to another backend with another ledger: this one knows nothing, and the gateway refuses it."""
+    zombie = stand.backend()
+    hold = stand.gateway.hold("artifact")
+    await zombie.post(stand.order("job-z", epoch=1))
+    await zombie.begin()
+    await hold.arrived.wait()
+    stand.gateway.epochs["job-z"] = 2
+    hold.go.set()
+    await zombie.finish()
+    assert (await stand.states("job-z@1"))[-1] == "ERROR"
+    assert stand.gateway.refused == [("artifact", 1)]
+    late = stand.backend()
+    hold = stand.gateway.hold("callback")
+    await late.post(stand.order("job-y", epoch=1))
+    await late.begin()
+    await hold.arrived.wait()
+    stand.gateway.epochs["job-y"] = 2
+    hold.go.set()
+    await late.finish()
+    assert (await stand.states("job-y@1"))[-2:] == ["CALLBACK", "ERROR"]
+    assert stand.gateway.refused[-1] == ("callback", 1)
+    assert not stand.gateway.of("job-y")
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_an_older_execution_that_nobody_cancelled_does_not_run_beside_the_newer_one(stand: Stand):
+    """As when a backend died between taking the newer one in and cancelling the older one."""
+    working = stand.backend()
+    hold = stand.gateway.hold("snapshot")
+    await working.post(stand.order("job-k", epoch=1))
+    await working.begin()
+    await hold.arrived.wait()
+    order = ProcessRequest.model_validate(stand.order("job-k", epoch=2))
+    intake = working.backend.desk.intake
+    object.__setattr__(intake, "_cancel_older", _nothing)
+    await intake.take(order, correlation_id="c")
+    await working.begin()
+    assert await stand.states("job-k@2") == ["ACCEPTED"]
+    assert len(working.driving) == 1
+    hold.go.set()
+    await until(lambda: not working.driving)
+
+
+async def _nothing(_: object) -> None:
+    return None
+
+
+# -- the decision ------------------------------------------------------------------------------------------------------
+
+
+def _request(epoch: int) -> ProcessRequest:
+    return ProcessRequest.model_validate(
+        {
+            "job_id": "j",
+            "job_type": "RESEARCH",
+            "agent_slug": "a",
+            "payload": {},
+            "context_snapshot_url": "http://g/s",
+            "callback_url": "http://g/c",
+            "deadline": "2026-01-01T00:00:00Z",
+            "epoch": epoch,
+        }
+    )
+
+
+def _known(epoch: int, execution: int, state: str) -> Known:
+    return Known(execution_id("j", epoch, execution), epoch, execution, state)
+
+
+def test_what_is_known_decides():
+    assert decide([], _request(3)) == Execute(1)
+    assert decide([_known(2, 1, "DONE")], _request(3)) == Execute(1)
+    assert decide([_known(3, 1, "ERROR"), _known(3, 2, "ERROR")], _request(3)) == Execute(3)
+    for state in ("ACCEPTED", "NLM_QUERY", "DONE"):
+        assert decide([_known(3, 2, state), _known(3, 1, "ERROR")], _request(3)) == _known(3, 2, state)
+    with pytest.raises(StaleEpoch):
+        decide([_known(4, 1, "ERROR")], _request(3))
+    with pytest.raises(ExecutionsSpent):
+        decide([_known(3, EXECUTIONS_MAX, "ERROR")], _request(3))
+
+
+@pytest.mark.parametrize("job_id", ["j", "a@1", "a@1.2", "x.y:z-1"])
+@pytest.mark.parametrize("epoch,execution", [(0, 1), (7, 2), (2**53 - 1, 20)])
+def test_the_id_of_an_execution_names_job_epoch_and_number(job_id: str, epoch: int, execution: int):
+    assert read_execution_id(execution_id(job_id, epoch, execution)) == (job_id, epoch, execution)
+
+
+async def test_the_correlation_id_goes_all_the_way(stand: Stand):
+    working = stand.backend()
+    await working.post(stand.order("job-q"), headers={"x-correlation-id": "corr-17"})
+    await working.work()
+    assert {headers["x-correlation-id"] for _, headers in stand.gateway.requests} == {"corr-17"}
+    assert {event.correlation_id for event in await stand.ledger.events("job-q@1")} == {"corr-17"}  # type: ignore[arg-type]
+    assert json.loads((await stand.ledger.events("job-q@1"))[-1].data or b"")["status"] == "COMPLETE"  # type: ignore[arg-type]
