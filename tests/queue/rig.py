@@ -28,7 +28,7 @@ from trellis.identity import issue
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.net.signatures import job_key, signed_headers
-from trellis.queue.backend import Execution, Finished, UnderWay
+from trellis.queue.backend import Execution, Failed, Finished, UnderWay
 from trellis.queue.orchestrator import QueueOrchestrator
 from trellis.testing import FakeClock
 from trellis.wiring import new_id
@@ -38,6 +38,7 @@ PATIENCE_S = 30.0
 OTHER = "architect-guardian"
 QUESTION = {"query": "Who made the violin?"}
 Answers = Callable[["Nlm", Execution], Awaitable[UnderWay | Finished]]
+Looks = Callable[["Nlm", Execution], Awaitable[UnderWay | Finished | Failed]]
 
 
 @dataclass
@@ -46,11 +47,18 @@ class Nlm:
 
     rig: "Rig"
     answer: Answers | None = None
+    stands: Looks | None = None
+    """How an execution stands, to whoever looks; by default it is under way."""
     asked: list[Execution] = field(default_factory=list)
+    looked: list[Execution] = field(default_factory=list)
 
     async def process(self, execution: Execution, /) -> UnderWay | Finished:
         self.asked.append(execution)
         return await (self.answer or finish)(self, execution)
+
+    async def look(self, execution: Execution, /) -> UnderWay | Finished | Failed:
+        self.looked.append(execution)
+        return under_way(execution) if self.stands is None else await self.stands(self, execution)
 
     async def close(self) -> None:
         pass

@@ -4,15 +4,19 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.queue.holding import STAGES
-from tests.queue.rig import Nlm, Rig, accept_only, draft, finish, saying, seconds_to_due, under_way
-from trellis.queue.backend import Execution, Finished, NlmBackend, UnderWay
-from trellis.queue.errors import NlmUnavailable
+from tests.queue.rig import Looks, Nlm, Rig, accept_only, draft, finish, saying, seconds_to_due, under_way
+from trellis.artifacts.content import JobType
+from trellis.queue.backend import Execution, Failed, Failure, Finished, NlmBackend, UnderWay
+from trellis.queue.errors import ExecutionForgotten, NlmAnswerInvalid, NlmUnavailable, StageError, StageHopeless
+from trellis.queue.requests import QueueRequest
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 RETRIED = ["PENDING", "QUEUED", "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "RETRY_BACKOFF"]
 
 
@@ -23,9 +27,8 @@ async def server(answers: list[bytes]) -> AsyncGenerator[tuple[str, list[bytes]]
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        length = next(
-            int(line.partition(b":")[2]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
-        )
+        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+        length = int(lengths[0].partition(b":")[2]) if lengths else 0
         heard.append(head + await reader.readexactly(length))
         writer.write(answers[len(heard) - 1])
         await writer.drain()
@@ -111,24 +114,91 @@ async def test_a_failed_callback_is_retried_unless_it_is_permanent(rig: Rig):
 
 
 @pytest.mark.requirement("NLM-6", "D8")
-async def test_a_callback_that_does_not_come_is_asked_for(rig: Rig):
-    answers = iter([accept_only, accept_only, _down, _with_result])
+async def test_whoever_misses_a_callback_looks_how_it_stands_and_asks_for_nothing_twice(rig: Rig):
+    stands = iter([accept_only, _down, _with_result])
 
-    async def answer(nlm: Nlm, execution: Execution) -> UnderWay | Finished:
-        return await next(answers)(nlm, execution)
+    async def look(nlm: Nlm, execution: Execution) -> UnderWay | Finished:
+        return await next(stands)(nlm, execution)
 
-    rig.nlm.answer = answer
+    rig.nlm.answer, rig.nlm.stands = accept_only, look
     job_id = await rig.submit()
     await rig.work(job_id, "NOTEBOOKLM_CALL")
     await rig.until(lambda: len(rig.nlm.asked) == 1)
     began = rig.clock()
-    await rig.pass_until(lambda: len(rig.nlm.asked) == 4)
+    await rig.pass_until(lambda: len(rig.nlm.looked) == 3)
     assert rig.clock() - began >= 30.0, "every ten seconds, and not before"
     done = await rig.work(job_id, "COMPLETE")
-    assert len(rig.nlm.asked) == 4
-    assert len({(one.epoch, one.deadline) for one in rig.nlm.asked}) == 1, "the same request each time"
-    assert done["attempt"] == 0
+    assert (len(rig.nlm.asked), done["attempt"]) == (1, 0)
     assert await rig.path(job_id) == ["PENDING", "QUEUED", *STAGES, "COMPLETE"]
+
+
+@pytest.mark.requirement("NLM-6", "D8")
+async def test_a_job_that_its_backend_forgot_or_failed_takes_the_path_of_the_table(rig: Rig):
+    async def forgot(_: Nlm, __: Execution) -> UnderWay:
+        raise ExecutionForgotten(detail="lost")
+
+    def failed(code: str) -> Looks:
+        async def look(_: Nlm, one: Execution) -> Failed:
+            error = Failure(code=code, message="as it says")
+            return Failed(job_id=one.job_id, epoch=one.epoch, status="FAILED", error=error)
+
+        return look
+
+    rig.nlm.answer = accept_only
+    cases = [
+        (forgot, "NLM_UNAVAILABLE"),
+        (failed("RATE_LIMIT"), "RATE_LIMIT"),
+        (failed("VALIDATION_ERROR"), "VALIDATION_ERROR"),
+    ]
+    for looked, code in cases:
+        rig.nlm.stands = looked
+        final, job_id, before = code == "VALIDATION_ERROR", await rig.submit(), len(rig.nlm.asked)
+        await rig.work(job_id, "NOTEBOOKLM_CALL")
+        rig.nlm.looked.clear()
+        await rig.pass_until(lambda: bool(rig.nlm.looked))
+        await rig.work(job_id, "FAILED" if final else "RETRY_BACKOFF")
+        await _took_its_path(rig, code, job_id, code, final=final)
+        assert len(rig.nlm.asked) == before + 1
+
+
+LOOKS = {
+    "at it": (http("202 Accepted", {"accepted": True, "job_id": "j"}), UnderWay),
+    "done": (
+        http(
+            "200 OK",
+            {"job_id": "j", "epoch": 3, "status": "COMPLETE", "artifact_id": "a", "sha256": "0" * 64, "size": 1},
+        ),
+        Finished,
+    ),
+    "failed": (
+        http("200 OK", {"job_id": "j", "epoch": 3, "status": "FAILED", "error": {"code": "X", "message": ""}}),
+        Failed,
+    ),
+    "forgotten": (http("404 Not Found", {"code": "NOT_FOUND", "execution": "unknown"}), ExecutionForgotten),
+    "no such address": (http("404 Not Found", {"code": "NOT_FOUND"}), StageHopeless),
+    "another epoch": (
+        http("200 OK", {"job_id": "j", "epoch": 2, "status": "FAILED", "error": {"code": "X", "message": ""}}),
+        NlmAnswerInvalid,
+    ),
+}
+
+
+@pytest.mark.requirement("NLM-6")
+async def test_a_look_says_how_an_execution_stands(rig: Rig):
+    asked = QueueRequest(run_id="r", job_type=JobType.RESEARCH, agent_slug="a", payload={}, entity_refs=())
+    execution = Execution(
+        job_id="j", epoch=3, request=asked, context_snapshot_url="", callback_url="", deadline=EPOCH, correlation_id="c"
+    )
+    async with server([answer for answer, _ in LOOKS.values()]) as (url, heard):
+        backend = NlmBackend(url, lambda: "a-token")
+        for named, (_, expected) in LOOKS.items():
+            try:
+                found: object = await backend.look(execution)
+            except StageError as error:
+                found = error
+            assert type(found) is expected, named
+            assert heard[-1].startswith(b"GET /jobs/j/executions/3 HTTP/1.1")
+        await backend.close()
 
 
 async def _down(_: Nlm, __: Execution) -> UnderWay:

@@ -29,6 +29,8 @@ from trellis.web.problems import Problem, correlation_of
 from trellis.web.shapes import PROBLEMS, ProblemShape
 
 QUERY_S = 60.0
+UNKNOWN = "unknown"
+"""What tells a forgotten execution from an address where nothing is."""
 REQUESTS_PER_SECOND = 200.0
 BURST = 400
 DESCRIPTION = "Makes artifacts of queue jobs, and answers questions from sources and from nothing else."
@@ -196,7 +198,8 @@ async def execution(
     desk: Desk = request.app.state.desk
     found = await desk.intake.look(job_id, epoch)
     if found is None:
-        raise Problem("NOT_FOUND", f"No execution of job {job_id} in epoch {epoch} is known here.")
+        detail = f"No execution of job {job_id} in epoch {epoch} is known here."
+        raise Problem("NOT_FOUND", detail, execution=UNKNOWN)
     if isinstance(found, Accepted):
         taken = Taken(accepted=True, job_id=found.job_id, estimated_seconds=found.estimated_seconds)
         return JSONResponse(taken.model_dump(), 202)

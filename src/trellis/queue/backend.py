@@ -1,15 +1,15 @@
 """The NLM backend as the orchestration layer asks it: one request for one execution (NLM-9), and what its answer means (D8).
 
-Asking again for the same job and epoch is safe: the backend answers what it already has, or that it is still at it. So the request is
-also how one looks for a result whose callback did not come. Nothing is tried again here, no redirect is followed, and bytes and time
-have a bound.
+An execution is asked for once. When its callback does not come one looks how it stands, which begins nothing: a request that came again
+just after the execution had failed would be another one, and cost another answer of the model. Nothing is tried again here, no redirect
+is followed, and bytes and time have a bound.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import pydantic
 
@@ -17,11 +17,23 @@ from trellis.engine.errors import KeyUnusable
 from trellis.net.errors import AnswerRefused, OutgoingError
 from trellis.net.guard import Fetched, GuardedClient, OutgoingPolicy, guarded_client
 from trellis.net.targets import read_target
-from trellis.queue.errors import NlmAnswerInvalid, NlmUnavailable, RateLimited, StageError, StageHopeless
+from trellis.queue.errors import (
+    ExecutionForgotten,
+    NlmAnswerInvalid,
+    NlmFailed,
+    NlmUnavailable,
+    RateLimited,
+    StageError,
+    StageHopeless,
+)
 from trellis.queue.requests import QueueRequest
 from trellis.storage.documents import timestamp
 
 PROCESS_PATH = "/jobs/process"
+LOOK_PATH = "/jobs/{job_id}/executions/{epoch}"
+UNKNOWN = "unknown"
+PERMANENT_CODE = "VALIDATION_ERROR"
+"""What a backend calls an error that no other try would mend."""
 ANSWER_BYTES_MAX = 64 * 1024
 CONNECT_S = 5.0
 ANSWER_S = 10.0
@@ -30,6 +42,7 @@ WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429})
 """Refusals that say something about this moment; any other 4xx says something about the request."""
 
 ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
+EndedT = TypeVar("EndedT", "Finished", "Failed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,11 +92,31 @@ class Finished(pydantic.BaseModel):
     size: int = pydantic.Field(ge=0, lt=2**53)
 
 
+class Failure(pydantic.BaseModel):
+    """Why there is no artifact."""
+
+    code: str = pydantic.Field(min_length=1, max_length=100)
+    message: str = pydantic.Field(max_length=2_000)
+
+
+class Failed(pydantic.BaseModel):
+    """200: the backend has ended it without a result."""
+
+    job_id: str
+    epoch: int
+    status: Literal["FAILED"]
+    error: Failure
+
+
 class Backend(Protocol):
     """Whoever executes."""
 
     async def process(self, execution: Execution, /) -> UnderWay | Finished:
-        """Have it executed, or learn how it stands; raises a StageError."""
+        """Have it executed; raises a StageError."""
+        ...
+
+    async def look(self, execution: Execution, /) -> UnderWay | Finished | Failed:
+        """How it stands; raises ExecutionForgotten when the backend does not know it, and another StageError when it does not say."""
         ...
 
     async def close(self) -> None:
@@ -99,25 +132,36 @@ class NlmBackend:
         self._client: GuardedClient | None = None
 
     async def process(self, execution: Execution, /) -> UnderWay | Finished:
-        """Have it executed, or learn how it stands; raises a StageError."""
+        """Have it executed; raises a StageError."""
+        body = json.dumps(execution.to_dict(), ensure_ascii=False).encode()
+        return read_answer(await self._asked(execution, "POST", PROCESS_PATH, body), execution)
+
+    async def look(self, execution: Execution, /) -> UnderWay | Finished | Failed:
+        """How it stands; raises a StageError."""
+        path = LOOK_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
+        answer = await self._asked(execution, "GET", path)
+        if answer.status == 404 and _problem(answer.body).get("execution") == UNKNOWN:
+            raise ExecutionForgotten(detail=f"the NLM backend knows nothing of epoch {execution.epoch} any more")
+        if answer.status == 200 and _problem(answer.body).get("status") == "FAILED":
+            return _fitting(_read(Failed, answer.body), execution)
+        return read_answer(answer, execution)
+
+    async def _asked(self, execution: Execution, method: str, path: str, body: bytes | None = None) -> Fetched:
+        headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": execution.correlation_id}
+        if body is not None:
+            headers["content-type"] = "application/json"
         try:
-            answer = await self._opened().send(
-                "POST",
-                self._url + PROCESS_PATH,
-                headers={
-                    "authorization": f"Bearer {self._token()}",
-                    "content-type": "application/json",
-                    "x-correlation-id": execution.correlation_id,
-                },
-                content=json.dumps(execution.to_dict(), ensure_ascii=False).encode(),
-            )
-        except KeyUnusable as error:
-            raise NlmUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
+            return await self._opened().send(method, self._url + path, headers=headers, content=body)
         except AnswerRefused as error:
             raise NlmAnswerInvalid(detail=str(error)) from error
         except OutgoingError as error:
             raise NlmUnavailable(detail=str(error)) from error
-        return read_answer(answer, execution)
+
+    def _token_now(self) -> str:
+        try:
+            return self._token()
+        except KeyUnusable as error:
+            raise NlmUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
 
     async def close(self) -> None:
         """Let go of connections."""
@@ -147,12 +191,22 @@ def read_answer(answer: Fetched, execution: Execution) -> UnderWay | Finished:
             raise NlmAnswerInvalid(detail=f"the NLM backend answered about job {under_way.job_id[:SAID_CHARS_MAX]}")
         return under_way
     if answer.status == 200:
-        finished = _read(Finished, answer.body)
-        if (finished.job_id, finished.epoch) != (execution.job_id, execution.epoch):
-            detail = f"the NLM backend answered about job {finished.job_id[:SAID_CHARS_MAX]} in epoch {finished.epoch}"
-            raise NlmAnswerInvalid(detail=detail)
-        return finished
+        return _fitting(_read(Finished, answer.body), execution)
     raise refusal(answer.status, answer.body)
+
+
+def failure(code: str, message: str) -> StageError:
+    """What the backend says of its own failure (D8)."""
+    if code == PERMANENT_CODE:
+        return StageHopeless(detail=message)
+    return NlmFailed(said=code, detail=message)
+
+
+def _fitting(told: EndedT, execution: Execution) -> EndedT:
+    if (told.job_id, told.epoch) != (execution.job_id, execution.epoch):
+        detail = f"the NLM backend answered about job {told.job_id[:SAID_CHARS_MAX]} in epoch {told.epoch}"
+        raise NlmAnswerInvalid(detail=detail)
+    return told
 
 
 def refusal(status: int, body: bytes) -> StageError:
@@ -180,9 +234,13 @@ def _read(shape: type[ShapeT], body: bytes) -> ShapeT:
 
 def _said(body: bytes) -> str:
     """The reason in a problem+json body, if that is what it is."""
+    detail = _problem(body).get("detail")
+    return f": {detail[:SAID_CHARS_MAX]}" if isinstance(detail, str) else ""
+
+
+def _problem(body: bytes) -> Mapping[str, Any]:
     try:
         found: Any = json.loads(body)
-    except ValueError:
-        return ""
-    detail: Any = found.get("detail") if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return f": {detail[:SAID_CHARS_MAX]}" if isinstance(detail, str) else ""
+    except (ValueError, RecursionError):
+        return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}

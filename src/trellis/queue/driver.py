@@ -26,7 +26,7 @@ from trellis.engine.logs import log_of
 from trellis.engine.retries import storable
 from trellis.lifecycles import Trigger
 from trellis.queue import errors
-from trellis.queue.backend import Backend, Execution, Finished
+from trellis.queue.backend import Backend, Execution, Failed, Finished, failure
 from trellis.queue.callbacks import Callback, KeptCallbacks
 from trellis.queue.context import Assembly
 from trellis.queue.documents import callback_url, snapshot_url
@@ -42,8 +42,6 @@ from trellis.storage.objects import ObjectStore, StoreError
 CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
 ERROR_CHARS_MAX = 2_000
 CAUSE_CHARS_MAX = 200
-PERMANENT_CODE = "VALIDATION_ERROR"
-"""What a backend calls an error that no other try would mend."""
 
 _log = log_of("trellis.queue")
 ResultT = TypeVar("ResultT")
@@ -61,7 +59,7 @@ class DriverOptions:
     """Between the first looks for a callback; later ones come less often."""
     look_s_max: float = 1.0
     ask_again_s: float = 10.0
-    """When no callback came for so long, the backend is asked."""
+    """When no callback came for so long, one looks how the backend stands."""
     operator_window_s: float = 900.0
     """How long a failed job waits for a person (D8)."""
 
@@ -163,13 +161,13 @@ class _Drive:
         answer = await self._driver.backend.process(execution)
         result = answer if isinstance(answer, Finished) else await self._awaited(execution)
         if isinstance(result, Callback) and result.error is not None and result.status == "FAILED":
-            raise _failure(result.error.code, result.error.message)
+            raise failure(result.error.code, result.error.message)
         facts = {"artifact_id": result.artifact_id, "sha256": result.sha256, "size": result.size}
         await self._step("response_received", WRITE, {**facts, **_times(began, await self._driver.ledger.now())})
         return result
 
     async def _awaited(self, execution: Execution) -> Callback | Finished:
-        """The callback of this attempt; when none comes for a while the backend is asked whether it has finished."""
+        """The callback of this attempt; when none comes for a while one looks what the backend has come to."""
         driver, options = self._driver, self._driver.options
         kept = KeptCallbacks(objects=driver.objects, job_id=self._job_id, epoch=self._lease.epoch)
         seen, look_s = set[str](), options.look_s
@@ -179,7 +177,7 @@ class _Drive:
             if callback is not None:
                 return callback
             if driver.clock.monotonic() >= ask_at:
-                finished = await self._asked_again(execution)
+                finished = await self._looked_up(execution)
                 if finished is not None:
                     return finished
                 ask_at = driver.clock.monotonic() + options.ask_again_s
@@ -193,12 +191,17 @@ class _Drive:
             _log.warning("callbacks_unreadable", job_id=self._job_id, error=str(error))
             return None
 
-    async def _asked_again(self, execution: Execution) -> Finished | None:
+    async def _looked_up(self, execution: Execution) -> Finished | None:
+        """What the backend has come to, None when it is at it or does not say; raises what the execution failed with, or that it is lost."""
         try:
-            answer = await self._driver.backend.process(execution)
+            answer = await self._driver.backend.look(execution)
+        except errors.ExecutionForgotten:
+            raise
         except StageError as error:
             _log.warning("nlm_backend_unclear", job_id=self._job_id, code=error.shown_code, error=str(error))
             return None
+        if isinstance(answer, Failed):
+            raise failure(answer.error.code, answer.error.message)
         return answer if isinstance(answer, Finished) else None
 
     async def _verified(self, request: QueueRequest, result: Callback | Finished) -> Row:
@@ -326,13 +329,6 @@ class _Drive:
                 return version
             case LeaseLost():
                 raise Stopped
-
-
-def _failure(code: str, message: str) -> StageError:
-    """What the backend says of its own failure."""
-    if code == PERMANENT_CODE:
-        return errors.StageHopeless(detail=message)
-    return errors.NlmFailed(said=code, detail=message)
 
 
 def _times(began: datetime, ended: datetime) -> dict[str, str]:

@@ -11,6 +11,7 @@ QueueError
     ├── NlmUnavailable    503, another 5xx, no connection, half an answer
     ├── NlmAnswerInvalid  an answer that is none
     ├── NlmFailed         the backend says that it failed; `code` is its own
+    ├── ExecutionForgotten the backend has lost the job
     ├── CallbackMissing   nothing came before the execution's end
     ├── ArtifactMismatch  what was staged is not what was announced
     ├── ArtifactUnwritten the artifact could not be read or kept
@@ -81,6 +82,12 @@ class NlmUnavailable(StageError):
 
 
 class NlmAnswerInvalid(StageError):
+    """{detail}"""
+
+    code = "NLM_UNAVAILABLE"
+
+
+class ExecutionForgotten(StageError):
     """{detail}"""
 
     code = "NLM_UNAVAILABLE"

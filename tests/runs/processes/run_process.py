@@ -97,7 +97,7 @@ class Watch:
         return answer
 
 
-class _Wrapped:
+class Wrapped:
     """Everything that is not watched goes straight through."""
 
     def __init__(self, inner: Any, watch: Watch) -> None:
@@ -108,7 +108,7 @@ class _Wrapped:
         return getattr(self._inner, name)
 
 
-class WatchedLedger(_Wrapped):
+class WatchedLedger(Wrapped):
     """A ledger whose writes are points. Renewals and looks at nothing are none: how many there are is up to time."""
 
     async def submit(self, actor: Any, jobs: Sequence[NewJob]) -> Any:
@@ -148,7 +148,7 @@ def _named(advance: Advance) -> str:
     return f"{advance.trigger} {advance.lease.lifecycle}"
 
 
-class WatchedObjects(_Wrapped):
+class WatchedObjects(Wrapped):
     """An object store whose puts are points, named by what is put and not by ids."""
 
     async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
@@ -167,7 +167,7 @@ def _kind(key: str, body: bytes) -> str:
     return "something else"
 
 
-class WatchedMemory(_Wrapped):
+class WatchedMemory(Wrapped):
     """A memory whose commits are points; they are made in a thread."""
 
     def commit(self, agent_id: str, updates: Any, **order: Any) -> Any:
@@ -178,7 +178,7 @@ class WatchedMemory(_Wrapped):
         return answer
 
 
-class WatchedProvider(_Wrapped):
+class WatchedProvider(Wrapped):
     """What answers grounded questions; each is paid for."""
 
     async def query(self, prepared: Any, question: Any, *, deadline_s: float) -> Any:
