@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.nlm.asking import Asking
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
@@ -34,6 +33,7 @@ from trellis.queue.context import Assembly
 from trellis.queue.driver import Driver as QueueDriver
 from trellis.queue.driver import DriverOptions as QueueDriverOptions
 from trellis.queue.orchestrator import QueueOrchestrator
+from trellis.runs import finalizing
 from trellis.runs.applying import ApplyEngine, ApplyOptions
 from trellis.runs.driver import Driver, DriverOptions
 from trellis.runs.health import AgentHealth
@@ -52,7 +52,7 @@ from trellis.storage.address import s3_credentials
 from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, open_memory
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
-from trellis.wiring import ComponentToken, SystemClock, component_token, new_id, process_name
+from trellis.wiring import ComponentToken, SystemClock, component_token, new_id, outgoing_tls, process_name
 from trellis.worker.kinds import Making, read_job
 
 OBJECTS_FOLDER = "objects"
@@ -74,6 +74,11 @@ WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody
 def role_of(service: str) -> str:
     """What a person calls the part of the platform that this service belongs to."""
     return HELPERS.get(service, service)
+
+
+def is_of_queue(service: Service[Any]) -> bool:
+    """Whether the service drives queue jobs."""
+    return service.name.startswith("queue-")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +222,7 @@ class Instance:
             assembly=Assembly(objects=self.objects, memory=self.memory, cid=artifacts.cid),
             artifacts=artifacts,
             layer=self.layer,
-            backend=NlmBackend(self.nlm_url, token),
+            backend=NlmBackend(self.nlm_url, token, outgoing_tls(self.settings)),
             gateway=self.gateway_url,
             draw=rng.random,
             options=QueueDriverOptions(
@@ -233,10 +238,9 @@ class Instance:
             options=HolderOptions(poll_s=0.2),
         )
 
-    def services(self) -> list[Service[Any]]:
-        """All that runs need, in one process."""
-        clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
-        publisher = Publisher(self.objects)  # the driver hears from it what the projector has published
+    def _orchestrator(self, engine: ApplyEngine, publisher: Publisher) -> Orchestrator:
+        """What drives runs; `publisher` tells its driver what was published."""
+        clock = SystemClock()
         work = Work(
             ledger=self.ledger,
             orchestrator=self.actor(Role.ORCHESTRATOR),
@@ -257,7 +261,7 @@ class Instance:
             published=Published(self.objects, clock, publisher).reached,
             options=DriverOptions(),
         )
-        orchestrator = Orchestrator(
+        return Orchestrator(
             ledger=self.ledger,
             actor=self.actor(Role.ORCHESTRATOR),
             clock=clock,
@@ -265,6 +269,12 @@ class Instance:
             new_id=new_id,
             options=OrchestratorOptions(concurrency=self.settings.runs, poll_s=0.2),
         )
+
+    def services(self) -> list[Service[Any]]:
+        """All that runs need, in one process."""
+        clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
+        publisher = Publisher(self.objects)  # the driver hears from it what the projector has published
+        orchestrator = self._orchestrator(engine, publisher)
         queue = self.queue_orchestrator()
         projector = Projector(
             ledger=self.ledger,
@@ -289,14 +299,14 @@ class Instance:
                 publisher=Publisher(self.objects),
             ),
             InboxKeeper(inbox=self.inbox(self.actor(Role.GATEWAY))),
-            ArtifactCollector(artifacts=self.artifacts),
-            Sweeper(ledger=self.ledger, actor=self.actor(Role.SWEEPER), options=self._sweeping()),
+            ArtifactCollector(artifacts=self.artifacts, is_recorded=partial(finalizing.is_recorded, self.objects)),
+            Sweeper(
+                ledger=self.ledger,
+                actor=self.actor(Role.SWEEPER),
+                options=SweepOptions(windows_s=self.settings.windows_s),
+            ),
             Retention(ledger=self.ledger),
         ]
-
-    def _sweeping(self) -> SweepOptions:
-        """The operator window is a setting, and the sweep opens it where no orchestrator is left to (D8)."""
-        return SweepOptions(windows_s={(QUEUE_JOB.name, "FAILED"): self.settings.operator_window_s})
 
     async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None, *, queue_jobs: bool = True) -> None:
         """Run the services of these roles, or all, until `stop` is set; runs under way are left for another process to go on with.
@@ -305,7 +315,7 @@ class Instance:
         """
         services = [service for service in self.services() if roles is None or role_of(service.name) in roles]
         if not queue_jobs:
-            services = [service for service in services if not service.name.startswith("queue-")]
+            services = [service for service in services if not is_of_queue(service)]
         if any(isinstance(service, Orchestrator) for service in services):
             await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs)
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret

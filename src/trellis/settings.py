@@ -7,6 +7,7 @@ silently does nothing is found at three in the morning.
 import difflib
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,14 @@ import pydantic
 
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import TYPE_PATTERN
-from trellis.worker.options import CONCURRENCY_DEFAULT, CONCURRENCY_MAX, DRAIN_S_DEFAULT, WorkerOptions
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.worker.options import (
+    CONCURRENCY_DEFAULT,
+    CONCURRENCY_MAX,
+    DRAIN_S_DEFAULT,
+    SWEEP_OF_WORKERS,
+    WorkerOptions,
+)
 
 PREFIX = "TRELLIS_"
 TESTS_PREFIX = "TRELLIS_TEST_"
@@ -71,7 +79,7 @@ class Settings(pydantic.BaseModel):
     nlm_port: int = pydantic.Field(NLM_PORT_DEFAULT, ge=0, le=65_535)
     """0 takes a free one."""
     nlm_ledger: str | None = None
-    """The NLM backend's own ledger; by default `nlm.db` beside an SQLite ledger, else in the working folder."""
+    """The NLM backend's own ledger, shared by those behind one address; by default `nlm.db` beside an SQLite ledger, else in the working folder."""
     nlm_concurrency: int = pydantic.Field(4, ge=1, le=100)
     """Jobs that the NLM backend works on at the same time."""
     nlm_per_second: float | None = pydantic.Field(None, gt=0, le=1_000)
@@ -87,7 +95,7 @@ class Settings(pydantic.BaseModel):
     outgoing: Annotated[
         tuple[Annotated[str, pydantic.Field(max_length=300)], ...], pydantic.BeforeValidator(_listed)
     ] = pydantic.Field((), max_length=OUTGOING_MAX)
-    """Origins (`https://host`, `http://host:port`) that callbacks and snapshots may use although they are not public; separated by commas."""
+    """Origins (`https://host`, `http://host:port`) that snapshots may come from although they are not public; separated by commas. They get no token."""
     model_base_url: str | None = None
     """The server behind agents' `openai:` models."""
     model_key: pydantic.SecretStr | None = None
@@ -100,7 +108,7 @@ class Settings(pydantic.BaseModel):
     gateway: str | None = None
     """`http://host:port` of a gateway that commands about runs, agents, proposals and jobs go through, instead of to the ledger."""
     gateway_ca_file: Path | None = None
-    """The authority that signed the gateway's certificate; by default those the system trusts."""
+    """The authority that signed the certificate of the gateway, and of the NLM backend; by default those the system trusts."""
     token: pydantic.SecretStr | None = None
     """A token to act with, as text; only from the environment."""
     token_file: Path | None = None
@@ -163,7 +171,13 @@ class Settings(pydantic.BaseModel):
             threads=self.threads,
             hints=self.hints,
             drain_s=self.drain_s,
+            sweep=replace(SWEEP_OF_WORKERS, windows_s=self.windows_s),
         )
+
+    @property
+    def windows_s(self) -> dict[tuple[str, str], float]:
+        """How long jobs rest where a sweep puts them: it opens the operator window where no orchestrator is left to (D8)."""
+        return {(QUEUE_JOB.name, "FAILED"): self.operator_window_s}
 
 
 def read_settings(environment: Mapping[str, str], folder: Path) -> Settings:

@@ -6,6 +6,7 @@ import random
 import re
 import secrets
 import socket
+import ssl
 import stat
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, overload
 
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, TokenRefused
+from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, SettingsInvalid, TokenRefused
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.http.address import is_gateway_url
@@ -290,7 +291,7 @@ class ComponentToken:
     def __call__(self, job_id: str | None = None) -> str:
         """A token that is good for some minutes at least, if it was made here."""
         if self._key is None:
-            return self._settings.shown_token() or ""
+            return self._settings.shown_token() or ""  # whoever needs one for a job has a key: see `job_token`
         now = self._now()
         if job_id is not None:
             return self._issue(self._key, now, job_id)
@@ -310,6 +311,28 @@ def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
             if role in verify(shown, trusted_keys(url, settings), now=time.time()).roles:
                 return ComponentToken(settings, None, role, now=time.time)
     return ComponentToken(settings, token_key(url, settings), role, now=time.time)
+
+
+def job_token(url: str, settings: Settings, role: Role) -> ComponentToken:
+    """Tokens that are signed here for one job each. A configured token is for all jobs, and never shown instead. Raises KeyUnusable."""
+    try:
+        return ComponentToken(settings, token_key(url, settings), role, now=time.time)
+    except KeyUnusable as error:
+        reason = f"{role.value} needs a key that signs a token for each job: {error.data['reason']}"
+        raise KeyUnusable(reason=reason) from error
+
+
+def outgoing_tls(settings: Settings) -> ssl.SSLContext | None:
+    """What verifies gateways and NLM backends of a private authority too; None where the system's authorities do. Raises SettingsInvalid."""
+    if settings.gateway_ca_file is None:
+        return None
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(settings.gateway_ca_file)
+    except (OSError, ssl.SSLError) as error:
+        detail = f"{settings.gateway_ca_file} cannot be used: {error.strerror or error}"
+        raise SettingsInvalid(source="gateway_ca_file", detail=detail) from error
+    return context
 
 
 def development_key(url: str) -> TrustedKey:

@@ -1,9 +1,11 @@
 """A registry of artifacts on a real ledger and a real object store, with queue jobs that are taken as far as a test wants."""
 
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.runs.finalizing import is_recorded
 from trellis.runs.projector import Projector
 from trellis.runs.publishing import Publisher
 from trellis.storage.objects import ObjectStore
@@ -156,7 +159,7 @@ class Desk:
         )
 
     def collector(self, batch: int = 100) -> ArtifactCollector:
-        return ArtifactCollector(artifacts=self.artifacts, batch=batch)
+        return ArtifactCollector(artifacts=self.artifacts, is_recorded=partial(is_recorded, self.objects), batch=batch)
 
     def projector(self) -> Projector:
         projector = Actor(role=Role.PROJECTOR, name=f"projector-{new_id()}@test")
@@ -211,6 +214,17 @@ class Desk:
     async def body(self, key: str) -> bytes | None:
         found = await self.objects.get(key)
         return None if found is None else found.body
+
+
+class Counted:
+    """The same ledger or store; how often each of its methods was asked for."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.calls = inner, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._inner, name)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Desk, complete, desk_in, draft
+from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Counted, Desk, complete, desk_in, draft
 from tests.artifacts.turnstile import Turnstile
 from trellis.artifacts.collecting import Collected
 from trellis.artifacts.content import JobType
@@ -63,20 +63,50 @@ async def test_what_has_no_row_here_is_left_alone(desk: Desk):
     assert elsewhere in await desk.keys()
 
 
-@pytest.mark.requirement("ART-5")
-async def test_the_bytes_of_a_cleanup_that_was_interrupted_are_taken_later(desk: Desk):
+@pytest.mark.requirement("D14", "D15")
+async def test_the_blob_of_a_final_artifact_stays_until_that_is_recorded(desk: Desk):
     final = await desk.finalized()
     await desk.publish()
-    body = await desk.body(final.row.key) or b""
+    (record,) = [key for key in await desk.keys("audit/") if key.endswith(f"/{final.artifact_id}-2.json")]
+    body = await desk.body(record) or b""
+    await desk.objects.delete(record)  # as if the projector had died after it put the bytes
+    assert (await desk.collector().run_once()).taken == 0
+    assert await desk.keys() == [final.row.key, final.row.staged_key]
+    await desk.objects.put(record, body)
+    assert (await desk.collector().run_once()).taken == 1
+
+
+@pytest.mark.requirement("ART-5", "D14")
+async def test_the_bytes_of_a_removed_artifact_go_with_the_record_of_that_and_not_before(desk: Desk):
+    final = await desk.finalized()
+    await desk.publish()
     desk.clock.advance(91 * DAY_S)
     await desk.artifacts.cleanup(OPERATOR)
-    for key in (final.row.key, final.row.staged_key):  # as if the process had died before it deleted them
-        await desk.objects.put(key, body)
-    assert (await desk.collector().run_once()).taken == 2
+    assert (await desk.collector().run_once()).taken == 0
+    both = await desk.keys()
+    assert both == [final.row.key, final.row.staged_key]
+    body = await desk.body(final.row.staged_key) or b""
+    await desk.publish()
     assert await desk.keys() == []
+    await desk.objects.put(final.row.staged_key, body)  # it was still under way
+    assert (await desk.collector().run_once()).taken == 1
 
 
-async def test_a_round_goes_over_every_blob_and_every_removed_artifact_page_by_page(desk: Desk):
+@pytest.mark.requirement("ART-5")
+async def test_what_was_removed_is_never_looked_at_again(desk: Desk):
+    for _ in range(3):
+        await desk.finalized()
+    await desk.publish()
+    desk.clock.advance(91 * DAY_S)
+    await desk.artifacts.cleanup(OPERATOR)
+    await desk.publish()
+    ledger, objects = Counted(desk.ledger), Counted(desk.objects)
+    collector = Desk(ledger=ledger, objects=objects, clock=desk.clock).collector(batch=2)  # type: ignore[arg-type]
+    assert [await collector.run_once() for _ in range(3)] == [Collected()] * 3
+    assert (objects.calls, ledger.calls) == ({"list": 3}, {})
+
+
+async def test_a_round_goes_over_every_blob_page_by_page(desk: Desk):
     for _ in range(5):
         staged = await desk.stage(await desk.waiting())
         await desk.artifacts.discard(BACKEND, staged.artifact_id, cause="given up")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.artifacts.desk import OPERATOR, complete, desk_in, draft
-from trellis.artifacts.errors import TooYoung
+from trellis.artifacts.errors import ArtifactFinal, TooYoung
 from trellis.engine.errors import LeaseConflictError
 from trellis.engine.jobs import Epoch
 from trellis.runs.rebuild import rebuild_objects
@@ -25,7 +25,9 @@ async def test_on_postgresql_artifacts_are_staged_once_finalized_with_their_job_
             await desk.stage(lease, epoch=Epoch(lease.epoch + 1))
         assert await desk.artifacts.read(row.artifact_id) is None
         assert await complete(desk.ledger, desk.artifacts, lease, row.artifact_id)
-        assert (await desk.stage(lease, draft(title="Another"))).artifact_id == row.artifact_id
+        with pytest.raises(ArtifactFinal):
+            await desk.stage(lease, draft(title="Another"))
+        assert (await desk.stage(lease)).artifact_id == row.artifact_id
         await desk.publish()
         await desk.collector().run_once()
         assert await desk.keys() == [row.key]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.artifacts.desk import CONTENTS, DAY_S, OPERATOR, Desk, advance
+from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Desk, advance
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import journal_entry
 from trellis.artifacts.registry import Staged
@@ -101,6 +101,60 @@ async def test_a_lost_ledger_gets_jobs_and_artifacts_back_from_the_records(desk:
     await wipe(desk)  # what the journal held of the artifact came back, too
     assert (await rebuild_objects(desk.ledger, desk.objects, OPERATOR)).differing == ()
     assert await bucket(desk) == before
+
+
+class Undeleting:
+    """An object store whose process dies before it deletes anything."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def delete(self, key: str) -> bool:
+        raise RuntimeError(f"died before it deleted {key}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.requirement("ART-5", "D14", "OBS-1")
+async def test_a_ledger_lost_with_a_removal_has_the_artifact_back_and_one_lost_after_its_record_has_it_removed(
+    desk: Desk, tmp_path: Path
+):
+    made = await desk.finalized()
+    await desk.publish()
+    await desk.collector().run_once()
+    desk.clock.advance(91 * DAY_S)
+    assert len((await desk.artifacts.cleanup(OPERATOR)).rows) == 1
+    await desk.collector().run_once()
+    await lose(desk, tmp_path)
+    assert (await rebuild_ledger(desk.ledger, desk.objects, OPERATOR)).refusals == ()
+    await holds(desk, made)
+    assert len((await desk.artifacts.cleanup(OPERATOR)).rows) == 1
+    dying = Desk(ledger=desk.ledger, objects=Undeleting(desk.objects), clock=desk.clock).projector()  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=made.artifact_id):
+        await dying.run_once()
+    assert await desk.keys() == [made.row.key]
+    await lose(desk, tmp_path)
+    assert (await rebuild_ledger(desk.ledger, desk.objects, OPERATOR)).refusals == ()
+    assert ((await desk.job(made.artifact_id)).state, await desk.keys()) == ("removed", [])
+
+
+@pytest.mark.requirement("D14", "D15")
+async def test_what_was_published_of_an_artifact_that_is_not_final_any_more_is_used_or_goes(desk: Desk, tmp_path: Path):
+    made = await desk.finalized()
+    await desk.publish()
+    job, body = await desk.job(made.row.job_id), await desk.body(made.row.key) or b""
+    for key in await desk.keys("audit/"):  # as if the projector had died after it put the bytes, and the ledger with it
+        if key.endswith((f"/{made.artifact_id}-2.json", f"/{job.job_id}-{job.version}.json")):
+            await desk.objects.delete(key)
+    await lose(desk, tmp_path)
+    assert (await rebuild_ledger(desk.ledger, desk.objects, OPERATOR)).refusals == ()
+    assert (await desk.job(made.artifact_id)).state == "staged"
+    await desk.objects.delete(made.row.staged_key)
+    assert await desk.artifacts.staged_bytes(made.artifact_id) == body
+    assert await desk.artifacts.discard(BACKEND, made.artifact_id, cause="a newer attempt")
+    await desk.publish()
+    assert await desk.keys() == []
 
 
 class Dying:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from urllib.request import urlopen
 
@@ -17,8 +18,10 @@ from tests.artifacts.desk import (
     PROJECT,
     RUN_ID,
     SLUG,
+    Counted,
     Desk,
     advance,
+    call_nlm,
     complete,
     draft,
     queue_job,
@@ -38,6 +41,8 @@ from trellis.artifacts.errors import (
 from trellis.artifacts.rows import STORED_BYTES_MAX
 from trellis.engine.errors import InvalidTransition, LeaseConflictError, NotAllowed
 from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, NotMoved, RequestId
+from trellis.engine.records import RetentionOptions
+from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.storage.documents import encode, sha256
 from trellis.storage.objects import CREATE, Refused
@@ -116,7 +121,9 @@ async def test_ten_equal_stages_at_once_make_one_artifact(desk: Desk):
 
 
 @pytest.mark.requirement("ART-4", "ART-8")
-async def test_what_an_attempt_or_a_job_has_is_the_answer_to_every_further_one_and_final_it_has_no_other_content(desk: Desk):
+async def test_what_an_attempt_or_a_job_has_is_the_answer_to_every_further_one_and_final_it_has_no_other_content(
+    desk: Desk,
+):
     lease = await desk.waiting()
     first = await desk.stage(lease)
     other = draft(title="Another title")
@@ -352,14 +359,45 @@ async def test_no_cleanup_takes_what_the_settings_keep(desk: Desk):
     assert await desk.artifacts.read(staged.artifact_id) is not None
 
 
-async def test_a_cleanup_walks_more_artifacts_than_one_page_of_events(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.requirement("ART-5")
+async def test_a_cleanup_looks_at_what_is_old_enough_and_at_nothing_that_was_removed_or_made_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("trellis.artifacts.registry.CLEANUP_PAGE", 3)
-    made: list[str] = []
-    for number in range(8):
-        desk.clock.advance(1.0 if number % 3 else 0.0)  # some of them at the same moment
-        made.append((await desk.finalized()).artifact_id)
-    desk.clock.advance(91 * DAY_S)
-    assert [row.artifact_id for row in (await desk.artifacts.cleanup(OPERATOR)).rows] == made
+    late = await desk.waiting()
+    early = await desk.stage(late)  # made first, and final as the last one
+    made = [(await desk.finalized()).artifact_id for _ in range(8)]  # all of one moment
+    desk.clock.advance(6 * DAY_S)
+    assert await complete(desk.ledger, desk.artifacts, late, early.artifact_id)
+    desk.clock.advance(85 * DAY_S)
+    for _ in range(4):
+        await desk.finalized()
+    first = await desk.artifacts.cleanup(OPERATOR, limit=6)
+    assert ([row.artifact_id for row in first.rows], first.more) == (made[:6], True)
+    counted = Counted(desk.ledger)
+    rest = await replace(desk.artifacts, ledger=counted).cleanup(OPERATOR, limit=6, dry_run=True)  # type: ignore[arg-type]
+    assert ([row.artifact_id for row in rest.rows], rest.more) == (made[6:], False)
+    assert counted.calls == {"now": 1, "jobs": 2, "job": 2}
+
+
+@pytest.mark.requirement("ART-4", "D15")
+async def test_a_job_that_has_the_id_of_one_that_retention_removed_has_an_artifact_of_its_own(
+    desk: Desk, tmp_path: Path
+):
+    ledger = await open_ledger(f"sqlite:///{tmp_path / 'retained.db'}", clock=desk.clock)
+    desk = replace(desk, ledger=ledger)
+    earlier = await desk.finalized()
+    desk.clock.advance(31 * DAY_S)
+    await ledger.retain(RetentionOptions())
+    assert [row.artifact_id for row in await desk.artifacts.of_job(earlier.row.job_id)] == [earlier.artifact_id]
+    lease = await call_nlm(ledger, queue_job(earlier.row.job_id))
+    assert lease.epoch == earlier.row.epoch
+    made = await desk.stage(lease, draft(title="Another title"))
+    assert (made.created, made.artifact_id != earlier.artifact_id) == (True, True)
+    assert (await desk.stage(lease)).artifact_id == made.artifact_id
+    assert [row.artifact_id for row in await desk.artifacts.of_job(lease.job_id)] == [made.artifact_id]
+    assert await desk.artifacts.read(earlier.artifact_id) is not None
+    await ledger.close()
 
 
 async def test_a_project_of_another_name_still_finds_what_it_had(desk: Desk):

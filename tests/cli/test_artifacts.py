@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.artifacts.desk import BACKEND as NLM
-from tests.artifacts.desk import DAY_S, call_nlm, complete, draft, queue_job
+from tests.artifacts.desk import CONTENTS, DAY_S, SOURCES, call_nlm, complete, draft, queue_job
 from tests.cli.conftest import Terminal
+from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import project_id
 from trellis.artifacts.registry import Artifacts
+from trellis.cli.artifact_output import show_page
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Output
 from trellis.identity import issue
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -87,3 +91,21 @@ def test_how_long_artifacts_are_kept_is_a_setting(local: Terminal, monkeypatch: 
 
 def _token(terminal: Terminal, role: Role) -> str:
     return issue(development_key(terminal.url), name="iryna", roles=[role], ttl_s=600, now=time.time())
+
+
+PAGES = {
+    JobType.RESEARCH: ("Research Brief: смичок", "## Hair", "rehaired in March.  (sources/bows.md)", "- Who does it?"),
+    JobType.BRIEF: ("Bows", "A bow is strung.", "- bow: Bow", "4 words"),
+    JobType.PROPOSAL_PREPROCESS: ('"target": "bow"', "- warning: target: It does not resolve.", "'bow' is bow (91%)"),
+}
+
+
+@pytest.mark.parametrize("job_type", JobType)
+def test_an_artifact_is_shown_as_a_page_to_read(job_type: JobType, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    type_, content = CONTENTS[job_type]
+    beside = {"type": type_.value, "agent_slug": "a", "finalized_at": "2026-03-01", "job_id": "j-1", "sources": SOURCES}
+    out = Output(as_json=False)
+    show_page(Cli(ledger=None, data=tmp_path, out=out), {**beside, "content": content})
+    told = capsys.readouterr().out
+    assert [text for text in PAGES[job_type] if text not in told] == []
+    assert "1 quotation of its sources: --json shows them" in told

@@ -1,9 +1,18 @@
 """The judgements of `doctor` that a healthy test machine never shows."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from trellis.engine.records import Finding, QueueDepth, Severity, WorkerSeen
-from trellis.operations.doctor import error_finding, has_errors, letters_finding, python_finding, work_findings
+from tests.cli.test_explain import job
+from trellis.engine.records import Finding, Place, QueueDepth, Severity, WorkerSeen
+from trellis.operations.doctor import (
+    error_finding,
+    has_errors,
+    letters_finding,
+    python_finding,
+    queue_findings,
+    work_findings,
+)
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -54,6 +63,25 @@ def test_a_served_type_whose_jobs_wait_long_needs_more_workers():
 def test_a_paused_type_is_named_once():
     found = work_findings([queue(ready=3, paused=True)], [], NOW)
     assert [finding.remedy for finding in found if finding.check == "type a"] == ["trellis queues resume a"]
+
+
+def test_queue_jobs_that_wait_or_failed_are_counted_with_what_to_do():
+    assert queue_findings({"PENDING": [], "DEAD": []}, 100, NOW) == []
+    fresh = job(lifecycle="queue-job", state="PENDING", place=Place.RESTING, updated_at=NOW)
+    (found,) = queue_findings({"PENDING": [fresh]}, 100, NOW)
+    assert (found.severity, found.detail) == (Severity.OK, "1 PENDING")
+    late = replace(fresh, updated_at=NOW - timedelta(minutes=1))
+    failed = replace(fresh, state="FAILED", due_at=NOW)
+    cancelled = replace(failed, due_at=None)
+    (found,) = queue_findings({"PENDING": [late], "FAILED": [failed, cancelled]}, 100, NOW)
+    assert (found.severity, found.detail) == (Severity.WARNING, "1 PENDING, 1 FAILED")
+    assert "start `trellis up`" in found.remedy
+    assert "--state FAILED" in found.remedy
+
+
+def test_a_type_that_no_worker_takes_needs_none():
+    ready = replace(queue(ready=1), lifecycle="queue-job")
+    assert "type a" not in by_check(work_findings([ready], [], NOW))
 
 
 def test_dead_letters_are_counted_as_far_as_they_were_read():

@@ -10,7 +10,7 @@ import pytest
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
 from trellis.lifecycles import LIFECYCLES, Phase, Role
-from trellis.operations.explain import REASONS, Explanation, Surroundings, duration, explain
+from trellis.operations.explain import REASONS, Explanation, Surroundings, duration, explain, goes_on, waits_for
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 QUEUE = QueueDepth(
@@ -123,7 +123,6 @@ def test_a_suspect_is_said_to_run_alone():
 def test_a_resting_job_says_what_it_waits_for(event: str, says: str):
     resting = job(place=Place.RESTING, due_at=NOW + timedelta(seconds=12))
     assert f"Job j-1 (mail.send) is queued, {says}" in story(resting, step(event))
-    assert "waiting for a person or a role" in story(replace(resting, due_at=None), step(event))
 
 
 def test_a_ready_job_with_a_worker_will_be_taken():
@@ -218,8 +217,70 @@ def test_a_succeeded_job_is_over():
 
 def test_a_job_that_waits_for_a_role_says_whom():
     text = story(job(lifecycle="queue-job", state="PENDING", place=Place.RESTING))
-    assert "it waits for a person or a role" in text
+    assert "is PENDING, waiting for the orchestrator to move it on." in text
+    assert "None did for 1 min: no `trellis up` with role orchestrator runs on this ledger." in text
     assert "validate by orchestrator moves it to QUEUED" in text
+    assert "trellis up\tstart what moves it" in text
+    fresh = story(job(lifecycle="queue-job", state="PENDING", place=Place.RESTING, updated_at=NOW))
+    assert "None did" not in fresh
+    ready = story(job(lifecycle="queue-job", state="QUEUED"))
+    assert "None did for 1 min: no `trellis up` with role orchestrator runs on this ledger, or all are busy." in ready
+
+
+QUEUE_JOB = {"lifecycle": "queue-job", "type": "RESEARCH", "place": Place.RESTING, "max_attempts": 4}
+
+
+def test_a_queue_job_that_pauses_says_when_it_goes_on_by_itself_and_why_it_failed():
+    error = b'{"error": {"code": "NLM_UNAVAILABLE", "message": "it did not answer: ConnectError."}}'
+    paused = job(**QUEUE_JOB, state="RETRY_BACKOFF", due_at=NOW + timedelta(seconds=12))
+    failed = step("job_retry_scheduled", lifecycle="queue-job", target="RETRY_BACKOFF", data=error)
+    text = story(paused, failed)
+    assert "is RETRY_BACKOFF, pausing after an error: attempt 2 begins by itself in 12 s." in text
+    assert "NLM_UNAVAILABLE: it did not answer: ConnectError.\n" in text
+    assert goes_on(paused, NOW) == "goes to QUEUED by itself in 12 s"
+    assert "it goes to FAILED by itself in 12 s" in story(replace(paused, attempt=3), failed)
+
+
+def test_a_failed_queue_job_says_how_long_a_person_has_and_what_to_type():
+    failed = job(**QUEUE_JOB, state="FAILED", due_at=NOW + timedelta(minutes=14))
+    text = story(failed)
+    assert "is FAILED, waiting for a person: it goes to DEAD in 14 min." in text
+    assert "A person is given 15 min in all to look at it." in text
+    assert "trellis job requeue j-1" in text
+    assert (waits_for(failed), goes_on(failed, NOW)) == ("a person", None)
+
+
+def test_a_cancelled_queue_job_says_by_whom_and_why():
+    cancelled = step(
+        "job_failed",
+        lifecycle="queue-job",
+        source="QUEUED",
+        target="FAILED",
+        role=Role.CONTROL_PLANE,
+        actor="olena",
+        cause="not needed",
+    )
+    text = story(job(**QUEUE_JOB, state="FAILED"), cancelled)
+    assert "is FAILED, cancelled, and at rest: nothing more happens by itself." in text
+    assert "It was cancelled by olena (control-plane): not needed." in text
+    spent = replace(cancelled, source="RETRY_BACKOFF", role=Role.ORCHESTRATOR, cause="it broke")
+    assert "It was cancelled" not in story(job(**QUEUE_JOB, state="FAILED", due_at=NOW), spent)
+
+
+def test_a_complete_queue_job_offers_its_artifact():
+    done = step(
+        "job_succeeded",
+        lifecycle="queue-job",
+        source="ARTIFACT_WRITE",
+        target="COMPLETE",
+        data=b'{"artifact_id": "art-7"}',
+    )
+    text = story(job(**QUEUE_JOB | {"place": Place.ENDED}, state="COMPLETE"), done)
+    assert "trellis artifacts show art-7\t" in text
+
+
+def test_a_finalized_artifact_waits_for_nobody():
+    assert waits_for(job(lifecycle="artifact", state="finalized", place=Place.RESTING)) is None
 
 
 def test_a_timer_state_says_where_its_timer_leads():

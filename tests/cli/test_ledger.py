@@ -13,6 +13,21 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.servers.postgres import PostgresServer
+from trellis.engine.jobs import (
+    Actor,
+    Advance,
+    Claim,
+    ClaimId,
+    JobId,
+    Move,
+    NewJob,
+    RequestId,
+    Turn,
+    TypeClaim,
+)
+from trellis.engine.records import Job
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role, Trigger
 from trellis.storage.open import open_objects
 
 NOBODY = 65534
@@ -192,6 +207,43 @@ def test_sweep_says_what_it_did(trellis: Terminal):
     assert trellis("sweep").out == "nothing was due\n"
     record = trellis("sweep", "--json").record
     assert set(record.values()) == {0}
+
+
+@pytest.mark.requirement("D8")
+def test_a_sweep_opens_the_operator_window_that_is_set(trellis: Terminal, monkeypatch: pytest.MonkeyPatch):
+    job_id = asyncio.run(_out_of_attempts(trellis.url))
+    monkeypatch.setenv("TRELLIS_OPERATOR_WINDOW_S", "7")
+    assert trellis("sweep").code == 0
+    job = asyncio.run(_job(trellis.url, job_id))
+    assert job.state == "FAILED"
+    assert job.due_at is not None
+    assert (job.due_at - job.updated_at).total_seconds() == 7.0
+
+
+async def _out_of_attempts(url: str) -> JobId:
+    """A queue job whose only attempt is over: the next sweep fails it."""
+    by, job_id, work = Actor(role=Role.ORCHESTRATOR, name="o"), JobId("tired"), TypeClaim(type="BRIEF")
+    ledger = await open_ledger(url)
+    try:
+        await ledger.submit(by, [NewJob(job_id=job_id, type="BRIEF", lifecycle="queue-job", max_attempts=1)])
+        await ledger.move(by, Move(job_id=job_id, target="QUEUED", request_id=RequestId("q")))
+        claim = Claim(claim_id=ClaimId("c"), types=(work,), start=1, prefetch=0, lifecycle="queue-job")
+        (held,) = (await ledger.turn(Turn(actor=by, claim=claim))).claimed
+        step = Advance(lease=held.lease, source="CONTEXT_ASSEMBLY", trigger=Trigger.RETRY)
+        await ledger.turn(Turn(actor=by, advances=(step,)))
+    finally:
+        await ledger.close()
+    return job_id
+
+
+async def _job(url: str, job_id: JobId) -> Job:
+    ledger = await open_ledger(url)
+    try:
+        job = await ledger.job(job_id)
+    finally:
+        await ledger.close()
+    assert job is not None
+    return job
 
 
 def test_doctor_says_what_is_wrong_and_what_to_do(trellis: Terminal, work):

@@ -158,12 +158,15 @@ def test_up_serves_until_it_is_told_to_stop(local: Terminal, tmp_path: Path):
     address = f"sqlite:///{tmp_path / 'fresh' / 'ledger.db'}"
     with running("up", "--ledger", address, cwd=tmp_path) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(8)]
-        assert "orchestrator" in lines[3]
-        assert "sweeper, retention" in lines[3]
-        assert "trellis worker" in lines[4]
-        assert lines[5].startswith("gateway   http://127.0.0.1:")
-        assert f"trellis token issue --role owner --ledger {address}" in lines[6]
+        told: dict[str, str] = {}
+        while not (line := process.stdout.readline()).startswith("Ctrl-C"):
+            told[line.partition(" ")[0]] = line
+        assert "orchestrator" in told["services"]
+        assert "sweeper, retention" in told["services"]
+        assert "trellis worker" in told["workers"]
+        assert told["gateway"].startswith("gateway   http://127.0.0.1:")
+        assert told["nlm"].startswith("nlm       http://127.0.0.1:")
+        assert f"trellis token issue --role owner --ledger {address}" in told["tokens"]
         assert local("doctor", ledger=address).code == 0
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=60)

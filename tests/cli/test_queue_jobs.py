@@ -4,8 +4,14 @@ import asyncio
 
 import pytest
 
+from tests.artifacts.desk import ORCHESTRATOR, advance, call_again
 from tests.cli.conftest import Terminal
+from trellis.cli import jobs
+from trellis.engine.jobs import JobId, Move, RequestId
 from trellis.instance import open_instance
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Trigger
+from trellis.queue.ending import fail_for_good
 from trellis.settings import Settings
 
 VIOLIN = "archivist-violin"
@@ -49,10 +55,12 @@ def test_the_same_key_is_the_same_queue_job(planted: Terminal):
 
 
 REFUSED: list[tuple[tuple[str, ...], str]] = [
-    (("RESEARCH", QUESTION), "agent_slug"),
+    (("RESEARCH", QUESTION), "--agent SLUG"),
     (("RESEARCH", QUESTION, "--agent", "nobody"), "no agent 'nobody'"),
-    (("RESEARCH", "{}", "--agent", VIOLIN), "query"),
-    ((*RESEARCH, "--max-attempts", "9"), "'max_attempts' cannot be set"),
+    (("RESEARCH", "{}", "--agent", VIOLIN), 'trellis submit RESEARCH \'{"query"'),
+    (("BRIEF", "{}", "--agent", VIOLIN), 'trellis submit BRIEF \'{"vision_text"'),
+    ((*RESEARCH, "--max-attempts", "9"), "--max-attempts is 9"),
+    ((*RESEARCH, "--delay", "3s"), "--delay is 3"),
     ((*RESEARCH, "--id", "mine"), "--id"),
     (("index.document", "1", "--agent", VIOLIN), "--agent"),
 ]
@@ -77,8 +85,64 @@ def test_a_queue_job_is_explained_cancelled_and_requeued(planted: Terminal):
     told = planted("job", "explain", job_id).out
     assert "validate by orchestrator moves it to QUEUED" in told
     assert planted("job", "cancel", job_id, "--cause", "not needed").out.strip() == f"{job_id} is FAILED"
+    assert "It was cancelled by" in planted("job", "explain", job_id).out
     assert "not needed" in planted("job", "explain", job_id).out
     assert planted("job", "requeue", job_id).out.strip() == f"{job_id} is QUEUED again"
     ready = planted("job", "explain", job_id).out
     assert "ready: the orchestrator may take it now" in ready
     assert "trellis worker" not in ready
+
+
+def move(terminal: Terminal, job_id: str, *, due_s: float) -> None:
+    """Claim a queue job and have it fail, so that it pauses for so long."""
+
+    async def fail() -> None:
+        ledger = await open_ledger(terminal.url)
+        await ledger.move(ORCHESTRATOR, Move(job_id=JobId(job_id), target="QUEUED", request_id=RequestId(job_id)))
+        lease = await call_again(ledger, JobId(job_id), "RESEARCH")
+        error = b'{"error": {"code": "NLM_UNAVAILABLE", "message": "no answer"}}'
+        assert await advance(ledger, lease, "NOTEBOOKLM_CALL", Trigger.RETRY, delay_s=due_s, data=error)
+        await ledger.close()
+
+    asyncio.run(fail())
+
+
+def test_a_queue_job_that_retries_by_itself_is_not_requeued_and_says_when_it_goes_on(planted: Terminal):
+    job_id = planted.submit(*RESEARCH)
+    assert planted("jobs").out.splitlines()[1].endswith("orchestrator")
+    move(planted, job_id, due_s=600)
+    refused = planted("job", "requeue", job_id)
+    assert (refused.code, "stays RETRY_BACKOFF: it goes to QUEUED by itself in " in refused.err) == (1, True)
+    assert "attempt 2 begins by itself" in planted("job", "explain", job_id).out
+    assert "1 RETRY_BACKOFF" in planted("doctor").out
+
+
+def test_failed_queue_jobs_are_told_of_beside_the_dead_letters(planted: Terminal):
+    failed, cancelled = planted.submit(*RESEARCH), planted.submit("RESEARCH", QUESTION, "--agent", "architect-guardian")
+    assert planted("job", "cancel", cancelled).code == 0
+    assert planted("dlq").err == "No dead letters.\n"
+    move(planted, failed, due_s=600)
+
+    async def give_up() -> None:
+        ledger = await open_ledger(planted.url)
+        job = await ledger.job(JobId(failed))
+        assert job is not None
+        facts = {"error": {"code": "NLM_UNAVAILABLE", "message": "no answer"}}
+        assert await fail_for_good(ledger, ORCHESTRATOR, job.job_id, job.version, facts, window_s=900) == "FAILED"
+        await ledger.close()
+
+    asyncio.run(give_up())
+    told = planted("dlq").err
+    assert "1 queue-job is FAILED, without a dead letter: trellis jobs --lifecycle queue-job --state FAILED" in told
+    assert "a person, for 15 min" in planted("jobs").out
+    assert "NLM_UNAVAILABLE: no answer" in planted("job", "explain", failed).out
+
+
+def test_who_waits_for_a_queue_job_that_nobody_drives_learns_it_early(
+    planted: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(jobs, "SERVICE_SLOW_S", 0.05)
+    answer = planted("submit", *RESEARCH, "--wait", "0.1s")
+    assert answer.code == 1
+    assert "`trellis up` drives queue jobs" in answer.err
+    assert "has not ended after 0.1 s" in answer.err

@@ -1,17 +1,21 @@
 """`trellis up` and its NLM backend: alone as a process, embedded, and what it needs."""
 
+import json
 import re
 import signal
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
 
 from tests.cli.test_up import PATIENCE_S, up
-from trellis.cli.serving_nlm import addressed, take_place
+from tests.net.listening import make_certificates
+from trellis.cli import main
+from trellis.cli.serving_nlm import addressed, open_embedded, take_place, why_no_queue
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.identity import symmetric_key
 from trellis.nlm_backend import open_backend
@@ -49,6 +53,101 @@ async def test_a_backend_that_cannot_know_its_gateway_does_not_start(tmp_path: P
     with pytest.raises(KeyUnusable, match="TRELLIS_CALLBACK_KEY_FILE"):
         async with open_backend(Settings.model_validate({}), "postgresql://localhost/x"):
             pass
+
+
+@pytest.mark.requirement("AUTH-3")
+async def test_only_the_gateway_gets_tokens_whatever_else_may_be_asked(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    make_development_key(url)
+    chosen = {"gateway": "http://127.0.0.1:8420", "outgoing": ["http://127.0.0.1:9000"]}
+    async with open_backend(Settings.model_validate(chosen), url) as backend:
+        assert backend.holder.driver.delivery.trusted == frozenset({"http://127.0.0.1:8420"})
+        assert backend.desk.intake.trusted == frozenset({"http://127.0.0.1:8420"})
+        backend.desk.intake.outgoing.check("http://127.0.0.1:9000/snapshot")
+
+
+@pytest.mark.parametrize(
+    "chosen,gateway,has_backend,reason",
+    [
+        ({}, True, True, None),
+        ({}, True, False, "TRELLIS_NLM_BACKEND"),
+        ({}, False, True, "TRELLIS_GATEWAY"),
+        ({"nlm_backend": "http://127.0.0.1:8421"}, True, False, None),
+        ({"nlm_backend": "http://127.0.0.1:8421"}, False, False, "TRELLIS_GATEWAY"),
+        ({"nlm_backend": "https://nlm.example"}, True, False, "TRELLIS_GATEWAY"),
+        ({"nlm_backend": "https://nlm.example", "gateway": "https://gateway.example"}, False, False, None),
+        ({"tls_cert_file": "c.pem", "tls_key_file": "k.pem"}, False, True, "certificate"),
+        ({"token_jwks_file": "keys.json", "token_issuer": "i"}, True, True, "TRELLIS_TOKEN_SIGNING_KEY_FILE"),
+    ],
+)
+def test_queue_jobs_are_driven_where_they_can_get_somewhere(
+    tmp_path: Path, chosen: dict[str, Any], gateway: bool, has_backend: bool, reason: str | None
+):
+    cli = _cli(**chosen)
+    cli.url = f"sqlite:///{tmp_path / 't.db'}"
+    make_development_key(cli.url)
+    listening = listen(ServerOptions(host="127.0.0.1", port=0), key_configured=True) if gateway else None
+    found = why_no_queue(cli, addressed(cli.settings, listening, None), cast("Any", object()) if has_backend else None)
+    if listening is not None:
+        listening.close()
+    assert found is None if reason is None else reason in (found or "")
+
+
+def test_a_process_that_cannot_do_queue_jobs_says_why_and_leaves_them_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """With a key set and nothing to sign with it cannot show who it is."""
+    assert main(["token", "key", "2026-02", "--out", str(tmp_path / "private.jwk")]) == 0
+    jwks = tmp_path / "keys.json"
+    jwks.write_text(json.dumps({"keys": [json.loads(capsys.readouterr().out)]}))
+    jwks.chmod(0o644)
+    keys = {"TRELLIS_TOKEN_JWKS_FILE": str(jwks), "TRELLIS_TOKEN_ISSUER": "https://issuer.example.test"}
+    with up(tmp_path, "--port", "0", **keys) as running:
+        said = running.said
+        assert re.search(r"^nlm +none: .*TRELLIS_TOKEN_SIGNING_KEY_FILE", said, re.MULTILINE), said
+        assert re.search(r"^queue +none, jobs stay PENDING: ", said, re.MULTILINE), said
+        assert "queue-orchestrator" not in said
+
+
+async def test_behind_a_certificate_the_parts_need_the_address_that_it_names(tmp_path: Path):
+    certificates = make_certificates(tmp_path, "gateway.example")
+    tls: dict[str, Any] = {"tls_cert_file": certificates.chain, "tls_key_file": certificates.key}
+    said: list[str] = []
+    cli = _cli(nlm_port=0, **tls)
+    cli.url, cli.out = f"sqlite:///{tmp_path / 't.db'}", SimpleNamespace(line=said.append)
+    make_development_key(cli.url)
+    listening = listen(ServerOptions(host="127.0.0.1", port=0, **tls), key_configured=True)
+    place = take_place(cli, None, [KEY])
+    try:
+        settings = addressed(cli.settings, listening, place)
+        assert settings.gateway is None
+        async with AsyncExitStack() as stack:
+            assert await open_embedded(cli, settings, place, stack, asked_for=False) is None
+            assert "TRELLIS_GATEWAY" in said[-1]
+            with pytest.raises(SettingsInvalid, match="certificate"):
+                await open_embedded(cli, settings, place, stack, asked_for=True)
+    finally:
+        listening.close()
+
+
+async def test_a_backend_beside_postgresql_says_that_its_jobs_are_this_machines(tmp_path: Path):
+    notes: list[str] = []
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    key.chmod(0o600)
+    cli = _cli(nlm_port=0, gateway="http://127.0.0.1:8420", token_key_file=key, callback_key_file=key)
+    cli.url, cli.out = "postgresql://localhost/x", SimpleNamespace(line=lambda _: None, note=notes.append)
+    place = take_place(cli, None, [KEY])
+    assert place is not None
+    here = cli.settings.model_copy(update={"nlm_ledger": f"sqlite:///{tmp_path / 'nlm.db'}"})
+    try:
+        async with AsyncExitStack() as stack:
+            assert await open_embedded(cli, here, place, stack, asked_for=False) is not None
+        (note,) = notes
+        assert "nlm.db" in note
+        assert "TRELLIS_NLM_LEDGER" in note
+    finally:
+        place.listening.close()
 
 
 def _cli(**settings: Any) -> Any:

@@ -5,12 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from trellis.engine.errors import KeyUnusable
+from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.identity import issue, verify
 from trellis.lifecycles import Role
 from trellis.settings import Settings
 from trellis.testing import FakeClock
-from trellis.wiring import ComponentToken, component_token, make_development_key, token_key, trusted_keys
+from trellis.wiring import (
+    ComponentToken,
+    component_token,
+    job_token,
+    make_development_key,
+    outgoing_tls,
+    token_key,
+    trusted_keys,
+)
 
 
 def settings(**chosen: object) -> Settings:
@@ -49,9 +57,29 @@ def test_a_configured_token_is_used_for_the_roles_it_gives_and_no_others(url: st
     key = token_key(url, settings())
     shown = issue(key, name="backend", roles=[Role.NLM_BACKEND], ttl_s=600.0, now=time.time())
     configured = settings(token=shown)
-    assert component_token(url, configured, Role.NLM_BACKEND)("job-1") == shown
+    assert component_token(url, configured, Role.NLM_BACKEND)() == shown
     made = component_token(url, configured, Role.ORCHESTRATOR)()
     assert verify(made, trusted_keys(url, configured), now=time.time()).roles == frozenset({Role.ORCHESTRATOR})
+
+
+@pytest.mark.requirement("AUTH-3")
+def test_a_token_for_a_job_is_signed_for_it_and_never_the_configured_one(url: str):
+    shown = issue(token_key(url, settings()), name="b", roles=[Role.NLM_BACKEND], ttl_s=600.0, now=time.time())
+    configured = settings(token=shown)
+    made = verify(job_token(url, configured, Role.NLM_BACKEND)("job-1"), trusted_keys(url, configured), now=time.time())
+    assert (made.roles, made.job_id) == (frozenset({Role.NLM_BACKEND}), "job-1")
+    only_verifies = settings(token=shown, token_jwks_file="keys.json", token_issuer="https://tokens.example")
+    with pytest.raises(KeyUnusable, match=r"for each job.*TRELLIS_TOKEN_SIGNING_KEY_FILE"):
+        job_token(url, only_verifies, Role.NLM_BACKEND)
+
+
+def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path):
+    assert outgoing_tls(settings()) is None
+    with pytest.raises(SettingsInvalid, match="gateway_ca_file"):
+        outgoing_tls(settings(gateway_ca_file=tmp_path / "none.pem"))
+    (tmp_path / "no.pem").write_text("no certificate")
+    with pytest.raises(SettingsInvalid, match="gateway_ca_file"):
+        outgoing_tls(settings(gateway_ca_file=tmp_path / "no.pem"))
 
 
 def test_without_a_key_to_sign_with_a_component_has_no_token():

@@ -6,6 +6,7 @@ import pytest
 
 from trellis.engine.errors import SettingsInvalid
 from trellis.settings import read_settings
+from trellis.worker.options import SWEEP_OF_WORKERS
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path):
@@ -34,3 +35,12 @@ def test_what_cannot_be_meant_is_refused(environment: dict[str, str], file: str,
         (tmp_path / "trellis.toml").write_text(file)
     with pytest.raises(SettingsInvalid, match=says.replace("?", r"\?")):
         read_settings(environment, tmp_path)
+
+
+@pytest.mark.requirement("D8")
+def test_a_workers_sweeps_open_the_operator_window_that_is_set(tmp_path: Path):
+    settings = read_settings({"TRELLIS_OPERATOR_WINDOW_S": "7"}, tmp_path)
+    options = settings.worker_options("w").sweep
+    assert options is not None
+    assert options.windows_s == {("queue-job", "FAILED"): 7.0}
+    assert options.interval_s == SWEEP_OF_WORKERS.interval_s

@@ -16,6 +16,7 @@ TUTORIAL = ROOT / "docs" / "tutorial.md"
 OPERATE = ROOT / "docs" / "how-to" / "operate.md"
 TESTING = ROOT / "docs" / "how-to" / "test-your-jobs.md"
 CALLING = ROOT / "docs" / "how-to" / "call-the-gateway.md"
+ASKING = ROOT / "docs" / "how-to" / "submit-queue-jobs.md"
 PYTHON = ROOT / "docs" / "reference" / "python.md"
 
 
@@ -24,6 +25,8 @@ def test_the_readme_does_what_it_says(tmp_path: Path):
     assert "hello world" in output
     assert "completed" in output
     assert "citations" in output
+    assert "Research brief: At which relative humidity must TS-02 be kept?" in output
+    assert "## Conclusions" in output
 
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path):
@@ -54,7 +57,7 @@ def test_the_guide_to_the_gateway_does_what_it_says(tmp_path: Path):
     assert output.count(" run.st") == 4, output
 
 
-@pytest.mark.parametrize("document", [README, TUTORIAL, OPERATE, TESTING, PYTHON], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [README, TUTORIAL, OPERATE, TESTING, ASKING, PYTHON], ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path):
     targets = [target for target in LINK.findall(document.read_text()) if "://" not in target]
     assert targets

@@ -163,6 +163,20 @@ async def test_a_report_counts_what_was_read_and_what_was_found(rig: Rig):
     assert (broken.ok, broken.jobs, broken.found >= 7, len(broken.violations)) == (False, 7, True, broken.found)
 
 
+class Apart(Damaged):
+    """A ledger that took a second final artifact of a job, which none of ours does."""
+
+    async def unpaired(self) -> list[Unpaired]:
+        return [Unpaired(job_id=JobId("mine"), complete=True, artifacts=2)]
+
+
+@pytest.mark.requirement("JQ-5", "ART-7")
+async def test_a_job_with_two_artifacts_is_found(rig: Rig):
+    report = await verify(Apart(rig, lambda history: [history]))
+    assert [(one.rule, one.job_id) for one in report.violations] == [(Rule.ARTIFACT, "mine")]
+    assert "the job completed with 2 finalized artifacts instead of one" in report.violations[0].detail
+
+
 async def test_a_job_in_two_places_is_found(rig: Rig):
     await rig.submit(2)
     report = await verify(Damaged(rig, lambda history: [history, history]))

@@ -72,7 +72,7 @@ async def test_an_artifact_is_staged_once_then_final_with_its_job_and_then_read_
 @pytest.mark.requirement("ART-4")
 async def test_ten_equal_posts_at_once_make_one_artifact(gateway: Gateway):
     lease = await waiting(gateway)
-    client = backend(gateway)
+    client = backend(gateway, lease)
     answers = await asyncio.gather(*(client.post("/artifacts", json=body(lease)) for _ in range(10)))
     assert sorted(answer.status_code for answer in answers) == [200] * 9 + [201]
     assert len({answer.content for answer in answers}) == 1
@@ -84,7 +84,7 @@ async def test_other_content_for_a_known_job_changes_nothing_and_is_refused_once
     gateway: Gateway,
 ):
     lease = await waiting(gateway)
-    client = backend(gateway)
+    client = backend(gateway, lease)
     other = body(lease, content=CONTENTS[JobType.RESEARCH][1] | {"title": "Another"})
     staged = (await client.post("/artifacts", json=body(lease))).json()
     before = await everything(gateway)
@@ -102,25 +102,25 @@ async def test_other_content_for_a_known_job_changes_nothing_and_is_refused_once
 
 
 async def test_a_key_means_one_request(gateway: Gateway):
-    lease, other = await waiting(gateway), await waiting(gateway)
-    client, key = backend(gateway), {"Idempotency-Key": "k"}
+    lease = await waiting(gateway)
+    client, key = backend(gateway, lease), {"Idempotency-Key": "k"}
     first = await client.post("/artifacts", json=body(lease), headers=key)
     again = await client.post("/artifacts", json=body(lease), headers=key)
     assert (first.status_code, again.status_code, again.content) == (201, 200, first.content)
-    refused = await client.post("/artifacts", json=body(other), headers=key)
+    refused = await client.post("/artifacts", json=body(lease, tags=["another"]), headers=key)
     assert (refused.status_code, refused.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
 
 
 @pytest.mark.requirement("AUTH-3", "ART-8")
-async def test_a_token_for_one_job_stages_for_that_job_alone(gateway: Gateway):
+async def test_a_token_for_one_job_stages_for_that_job_alone_and_one_for_all_for_none(gateway: Gateway):
     mine, other = await waiting(gateway), await waiting(gateway)
     before = await everything(gateway)
-    client = backend(gateway, mine)
-    for foreign in (body(other), body(mine, job_id=new_id())):
-        answer = await client.post("/artifacts", json=foreign)
+    client, for_all = backend(gateway, mine), backend(gateway)
+    for one, foreign in ((client, body(other)), (client, body(mine, job_id=new_id())), (for_all, body(mine))):
+        answer = await one.post("/artifacts", json=foreign)
         assert (answer.status_code, answer.json()["rule"]) == (403, "artifacts.write")
     assert await everything(gateway) == before
-    assert len(await refusals(gateway)) == 2
+    assert len(await refusals(gateway)) == 3
     assert (await client.post("/artifacts", json=body(mine))).status_code == 201
 
 
@@ -146,7 +146,8 @@ async def test_what_no_job_waits_for_is_refused_with_the_reason_and_nothing_chan
         (body(lease, job_id="../../x"), 422, "VALIDATION_FAILED"),
     ]
     for sent, status, code in cases:
-        answer = await backend(gateway).post("/artifacts", json=sent)
+        client = gateway.client("nlm-backend", job_id=lease.job_id if "/" in sent["job_id"] else sent["job_id"])
+        answer = await client.post("/artifacts", json=sent)
         assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     assert await everything(gateway) == before
 
@@ -160,9 +161,9 @@ async def test_an_artifact_of_nearly_ten_mebibytes_is_taken_and_one_byte_more_th
     filled = large.replace('"h0"', '"h0' + "y" * 400 + '"')
     filled += " " * (LARGE_BODY_BYTES_MAX - len(filled.encode()))
     headers = {"Content-Type": "application/json"}
-    refused = await backend(gateway).post("/artifacts", content=filled + " ", headers=headers)
+    refused = await backend(gateway, lease).post("/artifacts", content=filled + " ", headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (413, "PAYLOAD_TOO_LARGE")
-    answer = await backend(gateway).post("/artifacts", content=filled, headers=headers)
+    answer = await backend(gateway, lease).post("/artifacts", content=filled, headers=headers)
     assert answer.status_code == 201, answer.text
     staged = answer.json()
     assert await complete(gateway.instance.ledger, gateway.instance.artifacts, lease, staged["artifact_id"])
@@ -181,7 +182,7 @@ async def test_the_brief_with_the_most_values_that_a_model_allows_passes_the_bou
         "open_questions": ["o"] * 200,
     }
     sent = body(lease, content=content, sources=sources, entity_refs=refs, tags=[f"t{n}" for n in range(50)])
-    answer = await backend(gateway).post("/artifacts", json=sent)
+    answer = await backend(gateway, lease).post("/artifacts", json=sent)
     assert answer.status_code == 201, answer.text
 
 

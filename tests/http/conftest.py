@@ -40,8 +40,8 @@ class Place:
     ledger: str
     key: TrustedKey
 
-    def token(self, *roles: Role, name: str = "iryna") -> str:
-        return issue(self.key, name=name, roles=list(roles), ttl_s=TOKEN_S, now=time.time())
+    def token(self, *roles: Role, name: str = "iryna", job_id: str | None = None) -> str:
+        return issue(self.key, name=name, roles=list(roles), ttl_s=TOKEN_S, now=time.time(), job_id=job_id)
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ async def test_openai_takes_its_address_model_and_key():
     )
     assert isinstance(provider, OpenAi)
     await provider.close()
-    with pytest.raises(NlmSettingInvalid, match="base URL and its model"):
+    with pytest.raises(NlmSettingInvalid, match="TRELLIS_NLM_BASE_URL and TRELLIS_NLM_MODEL"):
         open_provider("openai", clock=FakeClock(), model="m")
 
 

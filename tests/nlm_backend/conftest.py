@@ -86,12 +86,13 @@ class Stand:
         *steps: dict[str, Any],
         provider: NlmProvider | None = None,
         ledger: Ledger | None = None,
+        outgoing: tuple[str, ...] = (),
         **options: Any,
     ) -> "Working":
-        """A backend process; its provider plays these steps, or is the extractive one."""
+        """A backend process; its provider plays these steps, or is the extractive one. `outgoing` may be asked beside the gateway."""
         script = Script.model_validate({"steps": steps or (EXTRACTIVE,)})
         chosen = provider or Scripted(script, clock=self.clock)
-        policy = OutgoingPolicy(origins=(self.gateway.url,), answer_bytes_max=8 * 1024 * 1024)
+        policy = OutgoingPolicy(origins=(self.gateway.url, *outgoing), answer_bytes_max=8 * 1024 * 1024)
         client = guarded_client(policy, tls=TLS)
         self.stack.push_async_callback(client.close)
         token = lambda job_id: issue(  # noqa: E731 - short, and used once

@@ -4,9 +4,15 @@ import json
 
 import pytest
 
-from tests.nlm_backend.conftest import Stand, until
+from tests.artifacts.desk import draft
+from tests.nlm_backend.conftest import KEY, Stand, until
+from tests.nlm_backend.gatewaying import FakeGateway, gateway_on_loopback
 from tests.nlm_backend.test_stages import WAY
+from trellis.artifacts.content import JobType
 from trellis.net.signatures import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from trellis.nlm_backend.delivery import GivenUp
+from trellis.nlm_backend.errors import Fault
+from trellis.nlm_backend.orders import Order, ProcessRequest
 
 
 def backoffs_near(found: list[float], nominal: list[float]) -> bool:
@@ -118,6 +124,31 @@ async def test_a_failure_is_called_back_with_the_same_patience_and_only_then_an_
     (callback,) = stand.gateway.of("job-a")
     assert callback["error"]["code"] == "NLM_UNAVAILABLE"
     assert stand.gateway.count("callback") == 3
+
+
+# -- to whom -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("AUTH-3")
+async def test_an_origin_that_may_be_asked_gets_no_token_no_artifact_and_no_callback(stand: Stand):
+    async with gateway_on_loopback(FakeGateway(KEY, stand.clock)) as other:
+        working = stand.backend(outgoing=(other.url,))
+        order = stand.order("job-a", context_snapshot_url=f"{other.url}/jobs/job-a/context/1")
+        await working.post(order)
+        await working.work()
+        assert other.tokens("snapshot") == [None]
+        assert stand.gateway.of("job-a")[0]["error"]["code"] == "CONTEXT_INVALID"
+        foreign = stand.order("job-b", callback_url=f"{other.url}/jobs/job-b/result")
+        refused = await working.post(foreign)
+        assert (refused.status_code, "TRELLIS_GATEWAY" in refused.json()["detail"]) == (422, True)
+        delivery = working.backend.holder.driver.delivery
+        kept = Order.of(ProcessRequest.model_validate(foreign), execution=1, estimated_seconds=1)
+        until_ = stand.clock.monotonic() + 60.0
+        answer = await delivery.call_back(kept, b'{"status": "COMPLETE"}', "c", until=until_)
+        assert isinstance(answer, GivenUp)
+        with pytest.raises(Fault, match="to the gateway alone"):
+            await delivery.stage(kept, draft(JobType.RESEARCH), "c", until=until_)
+        assert other.count("artifact") == other.count("callback") == 0
 
 
 # -- staging -----------------------------------------------------------------------------------------------------------

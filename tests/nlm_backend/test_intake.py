@@ -2,19 +2,35 @@
 
 import asyncio
 import json
+import re
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.nlm_backend.conftest import Stand, standing, until
+from tests.net.listening import make_certificates
+from tests.nlm_backend.conftest import KEY, TLS, Stand, Working, standing, until
+from tests.nlm_backend.gatewaying import LOOPBACK, FakeGateway, gateway_on_loopback
 from tests.nlm_backend.test_stages import WAY
-from trellis.identity import symmetric_key
+from trellis.artifacts.content import JobType
+from trellis.engine.jobs import TYPE_PATTERN
+from trellis.identity import issue, symmetric_key
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm_backend.errors import ExecutionsSpent, StaleEpoch
 from trellis.nlm_backend.intake import EXECUTIONS_MAX, Execute, Known, decide
-from trellis.nlm_backend.orders import ProcessRequest, execution_id, read_execution_id
+from trellis.nlm_backend.orders import ProcessRequest, execution_id, read_execution_id, type_of
+from trellis.queue.backend import Execution, Failed, Finished, NlmBackend, refusal
+from trellis.queue.errors import ExecutionForgotten, NlmUnavailable
+from trellis.queue.requests import QueueRequest
+from trellis.settings import Settings
+from trellis.web.server import ServerOptions, listen, serve_gateway
+from trellis.wiring import outgoing_tls
 
 # -- who and what ------------------------------------------------------------------------------------------------------
 
@@ -57,7 +73,6 @@ async def test_a_missing_or_unknown_field_is_refused_and_nothing_is_stored(stand
         order | {"payload": {"query": "x", "colour": "red"}},
         order | {"payload": []},
         order | {"deadline": "2026-01-01T00:00:00"},
-        order | {"deadline": stand.in_s(-1.0)},
         order | {"deadline": stand.in_s(10 * 86_400.0)},
     ]
     for body in wrong:
@@ -65,6 +80,15 @@ async def test_a_missing_or_unknown_field_is_refused_and_nothing_is_stored(stand
         assert answer.status_code == 422, (body, answer.text)
         assert answer.json()["detail"]
     assert await stand.executions() == 0
+
+
+async def test_a_deadline_that_is_over_by_the_clock_here_may_come_again_with_a_later_one(stand: Stand):
+    working, order = stand.backend(), stand.order()
+    answer = await working.post(order | {"deadline": stand.in_s(-1.0)})
+    assert (answer.status_code, answer.json()["code"]) == (409, "DEADLINE_OVER")
+    assert refusal(answer.status_code, answer.content).retries, "for the orchestration layer that is no end"
+    assert await stand.executions() == 0
+    assert (await working.post(order)).status_code == 202
 
 
 @pytest.mark.requirement("NLM-9")
@@ -127,7 +151,7 @@ async def test_a_finished_job_is_answered_with_its_artifact_and_not_executed_aga
 async def test_in_flight_the_same_request_gets_the_same_answer_wherever_the_job_is(stand: Stand):
     working, order = stand.backend(), stand.order("job-i")
     first = await working.post(order)
-    for kind in ("snapshot", "artifact", "callback"):
+    for kind in ("snapshot", "artifact"):
         hold = stand.gateway.hold(kind)
         if not working.driving:
             await working.begin()
@@ -171,6 +195,164 @@ async def test_whoever_misses_a_callback_learns_how_it_stands_and_begins_nothing
     await working.work()
     assert (await orchestrator.get(path)).json() == stand.gateway.of("job-l")[1]
     assert (await working.client(Role.OWNER).get(path)).status_code == 403
+
+
+@pytest.mark.requirement("NLM-5", "NLM-6")
+async def test_what_is_staged_is_told_to_whoever_looks_while_its_callback_cannot_be_delivered(stand: Stand):
+    working, order = stand.backend(), stand.order("job-c", deadline=stand.in_s(100.0))
+    stand.gateway.fail("callback", *[503] * 100)
+    await working.post(order)
+    await working.begin()
+    await until(lambda: stand.gateway.count("callback") > 0)
+    assert (await stand.states("job-c@1"))[-1] == "CALLBACK"
+    (staged,) = stand.gateway.staged.values()
+    async with asked(working) as backend:
+        for _ in range(2):  # while it is tried, and after that was given up
+            found = await backend.look(execution("job-c"))
+            assert isinstance(found, Finished)
+            assert (found.artifact_id, found.sha256) == (staged["artifact_id"], staged["sha256"])
+            again = await working.post(order)
+            assert (again.status_code, again.json()) == (200, found.model_dump())
+            await working.finish()
+    assert (await stand.states("job-c@1"))[-1] == "ERROR"
+    assert await stand.executions() == 1
+    other = await working.post(order | {"payload": {"query": "Another?"}})
+    assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
+
+
+@pytest.mark.requirement("NLM-5", "NLM-6")
+async def test_why_it_failed_is_told_to_whoever_looks_while_its_callback_cannot_be_delivered(stand: Stand):
+    working, order = stand.backend({"status": 503}), stand.order("job-c")
+    stand.gateway.fail("callback", *[503] * 100)
+    await working.post(order)
+    await working.begin()
+    await until(lambda: stand.gateway.count("callback") > 0)
+    async with asked(working) as backend:
+        found = await backend.look(execution("job-c"))
+    assert isinstance(found, Failed)
+    assert found.error.code == "NLM_UNAVAILABLE"
+    again = await working.post(order)
+    assert (again.status_code, again.json()) == (200, found.model_dump())
+    await working.die()
+
+
+async def test_a_backend_with_a_certificate_of_a_private_authority_is_reached(stand: Stand, tmp_path: Path):
+    certificates = make_certificates(tmp_path, "localhost", "127.0.0.1")
+    served = replace(LOOPBACK, tls_cert_file=certificates.chain, tls_key_file=certificates.key)
+    trusting = outgoing_tls(Settings.model_validate({"gateway_ca_file": certificates.authority}))
+    async with asked(stand.backend(), served, trusting) as backend:
+        with pytest.raises(ExecutionForgotten):
+            await backend.look(execution("job-nobody"))
+    async with asked(stand.backend(), served) as stranger:
+        with pytest.raises(NlmUnavailable):
+            await stranger.look(execution("job-nobody"))
+
+
+@asynccontextmanager
+async def asked(
+    working: Working, options: ServerOptions = LOOPBACK, tls: ssl.SSLContext | None = TLS
+) -> AsyncGenerator[NlmBackend]:
+    """The orchestration layer's own client of this backend, over a socket."""
+    place, ready, stop = listen(options, key_configured=True), asyncio.Event(), asyncio.Event()
+    app = working.backend.app([KEY])
+    serving = asyncio.ensure_future(serve_gateway(app, place, options, stop, ready=ready.set))
+    await ready.wait()
+    now = working.stand.clock()
+    token = issue(KEY, name="orchestrator", roles=[Role.ORCHESTRATOR], ttl_s=3_600.0, now=now)
+    backend = NlmBackend(place.url, lambda: token, tls)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+        stop.set()
+        await serving
+
+
+def execution(job_id: str, epoch: int = 1) -> Execution:
+    """As much of it as a look needs."""
+    request = QueueRequest(run_id="r", job_type=JobType.RESEARCH, agent_slug="a", payload={}, entity_refs=())
+    return Execution(
+        job_id=job_id,
+        epoch=epoch,
+        request=request,
+        context_snapshot_url="",
+        callback_url="",
+        deadline=datetime(2030, 1, 1, tzinfo=UTC),
+        correlation_id="c",
+    )
+
+
+# -- stopped -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_what_nobody_waits_for_any_more_is_stopped_on_request(stand: Stand):
+    working = stand.backend()
+    client, path = working.client(Role.ORCHESTRATOR), "/jobs/job-s/executions/1"
+    assert (await working.client(Role.OWNER).delete(path)).status_code == 403
+    assert (await client.delete(path)).json()["execution"] == "unknown"
+    await working.post(stand.order("job-s"))
+    hold = stand.gateway.hold("snapshot")
+    await working.begin()
+    await hold.arrived.wait()
+    for epoch, status in ((1, 202), (1, 202), (2, 404)):
+        assert (await client.delete(f"/jobs/job-s/executions/{epoch}")).status_code == status
+    assert (await stand.states("job-s@1"))[-1] == "FETCHING_CONTEXT", "it is asked first"
+    await working.backend.holder.renew()
+    await working.finish()
+    assert (await stand.states("job-s@1"))[-1] == "ERROR"
+    assert stand.gateway.of("job-s")[0]["error"]["code"] == "CANCELLED"
+    assert (await client.delete(path)).json() == {"job_id": "job-s", "epoch": 1, "executions": 0}
+
+
+async def test_what_does_not_stop_when_it_is_asked_is_ended_after_a_while(stand: Stand):
+    working = stand.backend()
+    await working.post(stand.order("job-s"))
+    hold = stand.gateway.hold("snapshot")
+    await working.begin()
+    await hold.arrived.wait()
+    await working.client(Role.ORCHESTRATOR).delete("/jobs/job-s/executions/1")
+    await working.die()
+    for _ in range(40):
+        stand.clock.advance(1.0)
+        await stand.sweep()
+    assert (await stand.states("job-s@1"))[-1] == "ERROR"
+
+
+# -- one ledger, several gateways --------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("NLM-5")
+async def test_backends_of_different_gateways_on_one_ledger_leave_each_others_work_alone(stand: Stand):
+    async with gateway_on_loopback(FakeGateway(KEY, stand.clock)) as other:
+        there = replace(stand, gateway=other)
+        ours, theirs = stand.backend(), there.backend()
+        await ours.post(stand.order("job-1"))
+        await theirs.post(there.order("job-2"))
+        health = (await ours.client().get("/health")).json()
+        assert (health["waiting"], health["under_way"]) == (2, 0)
+        assert "trellis_nlm_queue_waiting 2" in (await theirs.client().get("/metrics")).text
+        await theirs.work()
+        assert await stand.states("job-1@1") == ["ACCEPTED"]
+        await ours.work()
+        for job_id, gateway in (("job-1", stand.gateway), ("job-2", other)):
+            assert await stand.states(f"{job_id}@1") == WAY
+            assert [callback["status"] for callback in gateway.of(job_id)] == ["COMPLETE"]
+        assert (await ours.post(there.order("job-3"))).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "origin,type_",
+    [
+        ("http://127.0.0.1:18430", "nlm:http:127.0.0.1:18430"),
+        ("https://[::1]:443", "nlm:https:::1:443"),
+        ("https://gateway.example:443", "nlm:https:gateway.example:443"),
+    ],
+)
+def test_a_type_names_the_origin_of_a_gateway(origin: str, type_: str):
+    assert type_of(origin) == type_
+    assert re.fullmatch(TYPE_PATTERN, type_)
+    assert re.fullmatch(TYPE_PATTERN, type_of(f"https://{'a.' * 126}b:443"))
 
 
 @pytest.mark.requirement("NLM-5")

@@ -39,11 +39,11 @@ async def held_in(rig: Rig, job_id: str, stage: str) -> AsyncGenerator[Gate]:
     assembly, artifacts, answer = driver.assembly, driver.artifacts, rig.nlm.answer
     gate = Gate(assembly if stage == CONTEXT else artifacts, "assemble" if stage == CONTEXT else "staged_bytes")
     if stage == CONTEXT:
-        driver.assembly = gate
+        driver.assembly = gate  # type: ignore[assignment]
     elif stage == CALL:
         rig.nlm.answer = accept_only
     else:
-        driver.artifacts, rig.nlm.answer = gate, finish
+        driver.artifacts, rig.nlm.answer = gate, finish  # type: ignore[assignment]
     try:
         await rig.work(job_id, stage)
         yield gate

@@ -51,6 +51,9 @@ class Nlm:
     """How an execution stands, to whoever looks; by default it is under way."""
     asked: list[Execution] = field(default_factory=list)
     looked: list[Execution] = field(default_factory=list)
+    stopped: list[Execution] = field(default_factory=list)
+    stops: Callable[[Execution], Awaitable[None]] | None = None
+    """What happens when it is told to stop an execution; by default nothing goes wrong."""
 
     async def process(self, execution: Execution, /) -> UnderWay | Finished:
         self.asked.append(execution)
@@ -59,6 +62,11 @@ class Nlm:
     async def look(self, execution: Execution, /) -> UnderWay | Finished | Failed:
         self.looked.append(execution)
         return under_way(execution) if self.stands is None else await self.stands(self, execution)
+
+    async def stop(self, execution: Execution, /) -> None:
+        self.stopped.append(execution)
+        if self.stops is not None:
+            await self.stops(execution)
 
     async def close(self) -> None:
         pass

@@ -1,6 +1,7 @@
 """What the gateway takes as a queue job: everything else is 422 and stores nothing; only the orchestration layer accepts (JQ-11)."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,12 +9,18 @@ import pytest
 from tests.gateway.conftest import VIOLIN
 from tests.queue.rig import OTHER, QUESTION, Rig, accept_only
 from trellis.agents.definition import AgentStatus
-from trellis.engine.records import JobFilter
+from trellis.engine.jobs import Actor, JobId
+from trellis.engine.records import Event, JobFilter
 from trellis.lifecycles import Role
+from trellis.queue import orchestrator
+from trellis.queue.requests import checked, new_queue_job
 from trellis.runs.layer import TriggerKind
 from trellis.storage.objects import StoreUnavailable
+from trellis.wiring import new_id
 
 GOOD: dict[str, Any] = {"job_type": "RESEARCH", "agent_slug": VIOLIN, "payload": QUESTION}
+RUN = "run_2026-01-01_080000_abc123"
+GATEWAY = Actor(role=Role.GATEWAY, name="gateway@test")
 BRIEF = {"vision_text": "A calm piece", "entity_refs": []}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown agent": ({"agent_slug": "nobody"}, "no agent 'nobody'"),
@@ -72,14 +79,18 @@ async def test_only_the_orchestration_layer_accepts_and_with_an_event_of_its_own
 
 
 @pytest.mark.requirement("D10")
-async def test_a_job_whose_agent_cannot_run_any_more_is_not_accepted_and_says_why(rig: Rig):
-    job_id = await rig.submit()
+async def test_a_job_whose_agent_cannot_run_any_more_fails_where_the_agent_is_read_and_says_why(rig: Rig):
+    job_id, other = await rig.submit(), await rig.submit()
     catalog = rig.instance.catalog
     await catalog.change_status(VIOLIN, AgentStatus.PAUSED, at=await rig.instance.ledger.now())
     job = await rig.work(job_id, "FAILED")
-    assert await rig.path(job_id) == ["PENDING", "FAILED"]
-    assert job["error"] == f"CANCELLED: not accepted: agent {VIOLIN} is paused; only an active agent runs"
-    await rig.leap(100_000.0)
+    assert await rig.path(job_id) == ["PENDING", "QUEUED", "CONTEXT_ASSEMBLY", "RETRY_BACKOFF", "FAILED"]
+    assert job["error"] == f"VALIDATION_ERROR: agent {VIOLIN} is paused; only an active agent runs"
+    await rig.work(other, "FAILED")
+    await rig.leap(899.0)
+    assert await rig.status(job_id) == "FAILED", "a person has the operator window"
+    await rig.leap(1.0)
+    assert {await rig.status(job_id), await rig.status(other)} == {"DEAD"}, "nothing rests in FAILED for good"
     await catalog.change_status(VIOLIN, AgentStatus.ACTIVE, at=await rig.instance.ledger.now())
     assert (await rig.requeue(job_id)).status_code == 200, "a person can have it tried once it can run"
     await rig.work(job_id, "COMPLETE")
@@ -98,17 +109,58 @@ async def test_what_breaks_after_acceptance_fails_in_context_assembly(rig: Rig):
 
 
 @pytest.mark.requirement("D10")
-async def test_a_store_that_does_not_answer_leaves_a_job_pending_for_the_next_pass(rig: Rig):
-    class Down:
-        async def check(self, _: object) -> None:
-            raise StoreUnavailable(verb="get", key="_agent.md", reason="down")
+async def test_an_agent_whose_file_cannot_be_read_keeps_no_other_agents_job_from_being_accepted(rig: Rig):
+    driver = rig.orchestrator.driver
+    driver.assembly = replace(driver.assembly, objects=_Unreadable(driver.assembly.objects, f"agents/{OTHER}/"))
+    bad = [await rig.submit(agent_slug=OTHER) for _ in range(3)]
+    good = await rig.submit()
+    await rig.work(good, "COMPLETE")
+    job = await rig.work(bad[0], "RETRY_BACKOFF")
+    assert job["error"].startswith("UPSTREAM_UNAVAILABLE: "), "it is tried again, and the request is not blamed"
 
-    driver, job_id = rig.orchestrator.driver, await rig.submit()
-    there, driver.assembly = driver.assembly, Down()
+
+@pytest.mark.requirement("D10")
+async def test_only_a_request_that_cannot_be_read_is_not_accepted(rig: Rig):
+    asked = new_queue_job(checked(run_id=RUN, job_type="RESEARCH", agent_slug=VIOLIN, payload=QUESTION), new_id)
+    await rig.instance.ledger.submit(GATEWAY, [replace(asked, payload=b'{"job_type": "RESEARCH"}')])
+    (event,) = await _until_refused(rig, asked.job_id)
+    assert (event.source, event.target) == ("PENDING", "FAILED")
+    assert (event.cause or "").startswith("not accepted: The stored request of job")
+
+
+async def _until_refused(rig: Rig, job_id: JobId) -> list[Event]:
     await rig.orchestrator.run_once()
-    assert await rig.status(job_id) == "PENDING"
-    driver.assembly = there
-    await rig.work(job_id, "COMPLETE")
+    return (await rig.instance.ledger.events(job_id))[1:]
+
+
+class _Unreadable:
+    """An object store in which one prefix cannot be read."""
+
+    def __init__(self, behind: Any, prefix: str) -> None:
+        self._behind, self._prefix = behind, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behind, name)
+
+    async def get(self, key: str, **named: Any) -> Any:
+        if key.startswith(self._prefix):
+            raise StoreUnavailable(verb="get", key=key, reason="permission denied")
+        return await self._behind.get(key, **named)
+
+
+@pytest.mark.requirement("JQ-11", "D10")
+async def test_the_oldest_are_accepted_first_however_many_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(orchestrator, "ACCEPT_BATCH_MAX", 2)
+    rig.orchestrator.claiming = False
+    jobs = [await rig.submit() for _ in range(5)]
+    accepted, states = [], list[str]()
+    for _ in range(3):
+        report = await rig.orchestrator.run_once()
+        accepted.append((report.accepted, rig.orchestrator.pause_s(report) == 0.0))
+        states = [await rig.status(job_id) for job_id in jobs]
+        assert states == sorted(states, reverse=True), "QUEUED are the oldest"
+    assert accepted == [(2, True), (2, True), (1, False)]
+    assert set(states) == {"QUEUED"}
 
 
 @pytest.mark.requirement("JQ-7", "D41")

@@ -16,7 +16,15 @@ from trellis.queue.backend import Execution, Failed, Failure, Finished, NlmBacke
 from trellis.queue.errors import ExecutionForgotten, NlmAnswerInvalid, NlmUnavailable, StageError, StageHopeless
 from trellis.queue.requests import QueueRequest
 
-EPOCH = datetime.fromtimestamp(0, UTC)
+EXECUTION = Execution(
+    job_id="j",
+    epoch=3,
+    request=QueueRequest(run_id="r", job_type=JobType.RESEARCH, agent_slug="a", payload={}, entity_refs=()),
+    context_snapshot_url="",
+    callback_url="",
+    deadline=datetime.fromtimestamp(0, UTC),
+    correlation_id="c",
+)
 RETRIED = ["PENDING", "QUEUED", "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "RETRY_BACKOFF"]
 
 
@@ -29,8 +37,11 @@ async def server(answers: list[bytes]) -> AsyncGenerator[tuple[str, list[bytes]]
         head = await reader.readuntil(b"\r\n\r\n")
         lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
         length = int(lengths[0].partition(b":")[2]) if lengths else 0
-        heard.append(head + await reader.readexactly(length))
-        writer.write(answers[len(heard) - 1])
+        if head.startswith(b"DELETE"):
+            writer.write(http("404 Not Found"))
+        else:
+            heard.append(head + await reader.readexactly(length))
+            writer.write(answers[len(heard) - 1])
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -64,7 +75,8 @@ ANSWERS = {
     "409": (http("409 Conflict", {"detail": "a newer epoch"}), "NLM_UNAVAILABLE", False),
     "400": (http("400 Bad Request", {"detail": "malformed"}), "VALIDATION_ERROR", True),
     "422": (http("422 Unprocessable", {"detail": "unknown field"}), "VALIDATION_ERROR", True),
-    "401": (http("401 Unauthorized"), "VALIDATION_ERROR", True),
+    "401": (http("401 Unauthorized", {"detail": "not valid yet"}), "NLM_REFUSED", False),
+    "403": (http("403 Forbidden"), "NLM_REFUSED", False),
 }
 FIELDS = "job_id job_type agent_slug payload context_snapshot_url callback_url deadline epoch"
 
@@ -185,15 +197,11 @@ LOOKS = {
 
 @pytest.mark.requirement("NLM-6")
 async def test_a_look_says_how_an_execution_stands(rig: Rig):
-    asked = QueueRequest(run_id="r", job_type=JobType.RESEARCH, agent_slug="a", payload={}, entity_refs=())
-    execution = Execution(
-        job_id="j", epoch=3, request=asked, context_snapshot_url="", callback_url="", deadline=EPOCH, correlation_id="c"
-    )
     async with server([answer for answer, _ in LOOKS.values()]) as (url, heard):
         backend = NlmBackend(url, lambda: "a-token")
         for named, (_, expected) in LOOKS.items():
             try:
-                found: object = await backend.look(execution)
+                found: object = await backend.look(EXECUTION)
             except StageError as error:
                 found = error
             assert type(found) is expected, named

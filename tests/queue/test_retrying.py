@@ -8,6 +8,7 @@ from tests.queue.holding import held_in
 from tests.queue.rig import Rig, accept_only, failing, moment, saying, seconds_to_due
 from trellis.engine.errors import LedgerUnavailable
 from trellis.queue import driver as driving
+from trellis.queue import orchestrator
 from trellis.queue.errors import (
     ArtifactMismatch,
     CallbackMissing,
@@ -109,6 +110,34 @@ async def test_an_orchestrator_that_dies_before_failed_gives_a_permanent_error_n
     assert seconds_to_due(failed) == 900.0
 
 
+@pytest.mark.requirement("D8")
+async def test_what_a_dead_orchestrator_left_is_looked_for_now_and_then_a_bounded_part_at_a_time(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    async def dies(*_: object, **__: object) -> str:
+        raise LedgerUnavailable(reason="the process is gone")
+
+    monkeypatch.setattr(orchestrator, "LOOK_PAGE", 1)
+    monkeypatch.setattr(orchestrator, "LOOK_PAGES_MAX", 2)
+    rig.nlm.answer = failing(StageHopeless(detail="no good"))
+    jobs = [await rig.submit() for _ in range(3)]
+    async with rig.ending_nothing():
+        with monkeypatch.context() as dead:
+            dead.setattr(driving, "fail_for_good", dies)
+            for job_id in jobs:
+                await rig.work(job_id, "RETRY_BACKOFF")
+    found: list[list[str]] = []
+    for _ in range(3):
+        await rig.orchestrator.run_once()
+        await rig.orchestrator.run_once()
+        found.append([await rig.status(job_id) for job_id in jobs])
+        await rig.leap(orchestrator.LOOK_EVERY_S)
+    left = "RETRY_BACKOFF"
+    assert found[0] == ["FAILED", "FAILED", left], "the second pass was too soon for another look"
+    assert found[1] == ["FAILED", "FAILED", "FAILED"]
+    assert rig.orchestrator._looked_to is None, "the next look begins anew"
+
+
 @pytest.mark.requirement("D41", "D7")
 async def test_an_execution_has_600_seconds_and_tells_the_backend_when_they_are_over(rig: Rig):
     rig.nlm.answer = accept_only
@@ -157,7 +186,7 @@ TRANSIENT = [RateLimited, NlmUnavailable, CallbackMissing, ContextTimeout, Artif
 @pytest.mark.parametrize("kind", TRANSIENT)
 @pytest.mark.parametrize("attempt", range(4))
 def test_the_policy_waits_at_least_the_floor_and_at_most_a_fifth_more(kind: type, attempt: int):
-    verdicts = [on_error(kind(detail="x"), attempt, draw) for draw in (0.0, 0.5, 0.999_999)]
+    verdicts = [on_error(kind(detail="x"), attempt, EXECUTIONS, draw) for draw in (0.0, 0.5, 0.999_999)]
     if attempt == 3:
         assert verdicts == [Final(0.0)] * 3
         return
@@ -167,10 +196,16 @@ def test_the_policy_waits_at_least_the_floor_and_at_most_a_fifth_more(kind: type
     assert floor_s < waits[1] < waits[2] < floor_s * 1.2 + 1e-9
 
 
+@pytest.mark.requirement("JQ-8", "D38")
+def test_an_attempt_that_was_given_back_is_made_up_for_at_the_end_with_the_longest_backoff():
+    assert on_error(StageFailed(detail="x"), 3, EXECUTIONS + 1, 0.0) == Again(60.0)
+    assert on_error(StageFailed(detail="x"), 4, EXECUTIONS + 1, 0.0) == Final(0.0)
+
+
 @pytest.mark.requirement("D8")
 @pytest.mark.parametrize("kind", [StageHopeless, DeadlinePassed])
 @pytest.mark.parametrize("attempt", range(4))
 def test_what_is_permanent_never_waits_for_another_attempt(kind: type, attempt: int):
-    verdict = on_error(kind(detail="x"), attempt, 0.5)
+    verdict = on_error(kind(detail="x"), attempt, EXECUTIONS, 0.5)
     assert isinstance(verdict, Final)
     assert verdict.rest_s > FINAL_REST_S_MIN > 72.0

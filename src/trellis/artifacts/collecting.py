@@ -1,17 +1,21 @@
-"""Collects what nobody needs any more of artifacts: staged blobs that were discarded or published, and the bytes of removed artifacts.
+"""Collects staged blobs of artifacts that nobody needs any more.
 
-What holds: nothing is deleted without a look at its row, and nothing because of its age. A blob goes only when its row has ended, which
-is for good, or when its row is finalized and the published object has the recorded bytes. A blob of which no row is known is left
-alone: it may be another ledger's, or of a row that is on its way back.
+What holds: nothing is deleted without a look at its row, and nothing because of its age. A blob goes when its row is discarded, which is
+for good; of a finalized or removed artifact only when that is recorded in the object store, and of a finalized one only when the
+published object has the recorded bytes. So a ledger that is lost at any moment is made again from what is there. A blob of which no
+row is known is left alone: it may be another ledger's, or of a row that is on its way back.
+
+The bytes of an artifact that has ended go with the record of its end, once, by whoever records it (`runs.finalizing`). What comes here
+after that is a blob that was still under way.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from trellis.artifacts import keys
 from trellis.artifacts.registry import Artifacts
-from trellis.artifacts.rows import DISCARDED, FINALIZED, REMOVED, Row
-from trellis.engine.records import JobFilter
-from trellis.lifecycles.artifact import ARTIFACT
+from trellis.artifacts.rows import DISCARDED, FINALIZED, STAGED, Row
+from trellis.engine.records import Event
 
 BATCH = 100
 INTERVAL_S = 60.0
@@ -30,17 +34,18 @@ class Collected:
 
 @dataclass(kw_only=True)
 class ArtifactCollector:
-    """The service: goes round the staged blobs and the removed artifacts, a page of each at a time."""
+    """The service: goes round the staged blobs, a page at a time."""
 
     artifacts: Artifacts
+    is_recorded: Callable[[Event], Awaitable[bool]]
+    """Whether the object store has the audit record of an event."""
     batch: int = BATCH
     interval_s: float = INTERVAL_S
     name: str = "artifact-collector"
     _after: str | None = None
-    _cursor: str | None = None
 
     async def run_once(self) -> Collected:
-        """A page of each."""
+        """A page."""
         taken, unknown = 0, 0
         blobs = await self.artifacts.objects.list(
             f"{keys.staged_folder(self.artifacts.cid)}/", after=self._after, limit=self.batch
@@ -52,27 +57,20 @@ class ArtifactCollector:
             if row is not None and blob.key == row.staged_key and await self._is_done(row):
                 taken += await self.artifacts.objects.delete(blob.key)
         self._after = blobs.items[-1].key if blobs.more else None
-        where = JobFilter(lifecycle=ARTIFACT.name, state=REMOVED)
-        removed = await self.artifacts.ledger.jobs(where, limit=self.batch, cursor=self._cursor)
-        for job in removed.jobs:
-            row = await self.artifacts.row(job.job_id)
-            if row is not None and row.state == REMOVED:
-                taken += await self.artifacts.take_away(row)
-        self._cursor = removed.cursor
-        return Collected(
-            looked_at=len(blobs.items) + len(removed.jobs),
-            taken=taken,
-            unknown=unknown,
-            more=self._after is not None or self._cursor is not None,
-        )
+        return Collected(looked_at=len(blobs.items), taken=taken, unknown=unknown, more=blobs.more)
 
     def pause_s(self, report: Collected) -> float:
         """Short while the round is not finished."""
         return PAUSE_S_MIN if report.more else self.interval_s
 
     async def _is_done(self, row: Row) -> bool:
-        """Whether nobody will ever ask for the staged blob of this artifact again."""
+        """Whether nobody will ever ask for the staged blob of this artifact again, also not after the ledger was lost."""
+        if row.state in {STAGED, DISCARDED}:
+            return row.state == DISCARDED
+        last = (await self.artifacts.ledger.events(row.artifact_id))[-1:]
+        if [event.target for event in last] != [row.state] or not await self.is_recorded(last[0]):
+            return False
         if row.state != FINALIZED:
-            return row.state in {DISCARDED, REMOVED}
+            return True
         published = await self.artifacts.objects.get(row.key)
         return published is not None and row.is_of(published.body)

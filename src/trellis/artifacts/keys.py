@@ -60,9 +60,9 @@ def journal_entry(artifact_id: str) -> str:
     return f"artifact:{_checked(artifact_id)}"
 
 
-def stage_key(job_id: str, epoch: int) -> str:
-    """What makes staging once for each attempt of a job: its idempotency key."""
-    return f"{job_id}@{epoch}"
+def stage_key(job_id: str, created_at: str, epoch: int) -> str:
+    """What makes staging once for each attempt of a job: its idempotency key. A job that had the id before was created earlier."""
+    return f"{job_id}@{created_at}@{epoch}"
 
 
 def _checked(artifact_id: str) -> str:

@@ -98,7 +98,7 @@ class StyleGuide(_Strict):
 
 
 class BriefPayload(_Strict):
-    """What somebody has in mind, and which entities it is about."""
+    """What somebody has in mind, and which entities it is about; those that the vision names are meant as well."""
 
     vision_text: Annotated[str, pydantic.Field(max_length=VISION_CHARS_MAX), KEPT, SAID]
     entity_refs: Annotated[tuple[EntitySlug, ...], pydantic.Field(max_length=ENTITY_REFS_MAX)]
@@ -173,7 +173,7 @@ Rule = Annotated[
 
 
 class PreprocessPayload(_Strict):
-    """A draft of a proposal, and what has to be true of it."""
+    """A draft of a proposal, plain or as proposals are published, and what has to be true of it."""
 
     proposal_draft: Annotated[dict[FieldName, Any], pydantic.Field(min_length=1, max_length=DRAFT_FIELDS_MAX)]
     validation_rules: Annotated[tuple[Rule, ...], pydantic.Field(max_length=RULES_MAX)] = ()
@@ -200,6 +200,33 @@ PAYLOADS: Mapping[JobType, type[Payload]] = MappingProxyType(
         JobType.PROPOSAL_PREPROCESS: PreprocessPayload,
     }
 )
+
+
+EXAMPLES: Mapping[JobType, Mapping[str, Any]] = MappingProxyType(
+    {
+        JobType.RESEARCH: {
+            "query": "At which relative humidity must TS-02 be kept?",
+            "constraints": {"language": "en", "max_sections": 3, "focus": ["deed of loan"]},
+        },
+        JobType.BRIEF: {
+            "vision_text": "A visitor should learn how the archive keeps TS-02 from drying out.",
+            "entity_refs": ["TS-02"],
+            "style_guide": {"words": 120, "language": "en"},
+        },
+        JobType.PROPOSAL_PREPROCESS: {
+            "proposal_draft": {
+                "target": "sources/06-humidity-and-storage.md",
+                "summary": "Compare the sensor of cabinet C",
+                "text": "Compare the sensor of cabinet C with a salt reference.",
+            },
+            "validation_rules": [
+                {"field": "target", "rule": "resolves", "value": "source"},
+                {"field": "text", "rule": "max_chars", "value": 40, "severity": "warning"},
+            ],
+        },
+    }
+)
+"""One that works on the demonstration garden, for those who ask how."""
 
 
 def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> Payload:

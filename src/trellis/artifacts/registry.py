@@ -6,12 +6,13 @@ What holds:
 - only the attempt that the job waits for can stage, and a newer one discards what an older one had staged;
 - a finalized artifact never changes. Nothing here finalizes one: its job's completion does, in the ledger;
 - readers see finalized artifacts and no others, and only bytes that have the recorded hash;
-- a cleanup moves the row first, which is the audited act, and takes the bytes away after it; `collecting` does what it left undone.
+- a cleanup moves rows, which is the audited act, and no bytes: those go when the removal is recorded in the object store, so that a
+  ledger that is lost before finds everything that its records speak of.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -32,7 +33,7 @@ from trellis.engine.errors import LeaseConflictError
 from trellis.engine.jobs import Actor, Epoch, JobId, Mismatch, Move, Moved, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import permit
-from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
+from trellis.engine.records import IdempotencyKey, Job, JobFilter
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.storage.documents import timestamp
@@ -107,7 +108,8 @@ class Artifacts:
             return await self._unchanged(final[0], making)
         if making.epoch != job.epoch:
             raise LeaseConflictError(job_id=job.job_id, epoch=making.epoch)
-        key = IdempotencyKey(scope=SCOPE, key=keys.stage_key(job.job_id, making.epoch), fingerprint=fingerprint)
+        attempt = keys.stage_key(job.job_id, timestamp(job.created_at), making.epoch)
+        key = IdempotencyKey(scope=SCOPE, key=attempt, fingerprint=fingerprint)
         there = await self.ledger.answered(key.scope, key.key, key.fingerprint)
         if there is not None:
             return await self._again(there.job_id, making)
@@ -154,7 +156,7 @@ class Artifacts:
             body = await asyncio.to_thread(making.body, row.artifact_id, row.created_at)
             if row.is_of(body):
                 await self._put(row, body)
-            elif await self.objects.head(row.staged_key) is None:
+            elif await self.staged_bytes(row.artifact_id) is None:
                 raise _gone(row, "it was begun with other content, and its bytes never came")
         elif row.state == FINALIZED:
             return await self._unchanged(row, making)
@@ -188,9 +190,12 @@ class Artifacts:
         return isinstance(await self.ledger.move(actor, move), Moved)
 
     async def staged_bytes(self, artifact_id: str) -> bytes | None:
-        """The blob of a staged artifact as it lies there, None without one. Whoever finalizes it compares it with the row."""
+        """The bytes of a staged artifact as they lie there, None without any. Whoever finalizes it compares them with the row."""
         row = await self.row(artifact_id)
-        found = None if row is None else await self.objects.get(row.staged_key)
+        if row is None:
+            return None
+        # A ledger that came back may have it staged again when it was published already.
+        found = await self.objects.get(row.staged_key) or await self.objects.get(row.key)
         return None if found is None else found.body
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -213,10 +218,14 @@ class Artifacts:
         return row.fields(self.objects.url)
 
     async def of_job(self, job_id: JobId, *, state: str | None = None) -> tuple[Row, ...]:
-        """The artifacts of a queue job, newest first: one for each attempt that staged, at most OF_JOB_MAX of them."""
+        """The artifacts of a queue job, newest first: one for each attempt that staged, at most OF_JOB_MAX of them.
+
+        Those of a job that had the same id before are not meant: they outlive it, and retention lets an id come again.
+        """
         where = JobFilter(lifecycle=ARTIFACT.name, state=state, parent_id=job_id)
-        page = await self.ledger.jobs(where, limit=OF_JOB_MAX)
-        return tuple([row for job in page.jobs if (row := await self.row(job.job_id)) is not None])
+        page, job = await self.ledger.jobs(where, limit=OF_JOB_MAX), await self.ledger.job(job_id)
+        own = [one for one in page.jobs if job is None or one.created_at >= job.created_at]
+        return tuple([row for one in own if (row := await self.row(one.job_id)) is not None])
 
     async def page(
         self,
@@ -243,36 +252,36 @@ class Artifacts:
     async def cleanup(
         self, actor: Actor, *, older_than_days: int | None = None, limit: int = CLEANUP_MAX, dry_run: bool = False
     ) -> CleanedUp:
-        """Remove artifacts that were finalized so many days ago, the oldest first; each is one audited event. Raises TooYoung, NotAllowed."""
+        """Remove artifacts that were finalized so many days ago, the oldest first; each is one audited event. Raises TooYoung, NotAllowed.
+
+        No reader finds them any more; their bytes go when the projector has recorded that.
+        """
         _permit(actor, "artifacts.cleanup")
         days = self.keep_days if older_than_days is None else older_than_days
         if days < self.keep_days:
             raise TooYoung(days=self.keep_days, asked=days)
         before = await self.ledger.now() - timedelta(days=days)
-        taken: list[Row] = []
-        async for row in self._finalized_before(before):
-            if len(taken) == limit:
-                return CleanedUp(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=True)
+        oldest, taken = await self._finalized_before(before, limit + 1), list[Row]()
+        for job in oldest[:limit]:
+            row = await self.row(job.job_id)
+            if row is None or row.state != FINALIZED:
+                continue
             if dry_run or await self._remove(actor, row, days):
                 taken.append(row if dry_run else replace(row, state=REMOVED))
-        return CleanedUp(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=False)
+        return CleanedUp(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=len(oldest) > limit)
 
-    async def _finalized_before(self, before: datetime) -> AsyncGenerator[Row]:
-        """Artifacts that are finalized now and were so before that moment, oldest first, by the events that say so."""
-        since: datetime | None = None
-        seen: frozenset[str] = frozenset()
+    async def _finalized_before(self, before: datetime, count: int) -> list[Job]:
+        """Artifacts that are finalized now and were so before that moment, those made first first, at most so many.
+
+        None that was removed is looked at, and none that was made later than that moment: it became final later still.
+        """
+        where, found, cursor = JobFilter(lifecycle=ARTIFACT.name, state=FINALIZED), list[Job](), None
         while True:
-            page = await self.ledger.find_events(
-                type_=FINALIZED_EVENT, correlation_id=None, since=since, limit=CLEANUP_PAGE
-            )
-            fresh = [event for event in page if event.id not in seen and event.ts < before]
-            for event in fresh:
-                row = await self.row(event.job_id)
-                if row is not None and row.state == FINALIZED:
-                    yield row
-            if not fresh or len(page) < CLEANUP_PAGE:
-                return
-            since, seen = page[-1].ts, _of_moment(page)
+            page = await self.ledger.jobs(where, limit=CLEANUP_PAGE, cursor=cursor, oldest_first=True)
+            found += [job for job in page.jobs if job.updated_at < before]
+            cursor = page.cursor
+            if cursor is None or len(found) >= count or page.jobs[-1].created_at >= before:
+                return found[:count]
 
     async def _remove(self, actor: Actor, row: Row, days: int) -> bool:
         move = Move(
@@ -281,14 +290,7 @@ class Artifacts:
             request_id=RequestId(f"clean-up:{row.artifact_id}"),
             cause=f"finalized more than {days} days ago",
         )
-        moved = isinstance(await self.ledger.move(actor, move), Moved)
-        if moved:
-            await self.take_away(row)
-        return moved
-
-    async def take_away(self, row: Row) -> int:
-        """Delete the bytes of an artifact that is removed or discarded; how many objects there were."""
-        return sum([await self.objects.delete(key) for key in (row.staged_key, row.key)])
+        return isinstance(await self.ledger.move(actor, move), Moved)
 
     async def _found(self, artifact_id: JobId) -> Row:
         row = await self.row(artifact_id)
@@ -307,6 +309,11 @@ async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: Row) -> bytes:
     if kept is None or not row.is_of(kept):
         raise ArtifactLost(artifact=row.artifact_id, key=row.key)
     return kept
+
+
+async def take_away(objects: ObjectStore, row: Row) -> int:
+    """Delete the bytes of an artifact that has ended; how many objects there were."""
+    return sum([await objects.delete(key) for key in (row.staged_key, row.key)])
 
 
 def _permit(actor: Actor, rule: str) -> None:
@@ -336,8 +343,3 @@ def _staged(row: Row, *, created: bool) -> Staged:
 
 def _gone(row: Row, reason: str) -> ArtifactGone:
     return ArtifactGone(artifact=row.artifact_id, job_id=row.job_id, epoch=row.epoch, reason=reason)
-
-
-def _of_moment(page: list[Event]) -> frozenset[str]:
-    """The last events of a page that share their moment: the next page begins with them again."""
-    return frozenset(event.id for event in page if event.ts == page[-1].ts)

@@ -22,6 +22,8 @@ from trellis.storage.address import object_url
 from trellis.storage.documents import encode, sha256, timestamp
 
 STAGED, FINALIZED, DISCARDED, REMOVED = (state.name for state in ARTIFACT.states)
+ENDED = frozenset({DISCARDED, REMOVED})
+"""From which no artifact comes back."""
 STORED_BYTES_MAX = 16 * 1024 * 1024
 """Of an artifact as it is stored: the largest body that a gateway takes, written out with room."""
 VERSION = 1

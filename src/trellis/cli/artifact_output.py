@@ -1,7 +1,9 @@
 """What the commands about artifacts ask and say, on a ledger and through a gateway alike."""
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import typer
 
@@ -20,8 +22,62 @@ def say_cleaned(cli: Cli, ids: Sequence[str], *, days: int, dry_run: bool, more:
         cli.out.line(artifact_id)
     would = "would be removed" if dry_run else "removed"
     cli.out.line(f"{counted(len(ids), 'artifact')} older than {counted(days, 'day')} {would}")
+    if ids and not dry_run:
+        cli.out.note("their bytes are deleted when that is recorded: `trellis up` does both")
     if more:
         cli.out.note("there are more: ask again, or with a higher --limit")
+
+
+def show_page(cli: Cli, document: dict[str, Any]) -> None:
+    """An artifact as people read it, or the whole document for programs."""
+    if cli.out.as_json:
+        cli.out.record(document)
+        return
+    content: dict[str, Any] = document["content"]
+    cli.out.line(content.get("title") or "Preprocessed proposal", style="bold")
+    about = f"{document['type']} of {document['agent_slug']}, {document['finalized_at']}, job {document['job_id']}"
+    cli.out.prose(about, style="dim")
+    for line in _PAGES[ArtifactType(document["type"])](content):
+        cli.out.prose(line)
+    cli.out.line()
+    cli.out.prose(f"{counted(len(document['sources']), 'quotation')} of its sources: --json shows them", style="dim")
+
+
+def _research(content: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("", content["summary"])
+    for section in content["sections"]:
+        refs = f"  ({', '.join(section['sources'])})" if section["sources"] else ""
+        yield from ("", f"## {section['heading']}", f"{section['body']}{refs}")
+    yield from _points("Conclusions", content["conclusions"])
+    yield from _points("Open questions", content["open_questions"])
+
+
+def _brief(content: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("", content["body"])
+    yield from _points("Entities", [f"{slug}: {name}" for slug, name in content["entity_map"].items()])
+    yield from ("", counted(content["word_count"], "word"))
+
+
+def _proposal(content: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("", json.dumps(content["original"], ensure_ascii=False, indent=2))
+    issues = [f"{issue['severity']}: {issue['field']}: {issue['message']}" for issue in content["issues"]]
+    yield from _points("Issues", issues or ["none"])
+    matches = [
+        f"{match['text']!r} is {match['entity_id']} ({match['confidence']:.0%})" for match in content["entity_matches"]
+    ]
+    yield from _points("Entities it names", matches or ["none"])
+
+
+def _points(title: str, points: Sequence[str]) -> Iterator[str]:
+    if points:
+        yield from ("", f"## {title}", *(f"- {point}" for point in points))
+
+
+_PAGES = {
+    ArtifactType.RESEARCH_BRIEF: _research,
+    ArtifactType.BRIEF: _brief,
+    ArtifactType.PREPROCESSED_PROPOSAL: _proposal,
+}
 
 
 def confirm(count: int, *, yes: bool) -> None:

@@ -1,6 +1,5 @@
 """`trellis artifacts`: what queue jobs left behind, and removing what is old."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ from trellis.artifacts.errors import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.artifacts.rows import Row
 from trellis.cli import over_http, values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.instances import opened, operator
 from trellis.cli.invocation import Cli
@@ -72,15 +71,12 @@ async def _rows(instance: Instance, wanted: int, kind: ArtifactType | None, job:
 async def show_artifact(
     cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")]
 ) -> None:
-    """One artifact with its content and its sources."""
+    """One artifact as a page to read; --json prints the whole document."""
     async with opened(cli) as instance:
         document = await instance.artifacts.read(id_)
     if document is None:
         raise ArtifactNotFound(artifact=id_)
-    if cli.out.as_json:
-        cli.out.record(document)
-    else:
-        cli.out.line(json.dumps(document, ensure_ascii=False, indent=2))
+    show_page(cli, document)
 
 
 async def clean_up(
@@ -95,7 +91,8 @@ async def clean_up(
 ) -> None:
     """Remove old artifacts for good, the oldest first; each is one audited event.
 
-    Without --older-than-days the setting `artifact_days` says how old (90 days). Younger ones are never removed.
+    Without --older-than-days the setting `artifact_days` says how old (90 days). Younger ones are never removed. Nobody can read
+    them from then on; their bytes are deleted when that is recorded, which a running `trellis up` does at once.
     """
     wanted = values.limit(limit, CLEANUP_MAX)
     check_days(older_than_days)

@@ -152,5 +152,5 @@ def _report(cli: Cli, error: TrellisError) -> int:
     url: str | None = None
     with contextlib.suppress(TrellisError):
         url = cli.url
-    cli.out.error(problems.without_password(str(error), url), problems.way_out(error))
+    cli.out.error(problems.without_password(problems.told(error), url), problems.way_out(error))
     return problems.exit_code(error)

@@ -1,6 +1,7 @@
 """`trellis dlq`: the dead letters, and running them again."""
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -15,12 +16,16 @@ from trellis.engine.errors import InputError, JobNotFound, Refused
 from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, JobFilter
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.operations.doctor import waiting_ones
 from trellis.operations.explain import REASONS, counted
 from trellis.operations.letters import letter_of
 
 PAGE_MAX = 500
 REQUEUE_CHUNK = 200
 REQUEUE_MAX = 100_000
+COUNTED_MAX = 100
+"""How far queue jobs are counted that have no dead letter."""
 
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 ReasonOption = Annotated[
@@ -45,12 +50,13 @@ async def list_letters(
     limit: LimitOption = LIMIT_DEFAULT,
     cursor: Annotated[str | None, typer.Option("--cursor", metavar="ID", help="Go on after this job.")] = None,
 ) -> None:
-    """List dead letters that nobody requeued, newest first."""
+    """List dead letters that nobody requeued, newest first; jobs of the job queue have none, and are counted beside."""
     where = JobFilter(type=type_, reason_code=values.reason(reason), correlation_id=correlation)
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.open() as ledger:
         now = await ledger.now()
         found = await _letters(ledger, where, wanted + 1, cursor)
+        elsewhere = [] if reason else await _without_letter(ledger, where)
     columns = [
         Column[DeadLetter](title="JOB", cell=lambda letter: letter.job_id),
         Column[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
@@ -62,6 +68,12 @@ async def list_letters(
     cli.out.listing(found[:wanted], columns, empty="No dead letters.")
     if len(found) > wanted:
         cli.out.note(f"there are more: --cursor {found[wanted - 1].job_id}")
+    for lifecycle, state, count in elsewhere:
+        many = f"{counted(count, lifecycle)}{' or more' if count == COUNTED_MAX else ''}"
+        are = "is" if count == 1 else "are"
+        cli.out.note(
+            f"{many} {are} {state}, without a dead letter: trellis jobs --lifecycle {lifecycle} --state {state}"
+        )
 
 
 async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:
@@ -72,7 +84,7 @@ async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID",
     if job is None:
         raise JobNotFound(job_id=id_)
     if letter is None:
-        raise Refused(detail=f"Job {id_} is {job.state} and has no dead letter.")
+        raise Refused(detail=f"Job {id_} is {job.state} and has no dead letter; `trellis job explain {id_}` says more.")
     if cli.out.as_json:
         cli.out.record(as_record(letter))
         return
@@ -145,6 +157,15 @@ def _ask(count: int) -> None:
             detail=f"{counted(count, 'job')} would be requeued: say --yes to do it, --dry-run to count only."
         )
     typer.confirm(f"Requeue {counted(count, 'job')}?", abort=True, err=True)
+
+
+async def _without_letter(ledger: Ledger, where: JobFilter) -> list[tuple[str, str, int]]:
+    """Queue jobs that failed and wait for a person, or are dead: lifecycle, state, and how many there are."""
+    counts: list[tuple[str, str, int]] = []
+    for state in ("FAILED", "DEAD"):
+        page = await ledger.jobs(replace(where, lifecycle=QUEUE_JOB.name, state=state), limit=COUNTED_MAX)
+        counts.append((QUEUE_JOB.name, state, len(waiting_ones(page.jobs))))
+    return [one for one in counts if one[2]]
 
 
 async def _letters(ledger: Ledger, where: JobFilter, wanted: int, cursor: str | None) -> list[DeadLetter]:

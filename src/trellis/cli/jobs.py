@@ -1,6 +1,7 @@
 """`trellis submit`, `trellis jobs`, `trellis job …`: work, one by one."""
 
 import json as json_
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -13,7 +14,16 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command,
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, state_text
-from trellis.cli.queue_jobs import AgentOption, EntityOption, ForAgent, RunOption, is_queue_job, submit_queue_job
+from trellis.cli.queue_jobs import (
+    AgentOption,
+    EntityOption,
+    ForAgent,
+    RunOption,
+    is_queue_job,
+    say_made,
+    say_undriven,
+    submit_queue_job,
+)
 from trellis.cli.reading import signal_lines, surroundings
 from trellis.client import JobHandle, Trellis, cancelling
 from trellis.engine.errors import JobNotFound, Refused
@@ -28,7 +38,7 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, Place
 from trellis.lifecycles import Role
-from trellis.operations.explain import duration, explain, is_alive, served_types
+from trellis.operations.explain import SERVICE_SLOW_S, duration, explain, goes_on, is_alive, served_types, waits_for
 from trellis.operations.letters import letter_of
 from trellis.worker.requests import SubmitSettings
 
@@ -99,6 +109,7 @@ async def submit(
     """Submit one job and print its id.
 
     RESEARCH, BRIEF and PROPOSAL_PREPROCESS are jobs of the job queue: they need --agent, `trellis up` works on them, and an artifact comes of them.
+    docs/how-to/submit-queue-jobs.md has the fields of their payloads.
     """
     settings: dict[str, Any] = {
         "idempotency_key": key,
@@ -132,8 +143,17 @@ async def _for_agent(cli: Cli, asked: dict[str, Any], key: str | None, wait_s: f
     async with cli.connect() as trellis:
         handle = JobHandle(trellis, answer.job_id, type_=None, created=answer.created, returns=Any)
         if wait_s is not None:
-            return await _waited(cli, handle, wait_s)
+            return await _waited_for_queue(cli, trellis, handle, wait_s)
         return await _submitted(cli, trellis, handle, None)
+
+
+async def _waited_for_queue(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
+    """Wait; say early when nobody drives queue jobs: whoever does accepts one within a moment."""
+    soon_s = min(wait_s, SERVICE_SLOW_S)
+    with suppress(TimeoutError):
+        await trellis.wait(handle.id, soon_s)
+    say_undriven(cli, (await trellis.job(handle.id)).state)
+    return await _waited(cli, handle, wait_s - soon_s, of_s=wait_s)
 
 
 async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str | None) -> int:
@@ -158,16 +178,20 @@ async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
         cli.out.note(f"no living worker serves {type_}{hint}")
 
 
-async def _waited(cli: Cli, handle: JobHandle, wait_s: float) -> int:
+async def _waited(cli: Cli, handle: JobHandle, wait_s: float, *, of_s: float | None = None) -> int:
+    """Wait so long for the end, and print the result; `of_s` is how long it was meant to be in all."""
     try:
         result = await handle.result(timeout_s=wait_s)
     except TimeoutError:
-        cli.out.error(f"job {handle.id} has not ended after {duration(wait_s)}", f"trellis job explain {handle.id}")
+        told = duration(wait_s if of_s is None else of_s)
+        cli.out.error(f"job {handle.id} has not ended after {told}", f"trellis job explain {handle.id}")
         return 1
     if cli.out.as_json:
         cli.out.record({"job_id": handle.id, "created": handle.created, "result": result})
     else:
         cli.out.line(json_.dumps(result, indent=2, ensure_ascii=False))
+    if of_s is not None:
+        say_made(cli, result)
     return 0
 
 
@@ -237,9 +261,11 @@ def _waits_for(job: Job, now: datetime) -> str:
     """What keeps a job from going on; nothing for one that is ready, runs or has ended."""
     match job.place:
         case Place.RESTING:
-            left = None if job.due_at is None else (job.due_at - now).total_seconds()
+            left, who = None if job.due_at is None else (job.due_at - now).total_seconds(), waits_for(job)
             if left is None:
-                return "a person or a role"
+                return who or ""
+            if who is not None and left > 0:
+                return f"{who}, for {duration(left)}"
             return f"its time, in {duration(left)}" if left > 0 else "the sweep"
         case Place.PARKED:
             return f"key {job.concurrency_key}"
@@ -390,21 +416,24 @@ async def requeue(
     """Run a failed or dead-lettered job again, with fresh attempts."""
     async with cli.connect(operator=True) as trellis:
         (answer,) = await trellis.requeue([id_], cause=cause)
-    return report_requeued(cli, [answer])
+        job = None if isinstance(answer, Moved) else await trellis.ledger.job(answer.job_id)
+        why = None if job is None else goes_on(job, await trellis.ledger.now())
+    return report_requeued(cli, [answer], why=f"it {why}" if why else None)
 
 
-def report_requeued(cli: Cli, answers: list[Moved | NotMoved]) -> int:
-    """Say which jobs run again; 1 when one does not."""
+def report_requeued(cli: Cli, answers: list[Moved | NotMoved], *, why: str | None = None) -> int:
+    """Say which jobs run again; 1 when one does not, for the reason `why` where there is a better one than its state."""
     for answer in answers:
         moved = isinstance(answer, Moved)
         state = answer.target if isinstance(answer, Moved) else answer.state
         if cli.out.as_json:
-            reason = "" if isinstance(answer, Moved) else answer.reason
+            reason = "" if isinstance(answer, Moved) else why or answer.reason
             cli.out.record({"job_id": answer.job_id, "status": state, "requeued": moved, "reason": reason})
         elif isinstance(answer, Moved):
             cli.out.line(f"{answer.job_id} is {state} again")
         else:
-            cli.out.error(f"{answer.job_id} stays {state}: only failed and dead-lettered jobs are requeued")
+            told = why or "only failed and dead-lettered jobs are requeued"
+            cli.out.error(f"{answer.job_id} stays {state}: {told}")
     return 0 if all(isinstance(answer, Moved) for answer in answers) else 1
 
 

@@ -22,18 +22,22 @@ from trellis.cli.output import Column, as_record
 from trellis.cli.problems import way_out, without_password
 from trellis.engine.errors import NotAllowed, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
 from trellis.engine.records import Finding, JobFilter, Severity, SweepOptions
 from trellis.engine.verify import VerifyProgress, Violation, verify
 from trellis.instance import places
 from trellis.ledgers import migrate as migrate_ledger
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.doctor import (
+    QUEUE_STATES,
     aside_finding,
     error_finding,
     has_errors,
     letters_finding,
     python_finding,
+    queue_findings,
     work_findings,
 )
 from trellis.operations.explain import counted, duration
@@ -134,7 +138,8 @@ async def sweep(cli: Cli) -> None:
     """
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     async with cli.open() as ledger:
-        report = await ledger.sweep(Actor(role=Role.SWEEPER, name=cli.person), SweepOptions(elect=False))
+        options = SweepOptions(elect=False, windows_s=cli.settings.windows_s)
+        report = await ledger.sweep(Actor(role=Role.SWEEPER, name=cli.person), options)
     record = {name: value for name, value in as_record(report).items() if name not in {"elected", "next_due_s"}}
     if cli.out.as_json:
         cli.out.record(record)
@@ -192,12 +197,19 @@ async def _ledger_findings(url: str) -> list[Finding]:
         found += work_findings(await ledger.queues(), await ledger.workers(), await ledger.now())
         letters = await ledger.dead_letters(JobFilter(), limit=LETTERS_COUNTED)
         found.append(letters_finding(len(letters), LETTERS_COUNTED))
+        found += await _queue_jobs(ledger)
         found += _operator(url)
     except TrellisError as error:
         return [_failed("ledger", error, url)]
     finally:
         await ledger.close()
     return found
+
+
+async def _queue_jobs(ledger: Ledger) -> list[Finding]:
+    where = {state: JobFilter(lifecycle=QUEUE_JOB.name, state=state) for state in QUEUE_STATES}
+    found = {state: (await ledger.jobs(one, limit=LETTERS_COUNTED)).jobs for state, one in where.items()}
+    return queue_findings(found, LETTERS_COUNTED, await ledger.now())
 
 
 def _operator(url: str) -> list[Finding]:

@@ -27,7 +27,7 @@ GAP = 2
 WRAP_ROOM = 20
 """What a column that wraps is left at least, if it needs it."""
 _WORDS = {"state": "status"}
-"""What the engine and the gateway call differently."""
+"""What the engine and the gateway call differently of a job."""
 YIELD_ROOM = 8
 """What a column that gives way is left at least."""
 UNLIMITED_WIDTH = 10_000
@@ -149,7 +149,8 @@ def as_record(item: Any) -> dict[str, Any]:
     """A value of the engine as JSON, in the words of the gateway: a state is a status, attempts count from 1 as people do."""
     if isinstance(item, Event):
         return _event_record(item)
-    return {_WORDS.get(field.name, field.name): _plain(field.name, getattr(item, field.name)) for field in fields(item)}
+    words = _WORDS if hasattr(item, "job_id") else {}
+    return {words.get(field.name, field.name): _plain(field.name, getattr(item, field.name)) for field in fields(item)}
 
 
 def state_text(lifecycle: str, state: str) -> Text:

@@ -5,17 +5,18 @@ What a gateway does not offer is refused with the option's name, never left out 
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, state_text
-from trellis.cli.queue_jobs import ForAgent, is_queue_job
+from trellis.cli.queue_jobs import ForAgent, is_queue_job, say_made, say_undriven
 from trellis.cli.run_output import run_facts, say_ended, step_bar, took
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
@@ -33,7 +34,7 @@ from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
-from trellis.operations.explain import duration
+from trellis.operations.explain import SERVICE_SLOW_S, duration
 
 if TYPE_CHECKING:  # HTTP is loaded when it is used
     from trellis.http.client import GatewayClient
@@ -238,7 +239,7 @@ async def show_artifact(cli: Cli, id_: str) -> None:
     """One artifact with its content and its sources."""
     async with cli.client() as client:
         document = (await client.artifacts.get(id_)).model_dump(mode="json")
-    _told(cli, document, json.dumps(document, ensure_ascii=False, indent=2))
+    show_page(cli, document)
 
 
 async def clean_up_artifacts(cli: Cli, *, older_than_days: int | None, dry_run: bool, yes: bool, limit: int) -> None:
@@ -311,8 +312,14 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
         if not job.created:
             cli.out.note("this job was there already: nothing new was written")
         return 0
+    of_queue = job.lifecycle == QUEUE_JOB.name
+    soon_s = min(wait_s, SERVICE_SLOW_S) if of_queue else 0.0
+    if of_queue:
+        with suppress(TimeoutError):
+            await client.jobs.wait(job.job_id, soon_s)
+        say_undriven(cli, (await client.jobs.get(job.job_id)).status)
     try:
-        ended = await client.jobs.wait(job.job_id, wait_s)
+        ended = await client.jobs.wait(job.job_id, wait_s - soon_s)
     except TimeoutError:
         cli.out.error(f"job {job.job_id} has not ended after {duration(wait_s)}", f"trellis job show {job.job_id}")
         return 1
@@ -324,6 +331,8 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
         {"job_id": job.job_id, "created": job.created, "result": ended.result},
         json.dumps(ended.result, indent=2, ensure_ascii=False),
     )
+    if of_queue:
+        say_made(cli, ended.result)
     return 0
 
 

@@ -3,9 +3,12 @@
 0 done · 1 refused or failed · 2 the command was not understood, nothing was tried · 130 stopped by Ctrl-C
 """
 
+import json
 import re
 from urllib.parse import parse_qsl, urlsplit
 
+from trellis.artifacts.content import JobType
+from trellis.artifacts.payloads import EXAMPLES
 from trellis.engine.errors import (
     IdempotencyMismatch,
     InputError,
@@ -23,6 +26,7 @@ from trellis.engine.errors import (
     TrellisError,
 )
 from trellis.http.errors import GatewayUnavailable, TokenNotTaken
+from trellis.settings import PREFIX
 
 REFUSED = 1
 USAGE = 2
@@ -43,7 +47,7 @@ _WAYS_OUT: tuple[tuple[type[TrellisError], str], ...] = (
         KeyUnusable,
         "`trellis migrate` makes the key of an SQLite ledger; TRELLIS_TOKEN_KEY_FILE or TRELLIS_TOKEN_JWKS_FILE names another.",
     ),
-    (PayloadInvalid, "Give JSON as text, @file or - (standard input): trellis submit my.type '{\"n\": 1}'"),
+    (PayloadInvalid, "Give JSON as text, @file or - (standard input): {example}"),
     (SettingsInvalid, "Correct the setting or take it away."),
     (LedgerTooOld, "Install the newer version, or point --ledger at a server that has it."),
     (LedgerReadOnly, "Check the owner and mode of the file and its folder, or the rights of the database role."),
@@ -64,12 +68,33 @@ def exit_code(error: TrellisError) -> int:
     return USAGE if isinstance(error, InputError | LedgerUrlInvalid) else REFUSED
 
 
+def told(error: TrellisError) -> str:
+    """The message in the words of the command line: what a program would do with the key, a person does with an option."""
+    key = error.data.get("idempotency_key") if isinstance(error, GatewayUnavailable) else None
+    if key is None:
+        return str(error)
+    again = f"submit again with --key {key}" if error.data["request"] == "POST /jobs" else "look before you repeat it"
+    return str(GatewayUnavailable(**{**error.data, "then": f"; {again} to learn what happened"}))
+
+
 def way_out(error: TrellisError, *, in_doctor: bool = False) -> str:
     """What a person can do about it; nothing where the message says so itself. The doctor does not send to the doctor."""
+    if isinstance(error, KeyUnusable) and f"set {PREFIX}" in str(error):
+        return ""
     ways = [next((text for kind, text in _WAYS_OUT if isinstance(error, kind)), "")]
+    if isinstance(error, PayloadInvalid):
+        ways = [ways[0].format(example=_example(str(error.data.get("type"))))]
     if not in_doctor:
         ways += [text for kind, text in _DOCTOR_KNOWS if isinstance(error, kind)]
     return " ".join(way for way in ways if way)
+
+
+def _example(type_: str) -> str:
+    """A submit of this type that works; of a type that is not the job queue's, nobody here knows the fields."""
+    if type_ not in {kind.value for kind in JobType}:
+        return f"trellis submit {type_} '{{\"n\": 1}}'"
+    body = json.dumps(EXAMPLES[JobType(type_)], ensure_ascii=False)
+    return f"trellis submit {type_} '{body}' --agent archivist-violin"
 
 
 def without_password(text: str, url: str | None) -> str:

@@ -12,7 +12,7 @@ import typer
 from trellis.artifacts.content import JobType
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
-from trellis.engine.errors import IdempotencyMismatch, OptionInvalid
+from trellis.engine.errors import IdempotencyMismatch, InputError, OptionInvalid
 from trellis.engine.jobs import Mismatch, Submitted
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -38,11 +38,15 @@ class ForAgent:
     run: str | None
 
     def asked(self, type_: str, payload: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The request as a gateway takes it; raises OptionInvalid for what nobody can choose there."""
-        for option, name in (("--id", "job_id"), ("--app", "app")):
+        """The request as a gateway takes it; raises an InputError for what is missing and what nobody can choose there."""
+        if self.agent is None:
+            raise InputError(
+                detail=f"A {type_} job is an agent's: say whose with --agent SLUG; `trellis agents` lists them."
+            )
+        for name, option in _NOT_CHOSEN.items():
             if given.get(name) is not None:
-                expected = "it is not for the job queue; leave it out"
-                raise OptionInvalid(option=option, value=given[name], expected=expected)
+                value = str(given[name]) if isinstance(given[name], datetime) else given[name]
+                raise OptionInvalid(option=option, value=value, expected="the job queue decides that; leave it out")
         beside = {"agent_slug": self.agent, "entity_refs": self.entity, "run_id": self.run}
         said = {name: value for name, value in given.items() if name not in _NOT_ASKED}
         body: dict[str, Any] = {"job_type": type_, "payload": payload, **beside, **said}
@@ -61,11 +65,31 @@ class ForAgent:
 
 
 _NOT_ASKED = frozenset({"idempotency_key", "job_id", "lifecycle", "app"})
+_NOT_CHOSEN = {
+    "job_id": "--id",
+    "app": "--app",
+    "delay_s": "--delay",
+    "run_at": "--run-at",
+    "max_attempts": "--max-attempts",
+    "concurrency_key": "--concurrency-key",
+    "concurrency_limit": "--concurrency-limit",
+}
 
 
 def is_queue_job(type_: str, lifecycle: str | None) -> bool:
     """Whether this type is the job queue's; `--lifecycle leased-job` says that a worker's of the same name is meant."""
     return lifecycle in {None, QUEUE_JOB.name} and type_ in {kind.value for kind in JobType}
+
+
+def say_undriven(cli: Cli, state: str) -> None:
+    """That nobody drives queue jobs, when one is still where it was submitted."""
+    if state == QUEUE_JOB.initial.name:
+        cli.out.note("no orchestrator has taken it up yet: `trellis up` drives queue jobs; start one on this ledger")
+
+
+def say_made(cli: Cli, result: Any) -> None:
+    """How to read what came of it."""
+    cli.out.note(f"trellis artifacts show {result['artifact_id']}")
 
 
 async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:

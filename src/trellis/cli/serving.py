@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from trellis.cli.invocation import Cli, sqlite_path
-from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place
+from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
 from trellis.cli.together import together
-from trellis.cli.up import GATEWAY, say_ready, say_services
+from trellis.cli.up import GATEWAY, ORCHESTRATOR, say_ready, say_services
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
-from trellis.instance import Instance, open_instance, role_of
+from trellis.instance import Instance, is_of_queue, open_instance, role_of
+from trellis.nlm_backend import Backend
+from trellis.settings import Settings
 from trellis.web.server import Listening, ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, is_key_configured, new_id, process_name, trusted_keys
 
@@ -39,10 +41,11 @@ async def serve_all(
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")
             cli.out.line(f"memory    {instance.places.memory}")
-            names = [service.name for service in instance.services()]
-            say_services(cli, [name for name in names if roles is None or role_of(name) in roles])
             backend = await open_embedded(cli, settings, nlm, stack, asked_for=roles is not None)
-            parts = [instance.serve(stop, roles)]
+            queue_jobs = _drives_queue_jobs(cli, roles, settings, backend)
+            names = [service.name for service in instance.services() if queue_jobs or not is_of_queue(service)]
+            say_services(cli, [name for name in names if roles is None or role_of(name) in roles])
+            parts = [instance.serve(stop, roles, queue_jobs=queue_jobs)]
             if nlm is not None and backend is not None:
                 parts.append(nlm.serve(backend, stop))
             if listening is None:
@@ -54,6 +57,16 @@ async def serve_all(
         for place in (listening, None if nlm is None else nlm.listening):
             if place is not None:
                 place.close()
+
+
+def _drives_queue_jobs(cli: Cli, roles: frozenset[str] | None, settings: Settings, backend: Backend | None) -> bool:
+    """Whether this process drives queue jobs; if it was to and cannot, a line says why."""
+    if roles is not None and ORCHESTRATOR not in roles:
+        return False
+    reason = why_no_queue(cli, settings, backend)
+    if reason is not None:
+        cli.out.line(f"queue     none, jobs stay PENDING: {reason}")
+    return reason is None
 
 
 async def _gateway(

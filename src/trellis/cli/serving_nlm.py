@@ -1,7 +1,8 @@
 """The part of `trellis up` that is the NLM backend: inside the process that has the gateway, or alone.
 
 Embedded it is there for this process: its address is its own business, so another free port does as well, and without a key that it needs
-it is left out with a word. Asked for by name it starts as it is set, or not at all.
+it is left out with a word. Asked for by name it starts as it is set, or not at all. Queue jobs that could get nowhere from this process are
+left as they are: an attempt that can only fail is not begun.
 """
 
 import asyncio
@@ -16,13 +17,18 @@ from trellis.cli.together import together
 from trellis.cli.up import NLM, say_ready
 from trellis.engine.errors import KeyUnusable
 from trellis.identity import TrustedKey
+from trellis.lifecycles import Role
+from trellis.net.targets import read_target
 from trellis.nlm_backend import Backend, open_backend
 from trellis.nlm_backend.backend import ledger_place
 from trellis.settings import Settings
 from trellis.web.server import Listening, ListenRefused, ServerOptions, listen, serve_gateway
-from trellis.wiring import is_key_configured, make_development_key, process_name, trusted_keys
+from trellis.wiring import component_token, is_key_configured, make_development_key, process_name, trusted_keys
 
 LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
+NO_ADDRESS = "set TRELLIS_GATEWAY to the address that the gateway's certificate names"
+NO_GATEWAY = "set TRELLIS_GATEWAY to the address where the NLM backend finds the gateway"
+NO_BACKEND = "there is no NLM backend here; set TRELLIS_NLM_BACKEND, or what the line above names"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,7 @@ async def serve_nlm_alone(cli: Cli, stop: asyncio.Event) -> None:
             url = ledger_place(settings, cli.url)
             cli.out.line(f"ledger    {without_password(url, url)}")
             cli.out.line(f"nlm       {place.listening.url}")
+            _note_own_ledger(cli)
             if not place.listening.is_local and place.listening.tls is None:
                 cli.out.note(
                     "tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS"
@@ -76,9 +83,12 @@ def take_place(cli: Cli, roles: frozenset[str] | None, keys: Sequence[TrustedKey
 
 
 def addressed(settings: Settings, gateway: Listening | None, nlm: NlmPlace | None) -> Settings:
-    """The settings with the addresses that this process has, where none are set: its parts find each other by them."""
+    """The settings with the addresses that this process has, where none are set: its parts find each other by them.
+
+    A gateway with a certificate has the address that the certificate names, and only the settings can say that.
+    """
     found = {
-        "gateway": settings.gateway or (None if gateway is None else _own_address(gateway)),
+        "gateway": settings.gateway or (None if gateway is None or gateway.tls is not None else _own_address(gateway)),
         "nlm_backend": settings.nlm_backend or (None if nlm is None else _own_address(nlm.listening)),
     }
     return settings.model_copy(update=found)
@@ -90,16 +100,48 @@ async def open_embedded(
     """The backend of this process, closed with the stack; None, and a line that says why, when a key for it is missing."""
     if place is None:
         return None
+    if settings.gateway is None and not asked_for:
+        return _left_out(cli, place, NO_ADDRESS)
     try:
         backend = await stack.enter_async_context(open_backend(settings, cli.url, name=process_name(NLM)))
     except KeyUnusable as error:
         if asked_for:
             raise
-        place.listening.close()  # whoever comes learns at once that nobody is there
-        cli.out.line(f"nlm       none: {error.data['reason']}")
-        return None
+        return _left_out(cli, place, str(error.data["reason"]))
     cli.out.line(f"nlm       {place.listening.url}")
+    _note_own_ledger(cli)
     return backend
+
+
+def why_no_queue(cli: Cli, settings: Settings, backend: Backend | None) -> str | None:
+    """Why no queue job could get anywhere from this process, and what to set; None when it can. `settings` are the addressed ones."""
+    if settings.gateway is None:
+        return NO_ADDRESS if settings.tls_cert_file is not None else NO_GATEWAY
+    if backend is None:
+        elsewhere = cli.settings.nlm_backend
+        if elsewhere is None:
+            return NO_BACKEND
+        if cli.settings.gateway is None and read_target(elsewhere).host not in LOCAL:
+            return NO_GATEWAY
+    try:
+        component_token(cli.url, settings, Role.ORCHESTRATOR)
+    except KeyUnusable as error:
+        return f"the NLM backend would not know us: {error.data['reason']}; or set TRELLIS_TOKEN with role orchestrator"
+    return None
+
+
+def _left_out(cli: Cli, place: NlmPlace, reason: str) -> None:
+    place.listening.close()  # whoever comes learns at once that nobody is there
+    cli.out.line(f"nlm       none: {reason}")
+
+
+def _note_own_ledger(cli: Cli) -> None:
+    """A ledger of files is one machine's; which is all it takes for one backend, and not enough for two behind one address."""
+    if sqlite_path(cli.url) is None and cli.settings.nlm_ledger is None:
+        place = ledger_place(cli.settings, cli.url).removeprefix("sqlite:///")
+        cli.out.note(
+            f"this NLM backend keeps its jobs in {place} in the working folder: set TRELLIS_NLM_LEDGER where several share one address"
+        )
 
 
 def _place(settings: Settings, keys: Sequence[TrustedKey]) -> NlmPlace:

@@ -13,16 +13,18 @@ from trellis.cli.logs import configure_logging
 from trellis.cli.problems import without_password
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
+from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock, make_development_key, open_when_there, process_name
 
 GATEWAY = "gateway"
+ORCHESTRATOR = "orchestrator"
 NLM = "nlm"
 ROLES = (
     GATEWAY,
-    "orchestrator",
+    ORCHESTRATOR,
     NLM,
     "projector",
     "apply-engine",
@@ -117,7 +119,11 @@ async def _serve_jobs(cli: Cli, roles: frozenset[str] | None, stop: asyncio.Even
     ledger = await open_ledger(cli.url)
     try:
         services: list[Service[Any]] = [
-            Sweeper(ledger=ledger, actor=Actor(role=Role.SWEEPER, name=process_name("up"))),
+            Sweeper(
+                ledger=ledger,
+                actor=Actor(role=Role.SWEEPER, name=process_name("up")),
+                options=SweepOptions(windows_s=cli.settings.windows_s),
+            ),
             Retention(ledger=ledger),
         ]
         services = [service for service in services if roles is None or service.name in roles]

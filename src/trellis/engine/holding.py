@@ -249,6 +249,7 @@ class Holder(Generic[DrivesT]):
         self.claiming = False
         if self._looking is not None:
             await asyncio.wait({self._looking})  # what it claims is let go of below
+        await asyncio.sleep(0)  # a drive that has not begun could not tell anybody that it lets go
         driving = list(self._driving.values())
         for mine in driving:
             self._cut(mine)

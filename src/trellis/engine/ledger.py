@@ -193,8 +193,10 @@ class Ledger(Protocol):
         """One job with its payload."""
         ...
 
-    async def jobs(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> JobPage:
-        """Jobs, newest first, without payloads."""
+    async def jobs(
+        self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
+    ) -> JobPage:
+        """Jobs, newest first, without payloads. `oldest_first` is for a filter `of_open_state`: the head of what waits there."""
         ...
 
     async def events(self, job_id: JobId) -> list[Event]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
-from trellis.lifecycles import Role
+from trellis.lifecycles import LIFECYCLES, Phase, Role
 
 
 class Place(StrEnum):
@@ -105,6 +105,13 @@ class JobFilter:
     concurrency_key: str | None = None
     reason_code: ReasonCode | None = None
     parent_id: JobId | None = None
+
+    @property
+    def of_open_state(self) -> bool:
+        """Whether it means jobs in one state that is no end: such a list is worked off, and can be read from its oldest."""
+        named = [one for one in LIFECYCLES.values() if self.lifecycle in (None, one.name) and self.state in one.by_name]
+        is_open = all(one.by_name[self.state or ""].phase is not Phase.ENDED for one in named)
+        return bool(named) and is_open and self.parent_id is None and self.reason_code is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,8 @@ SPARING = frozenset({Trigger.SNOOZE, Trigger.RELEASE})
 
 DEADLINE_CAUSE = "deadline passed"
 """What the ledgers' sweep gives as the cause when it ends a job, or an attempt, for its deadline."""
+LET_GO_CAUSE = "the holder was stopped and let go"
+"""What a holder gives as the cause when it closes an attempt as if it had failed, and without counting it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +67,7 @@ def comeback(job: Restored, now: datetime) -> Comeback:
     return Comeback(
         place=place,
         epoch=Epoch(last.event.epoch + EPOCHS_ABOVE),
-        max_attempts=first.submission.max_attempts + sum(_triggers(lifecycle, e) <= SPARING for e in own[1:]),
+        max_attempts=first.submission.max_attempts + sum(_spares(lifecycle, event) for event in own[1:]),
         deaths=sum(_killed(lifecycle, event) for event in own[1:]),
         due_at=due_at,
         deadline_at=None if length is None else own[0].ts + timedelta(microseconds=length),
@@ -137,6 +139,12 @@ def _holder(lifecycle: Lifecycle, own: list[Event]) -> tuple[Event | None, datet
         return None, None
     last = held[-1]
     return own[last], own[min(last + 1, len(own) - 1)].ts
+
+
+def _spares(lifecycle: Lifecycle, event: Event) -> bool:
+    """Whether a step closed an attempt without counting it."""
+    made_by = _triggers(lifecycle, event)
+    return made_by <= SPARING or (event.cause == LET_GO_CAUSE and Trigger.RETRY in made_by)
 
 
 def _triggers(lifecycle: Lifecycle, event: Event) -> frozenset[str]:

@@ -33,9 +33,10 @@ async def checked(caller: Caller, rule: str, ledger: Ledger, job: Job | None) ->
 
 
 def within_scope(caller: Caller, rule: str, job_id: str) -> None:
-    """A token that is for one job gives no right to what is another's; raises NotAllowed."""
-    given = caller.identity.job_id
-    if given is not None and given != job_id:
+    """A token that is for one job gives no right to what is another's, and the NLM backend has no other (AUTH-3); raises NotAllowed."""
+    given, others = caller.identity.job_id, caller.principal.roles - {Role.NLM_BACKEND}
+    for_all = given is None and any(RULES[rule].grants[role] is Grant.YES for role in others)
+    if not for_all and given != job_id:
         raise _refused(caller.actor, rule, "for the job of its token only")
 
 

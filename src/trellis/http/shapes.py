@@ -489,7 +489,7 @@ class Artifact(ArtifactListed):
 
 
 class CleanedUpShape(pydantic.BaseModel):
-    """What a cleanup removed, or with `dry_run` would remove. `more`: ask again."""
+    """What a cleanup removed, or with `dry_run` would remove. `more`: ask again. Bytes are deleted when the removal is recorded."""
 
     older_than_days: int
     dry_run: bool

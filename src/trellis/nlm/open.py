@@ -19,6 +19,7 @@ from trellis.nlm.provider import NlmProvider
 PLUGINS = "trellis.nlm"
 OPENAI = "openai"
 DEFAULT = extractive.NAME
+OPENAI_NEEDS = "set TRELLIS_NLM_BASE_URL and TRELLIS_NLM_MODEL, and TRELLIS_NLM_KEY if the server asks for one"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def _openai(options: ProviderOptions) -> NlmProvider:
     from trellis.nlm.openai import OpenAi, OpenAiOptions
 
     if options.base_url is None or options.model is None:
-        raise NlmSettingInvalid(setting=OPENAI, detail="set its base URL and its model")
+        raise NlmSettingInvalid(setting=OPENAI, detail=OPENAI_NEEDS)
     return OpenAi(OpenAiOptions(base_url=options.base_url, model=options.model, key=options.key))
 
 

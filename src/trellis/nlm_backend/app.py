@@ -104,6 +104,15 @@ class Failed(pydantic.BaseModel):
     error: Failure
 
 
+class Cancelling(pydantic.BaseModel):
+    """What is open of the job in this epoch is being stopped."""
+
+    job_id: str
+    epoch: int
+    executions: int
+    """How many were open; none when all had ended."""
+
+
 class SourceIn(pydantic.BaseModel):
     """A text that may be cited."""
 
@@ -164,7 +173,10 @@ class HealthOut(pydantic.BaseModel):
     response_model=Taken,
     responses={
         **PROBLEMS,
-        200: {"model": Done, "description": "It was done before in this epoch."},
+        200: {
+            "model": Done | Failed,
+            "description": "What it has come to in this epoch, whether or not its callback went through.",
+        },
         400: {"model": ProblemShape, "description": "The body cannot be read."},
         503: {
             "model": ProblemShape,
@@ -175,7 +187,7 @@ class HealthOut(pydantic.BaseModel):
 async def process(
     body: ProcessRequest, request: Request, _: Annotated[Actor, requires("nlm.process")]
 ) -> Response | Taken:
-    """Take a job in. The same job and epoch again is answered as before, and executed once."""
+    """Take a job in. The same job and epoch again is answered with what it has come to, and executed once."""
     desk: Desk = request.app.state.desk
     taken = await desk.intake.take(body, correlation_id=correlation_of(request) or "")
     if isinstance(taken, Accepted):
@@ -198,12 +210,31 @@ async def execution(
     desk: Desk = request.app.state.desk
     found = await desk.intake.look(job_id, epoch)
     if found is None:
-        detail = f"No execution of job {job_id} in epoch {epoch} is known here."
-        raise Problem("NOT_FOUND", detail, execution=UNKNOWN)
+        raise _unknown(job_id, epoch)
     if isinstance(found, Accepted):
         taken = Taken(accepted=True, job_id=found.job_id, estimated_seconds=found.estimated_seconds)
         return JSONResponse(taken.model_dump(), 202)
     return JSONResponse(found.result)
+
+
+@jobs.delete("/jobs/{job_id}/executions/{epoch}", status_code=202, responses=PROBLEMS)
+async def cancel(
+    job_id: Annotated[str, Path(pattern=JOB_ID_PATTERN)],
+    epoch: Annotated[int, Path(ge=0, lt=2**53)],
+    request: Request,
+    _: Annotated[Actor, requires("nlm.process")],
+) -> Cancelling:
+    """Stop what is open of a job in an epoch: asked at once, ended after a while whatever it does. Again is as once."""
+    desk: Desk = request.app.state.desk
+    stopping = await desk.intake.cancel(job_id, epoch)
+    if stopping is None:
+        raise _unknown(job_id, epoch)
+    return Cancelling(job_id=job_id, epoch=epoch, executions=stopping)
+
+
+def _unknown(job_id: str, epoch: int) -> Problem:
+    detail = f"No execution of job {job_id} in epoch {epoch} is known here."
+    return Problem("NOT_FOUND", detail, execution=UNKNOWN)
 
 
 @questions.post("/query", responses=PROBLEMS)
@@ -231,8 +262,8 @@ async def health(request: Request) -> HealthOut:
     return HealthOut(
         status="degraded" if circuit.closed_for_s() > 0 else "ok",
         circuit=circuit.state.value,
-        waiting=0 if depth is None else depth.ready + depth.parked + depth.resting,
-        under_way=0 if depth is None else depth.held,
+        waiting=depth.waiting,
+        under_way=depth.under_way,
     )
 
 

@@ -5,7 +5,6 @@ Nothing outside depends on its ledger (D42, NLM-6): when it is lost, the orchest
 
 import asyncio
 import random
-import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -38,9 +37,9 @@ from trellis.nlm_backend.driver import NlmDriver
 from trellis.nlm_backend.intake import Intake
 from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
 from trellis.nlm_backend.metrics import Metrics
-from trellis.nlm_backend.orders import TYPE
+from trellis.nlm_backend.orders import type_of
 from trellis.settings import Settings
-from trellis.wiring import SystemClock, callback_secrets, component_token, new_id, process_name
+from trellis.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
 
 LEDGER_FILE = "nlm.db"
 OUTGOING_S = 30.0
@@ -63,6 +62,7 @@ class Links:
 
     client: GuardedClient
     trusted: frozenset[str]
+    """The gateway's origin: it gets artifacts, callbacks and tokens, and executions for it are claimed."""
     token: Callable[[str], str]
     secret: bytes
 
@@ -99,6 +99,7 @@ class Backend:
             now=world.now,
             metrics=self.metrics,
         )
+        first, *others = sorted(map(type_of, links.trusted))
         driver = NlmDriver(
             ledger=ledger, actor=actor, clock=clock, provider=limited, delivery=delivery, metrics=self.metrics
         )
@@ -114,7 +115,8 @@ class Backend:
                 heartbeat_s=options.heartbeat_s,
                 poll_s=options.poll_s,
             ),
-            type=TYPE,
+            type=first,
+            also=tuple(others),
             lifecycle=NLM_JOB.name,
             name="nlm",
         )
@@ -172,8 +174,9 @@ def signing_secret(ledger_url: str, settings: Settings) -> bytes:
 async def open_backend(settings: Settings, ledger_url: str, *, name: str | None = None) -> AsyncGenerator[Backend]:
     """Open everything, and close it at the end. `ledger_url` is the main one, which is not opened. Raises KeyUnusable, LedgerError."""
     secret = signing_secret(ledger_url, settings)
-    token = component_token(ledger_url, settings, Role.NLM_BACKEND)
-    origins = _origins(settings)
+    token = job_token(ledger_url, settings, Role.NLM_BACKEND)
+    gateway = _gateway_origin(settings)
+    origins = (gateway, *(read_target(one).origin for one in settings.outgoing))
     policy = OutgoingPolicy(origins=origins, answer_bytes_max=SNAPSHOT_BYTES_MAX, total_s=OUTGOING_S)
     async with AsyncExitStack() as stack:
         ledger = await open_ledger(ledger_place(settings, ledger_url))
@@ -186,11 +189,11 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
             key=settings.nlm_key,
         )
         stack.push_async_callback(provider.close)
-        client = await stack.enter_async_context(guarded_client(policy, tls=_tls(settings)))
+        client = await stack.enter_async_context(guarded_client(policy, tls=outgoing_tls(settings)))
         yield Backend(
             ledger=ledger,
             provider=provider,
-            links=Links(client=client, trusted=frozenset(origins), token=token, secret=secret),
+            links=Links(client=client, trusted=frozenset({gateway}), token=token, secret=secret),
             name=name or process_name("nlm"),
             options=BackendOptions(concurrency=settings.nlm_concurrency, per_second=settings.nlm_per_second),
             world=World(
@@ -202,16 +205,12 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
         )
 
 
-def _origins(settings: Settings) -> tuple[str, ...]:
-    """The gateway's, and those that the operator listed; raises SettingsInvalid, UrlRefused."""
+def _gateway_origin(settings: Settings) -> str:
+    """Who gets artifacts, callbacks and tokens; raises SettingsInvalid, UrlRefused."""
     if settings.gateway is None and settings.port == 0:
         detail = "set TRELLIS_GATEWAY: where the port is any free one, the backend cannot know who gets its artifacts"
         raise SettingsInvalid(source="gateway", detail=detail)
-    return tuple(dict.fromkeys(read_target(one).origin for one in (gateway_address(settings), *settings.outgoing)))
-
-
-def _tls(settings: Settings) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if settings.gateway_ca_file is not None:
-        context.load_verify_locations(settings.gateway_ca_file)
-    return context
+    if settings.gateway is None and settings.tls_cert_file is not None:
+        detail = "set TRELLIS_GATEWAY to the address that the gateway's certificate names: no other can be verified"
+        raise SettingsInvalid(source="gateway", detail=detail)
+    return read_target(gateway_address(settings)).origin

@@ -1,7 +1,8 @@
 """What goes out for one job: its snapshot is fetched, its artifact staged, its end called back (NLM-4, D15, D26).
 
 What holds:
-- every request goes through the guard, and a token of ours only to an origin that the operator trusts, made for this job alone (AUTH-3);
+- every request goes through the guard; artifacts, callbacks and tokens of ours go to the gateway's origin and nowhere else, a token is
+  made for this job alone (AUTH-3);
 - whatever may pass (no connection, 408, 429, 5xx) is tried again after 1, 2, 4 … 30 s, or later if the server says so, until the time is over;
 - a callback is the same bytes under the same id however often it is sent, signed anew each time, so that a repeat has no effect;
 - the answer of the gateway decides: what it refuses for good is given up.
@@ -26,7 +27,7 @@ from trellis.net.errors import AddressRefused, OutgoingError, UrlRefused
 from trellis.net.guard import Fetched, GuardedClient
 from trellis.net.retry_after import retry_after_s
 from trellis.net.signatures import job_key, signed_headers
-from trellis.net.targets import read_target
+from trellis.net.targets import read_target, shown
 from trellis.nlm_backend.errors import Fault, FaultCode, Superseded
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import Order
@@ -91,7 +92,7 @@ class Delivery:
 
     client: GuardedClient
     trusted: frozenset[str]
-    """Origins, in the form of `Target.origin`, that get tokens of ours."""
+    """Origins, in the form of `Target.origin`, that get artifacts, callbacks and tokens of ours."""
     token: Callable[[str], str]
     """A token of the NLM backend for one job."""
     secret: bytes
@@ -122,6 +123,9 @@ class Delivery:
     async def stage(self, order: Order, draft: Draft, correlation_id: str, *, until: float) -> Staged:
         """Put the artifact into the store, where no reader sees it yet; raises Fault, Superseded."""
         url = f"{order.gateway}/artifacts"
+        if not self._is_trusted(url):
+            detail = f"Artifacts go to the gateway alone, and {shown(url)} is not it."
+            raise Fault(fault=FaultCode.STAGING_REFUSED, detail=detail)
         asked = {"job_id": order.job_id, "epoch": order.epoch, **draft.model_dump(mode="json")}
         json_headers = {"content-type": "application/json"}
         errand = Errand(
@@ -141,6 +145,8 @@ class Delivery:
 
     async def call_back(self, order: Order, notice: bytes, correlation_id: str, *, until: float) -> Delivered | GivenUp:
         """Tell the orchestration layer how the job ended, until it is told or the time is over."""
+        if not self._is_trusted(order.callback_url):
+            return GivenUp(f"Callbacks go to the gateway alone, and {shown(order.callback_url)} is not it.")
         key = job_key(self.secret, Role.NLM_BACKEND.value, order.job_id)
         id_ = callback_id(order, json.loads(notice)["status"])
         around = {"content-type": "application/json", CORRELATION_HEADER: correlation_id}
@@ -161,9 +167,12 @@ class Delivery:
 
     def _as_ours(self, order: Order, url: str, correlation_id: str) -> dict[str, str]:
         headers = {CORRELATION_HEADER: correlation_id, "accept": "application/json"}
-        if read_target(url).origin in self.trusted:
+        if self._is_trusted(url):
             headers["authorization"] = f"Bearer {self.token(order.job_id)}"
         return headers
+
+    def _is_trusted(self, url: str) -> bool:
+        return read_target(url).origin in self.trusted
 
     async def _sent(
         self, errand: Errand, until: float, *, tried: Callable[[str], None] | None = None

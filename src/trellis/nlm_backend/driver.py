@@ -125,7 +125,7 @@ class _Execution:
         """The staged artifact, or why there is none; raises Stopped, LedgerError."""
         try:
             self._journal = await self._driver.ledger.read_journal(self._lease.job_id)
-            return self._told_fault() or await self._stages()
+            return kept_fault(self._journal) or await self._stages()
         except asyncio.CancelledError:
             if not heard(self._driver.wishes, self._lease.job_id):
                 raise
@@ -158,14 +158,7 @@ class _Execution:
         self._log.warning("execution_failed", stage=self._state, code=fault.fault.value, error=str(fault))
         told = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
         self._journal[FAULT] = await self._keep(FAULT, json.dumps(told).encode())
-        return self._told_fault() or fault
-
-    def _told_fault(self) -> Fault | None:
-        """Why the execution failed, as it was kept."""
-        if FAULT not in self._journal:
-            return None
-        told = json.loads(self._journal[FAULT])
-        return Fault(fault=FaultCode(told["code"]), detail=told["message"])
+        return kept_fault(self._journal) or fault
 
     # --- the stages ----------------------------------------------------------------------------------------------
 
@@ -300,6 +293,19 @@ class _Execution:
         if isinstance(kept, LeaseLost):
             raise Stopped
         return kept
+
+
+def kept_fault(journal: Mapping[str, bytes]) -> Fault | None:
+    """Why the execution failed, as it was kept; None while it has not."""
+    if FAULT not in journal:
+        return None
+    told = json.loads(journal[FAULT])
+    return Fault(fault=FaultCode(told["code"]), detail=told["message"])
+
+
+def kept_artifact(journal: Mapping[str, bytes]) -> Staged | None:
+    """What was staged, as it was kept; None while nothing is."""
+    return Staged.model_validate_json(journal[STAGED]) if STAGED in journal else None
 
 
 def _beside(make: Callable[[], Made]) -> Coroutine[Any, Any, Made]:

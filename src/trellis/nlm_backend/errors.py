@@ -3,7 +3,8 @@
 IntakeRefused                the request cannot be taken; nothing was written
 ├── StaleEpoch               a newer epoch of the job is known
 ├── ExecutionsSpent          it ended with ERROR too often in one epoch
-├── DeadlineOver             there is no time to do it in
+├── DeadlineOver             there is no time left, by the clock here
+├── DeadlineTooFar           nothing is kept for that long
 └── CallbackForeign          the callback leads to a place that gets no artifact and no token of ours
 Fault                        ends one execution; its callback says so
 Superseded                   ends one execution without a word: the job is another's, whatever we would say
@@ -63,13 +64,19 @@ class ExecutionsSpent(IntakeRefused):
 
 
 class DeadlineOver(IntakeRefused):
-    """The deadline {deadline} is refused: it must be after {now} and within {days} days."""
+    """The deadline {deadline} is over: it is {now} here. Send it again with a later one, and compare the clocks."""
+
+    code = "DEADLINE_OVER"
+
+
+class DeadlineTooFar(IntakeRefused):
+    """The deadline {deadline} is refused: it must be within {days} days after {now}."""
 
     code = "VALIDATION_FAILED"
 
 
 class CallbackForeign(IntakeRefused):
-    """The callback {url!r} is refused: only the gateway gets artifacts; set TRELLIS_GATEWAY, or list its origin in TRELLIS_OUTGOING."""
+    """The callback {url!r} is refused: only the gateway gets artifacts; set TRELLIS_GATEWAY to its address."""
 
     code = "VALIDATION_FAILED"
 

@@ -1,8 +1,8 @@
 """Takes jobs in (NLM-1, NLM-5). Nothing but the ledger decides, however many backends share it:
 
-- a finished result of this epoch is given again; nothing is executed;
+- a result of this epoch is given again as soon as it is kept, whether or not its callback could be delivered; nothing is executed;
 - what is in flight with this epoch is answered as the first time; nothing is executed;
-- after an ERROR, or with a newer epoch, it is executed again, and older executions are cancelled: the ledger refuses what they write;
+- after an ERROR without a result, or with a newer epoch, it is executed again, and older executions are cancelled: the ledger refuses what they write;
 - an older epoch than the newest known one is refused.
 
 Whoever submits looks again afterwards: of two that come at once with different epochs, at least one sees the other.
@@ -16,17 +16,19 @@ from typing import Any
 
 from trellis.artifacts.payloads import read_payload
 from trellis.engine.errors import IdempotencyMismatch, JobNotFound
-from trellis.engine.jobs import Actor, CancelMode, JobId, Mismatch, NewJob, RequestId
+from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor, CancelMode, JobId, Mismatch, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job, JobFilter, QueueDepth
+from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.nlm_job import NLM_JOB, OPEN
 from trellis.net.guard import GuardedClient
 from trellis.net.targets import read_target, shown
-from trellis.nlm_backend.errors import CallbackForeign, DeadlineOver, ExecutionsSpent, StaleEpoch
+from trellis.nlm_backend.delivery import COMPLETE, FAILED, complete_notice, failed_notice
+from trellis.nlm_backend.driver import GIVEN_UP, kept_artifact, kept_fault
+from trellis.nlm_backend.errors import CallbackForeign, DeadlineOver, DeadlineTooFar, ExecutionsSpent, StaleEpoch
 from trellis.nlm_backend.limits import Circuit
-from trellis.nlm_backend.metrics import Metrics
-from trellis.nlm_backend.orders import TYPE, Order, ProcessRequest, execution_id, read_execution_id
+from trellis.nlm_backend.metrics import Depth, Metrics
+from trellis.nlm_backend.orders import Order, ProcessRequest, execution_id, read_execution_id, type_of
 from trellis.web.problems import Problem
 
 WAITING_MAX = 1_000
@@ -38,7 +40,6 @@ EXECUTIONS_MAX = 20
 DEADLINE_DAYS_MAX = 2
 DAY_S = 86_400.0
 DONE = "DONE"
-FAILED = "FAILED"
 EXPIRED = "DEADLINE"
 """Why an execution ended that did not say: the sweep found its deadline over."""
 
@@ -55,9 +56,14 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """It has ended; `result` is what its callback said."""
+    """What it has come to; `result` is what its callback says."""
 
     result: dict[str, Any]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is an artifact."""
+        return self.result["status"] == COMPLETE
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,31 +119,37 @@ class Intake:
 
     async def take(self, request: ProcessRequest, *, correlation_id: str) -> Accepted | Finished:
         """Answer the request; raises IntakeRefused, InputError, OutgoingError, Problem 503, LedgerError."""
-        match decide(await self._known(request.job_id), request):
+        known = await self._known(request.job_id)
+        match decide(known, request):
             case Known() as one:
                 await self._cancel_older(request)
                 return await self._again(one, request)
             case Execute(execution):
+                last = _last(known, request.epoch)
+                if last is not None and await self._has_result(last):
+                    return await self._again(last, request)
                 return await self._execute(request, execution, correlation_id)
 
     async def look(self, job_id: str, epoch: int) -> Accepted | Finished | None:
         """How the last execution of this epoch stands; None when there is none. Nothing is begun."""
-        of_epoch = [one for one in await self._known(job_id) if one.epoch == epoch]
-        if not of_epoch:
-            return None
-        last = max(of_epoch, key=lambda one: one.execution)
-        if last.is_open:
-            order = Order.read((await self._job(last.id)).payload or b"")
-            return Accepted(job_id=job_id, estimated_seconds=order.estimated_seconds)
-        told = json.loads((await self.ledger.events(last.id))[-1].data or b"{}")
-        if last.state != DONE:
-            error = {"code": told.get("code", EXPIRED), "message": told.get("message", "It ended without a word.")}
-            told = {"job_id": job_id, "epoch": epoch, "status": FAILED, "error": error}
-        return Finished(result=told)
+        last = _last(await self._known(job_id), epoch)
+        return None if last is None else await self._stands(last, await self._order(last.id))
 
-    async def depth(self) -> QueueDepth | None:
-        """How much waits; None before the first job."""
-        return next((one for one in await self.ledger.queues() if one.type == TYPE), None)
+    async def cancel(self, job_id: str, epoch: int) -> int | None:
+        """Stop what is open of this epoch, softly and after the grace for good; how many, None when the epoch is not known."""
+        of_epoch = [one for one in await self._known(job_id) if one.epoch == epoch]
+        opened = [one for one in of_epoch if one.is_open]
+        for one in opened:
+            request_id, cause = RequestId(f"cancel:{one.id}"), "the orchestration layer has no use for it any more"
+            await self.ledger.cancel(
+                self.actor, one.id, CancelMode.SOFT, request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=cause
+            )
+            _log.info("cancelled", execution=one.id)
+        return len(opened) if of_epoch else None
+
+    async def depth(self) -> Depth:
+        """How much waits and is under way."""
+        return Depth.of(await self.ledger.queues())
 
     async def _known(self, job_id: str) -> list[Known]:
         where = JobFilter(lifecycle=NLM_JOB.name, parent_id=JobId(job_id))
@@ -146,13 +158,36 @@ class Intake:
         return [Known(job.job_id, epoch, number, job.state) for job, of, epoch, number in found if of == job_id]
 
     async def _again(self, one: Known, request: ProcessRequest) -> Accepted | Finished:
-        order = Order.read((await self._job(one.id)).payload or b"")
+        order = await self._order(one.id)
         if order.fingerprint != request.fingerprint:
             raise IdempotencyMismatch(key=one.id, job_id=request.job_id)
-        if one.state != DONE:
-            return Accepted(job_id=request.job_id, estimated_seconds=order.estimated_seconds)
-        events = await self.ledger.events(one.id)
-        return Finished(result=json.loads(events[-1].data or b"{}"))
+        return await self._stands(one, order)
+
+    async def _has_result(self, one: Known) -> bool:
+        """Whether an execution that ended in ERROR left an artifact: only its callback could not be delivered."""
+        stands = await self._stands(one, await self._order(one.id))
+        return isinstance(stands, Finished) and stands.is_complete
+
+    async def _stands(self, one: Known, order: Order) -> Accepted | Finished:
+        """What the execution has come to. What is kept is told at once: whoever asks has not got the callback."""
+        told: dict[str, Any] = {}
+        if not one.is_open:
+            told = json.loads((await self.ledger.events(one.id))[-1].data or b"{}")
+        if one.state == DONE:
+            return Finished(result=told)
+        journal = await self.ledger.read_journal(one.id)
+        fault, staged = kept_fault(journal), kept_artifact(journal)
+        if fault is not None:
+            return Finished(result=failed_notice(order, fault))
+        if staged is not None and (one.is_open or told.get("code") == GIVEN_UP):
+            return Finished(result=complete_notice(order, staged))
+        if one.is_open:
+            return Accepted(job_id=order.job_id, estimated_seconds=order.estimated_seconds)
+        error = {"code": told.get("code", EXPIRED), "message": told.get("message", "It ended without a word.")}
+        return Finished(result={"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error})
+
+    async def _order(self, id_: JobId) -> Order:
+        return Order.read((await self._job(id_)).payload or b"")
 
     async def _job(self, id_: JobId) -> Job:
         job = await self.ledger.job(id_)
@@ -167,7 +202,7 @@ class Intake:
         id_ = execution_id(*order.scope)
         job = NewJob(
             job_id=id_,
-            type=TYPE,
+            type=type_of(read_target(request.callback_url).origin),
             lifecycle=NLM_JOB.name,
             payload=order.to_bytes(),
             deadline_s=left_s,
@@ -182,7 +217,7 @@ class Intake:
             raise IdempotencyMismatch(key=id_, job_id=request.job_id)
         await self._cancel_older(request)
         if not answer.created:
-            order = Order.read((await self._job(id_)).payload or b"")
+            order = await self._order(id_)
         return Accepted(job_id=request.job_id, estimated_seconds=order.estimated_seconds)
 
     async def _cancel_older(self, request: ProcessRequest) -> None:
@@ -210,9 +245,11 @@ class Intake:
     async def _left_s(self, request: ProcessRequest) -> float:
         now = await self.ledger.now()
         left_s = (request.deadline - now).total_seconds()
-        if not 0.0 < left_s <= DEADLINE_DAYS_MAX * DAY_S:
-            deadline, at = request.deadline.isoformat(), now.isoformat()
-            raise DeadlineOver(deadline=deadline, now=at, days=DEADLINE_DAYS_MAX)
+        deadline, at = request.deadline.isoformat(), now.isoformat()
+        if left_s <= 0.0:
+            raise DeadlineOver(deadline=deadline, now=at)
+        if left_s > DEADLINE_DAYS_MAX * DAY_S:
+            raise DeadlineTooFar(deadline=deadline, now=at, days=DEADLINE_DAYS_MAX)
         return left_s
 
     async def _room(self) -> int:
@@ -221,11 +258,16 @@ class Intake:
         if closed_s > 0:
             raise _full("The NLM provider does not answer now; send it again later.", closed_s)
         depth = await self.depth()
-        waiting = 0 if depth is None else depth.ready + depth.parked + depth.resting + depth.held
+        waiting = depth.waiting + depth.under_way
         before_it_s = ceil(max(1.0, (waiting // self.concurrency + 1) * self.metrics.typical_s))
         if waiting >= self.waiting_max:
             raise _full(f"{waiting} jobs wait here already; send it again later.", self.metrics.typical_s)
         return before_it_s
+
+
+def _last(known: Sequence[Known], epoch: int) -> Known | None:
+    """The last execution of the epoch."""
+    return max((one for one in known if one.epoch == epoch), key=lambda one: one.execution, default=None)
 
 
 def _full(detail: str, after_s: float) -> Problem:

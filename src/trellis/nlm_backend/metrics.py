@@ -1,14 +1,29 @@
 """Counters and durations of one backend process, in Prometheus' text form. Labels are words of ours: no text of a caller is in it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from trellis.engine.records import QueueDepth
-from trellis.lifecycles.nlm_job import HELD
+from trellis.lifecycles.nlm_job import HELD, NLM_JOB
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUCKETS_S = (0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TYPICAL_S_DEFAULT = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Depth:
+    """How many executions are where, over all gateways and all processes of one ledger."""
+
+    waiting: int = 0
+    under_way: int = 0
+
+    @classmethod
+    def of(cls, queues: Iterable[QueueDepth]) -> "Depth":
+        """All types together."""
+        ours = [one for one in queues if one.lifecycle == NLM_JOB.name]
+        waiting = sum(one.ready + one.parked + one.resting for one in ours)
+        return cls(waiting=waiting, under_way=sum(one.held for one in ours))
 
 
 @dataclass(slots=True)
@@ -77,9 +92,8 @@ class Metrics:
         """How long one execution takes."""
         return self._whole.sum_s / self._whole.count if self._whole.count else TYPICAL_S_DEFAULT
 
-    def text(self, depth: QueueDepth | None, circuit: str) -> str:
+    def text(self, depth: Depth, circuit: str) -> str:
         """All of it, with what waits now."""
-        waiting = depth.ready + depth.parked + depth.resting if depth else 0
         lines = [
             *_counter("trellis_nlm_jobs_total", "Executions ended here, by outcome.", "outcome", self._jobs),
             *_counter("trellis_nlm_provider_calls_total", "Questions asked, by result.", "result", self._provider),
@@ -92,8 +106,8 @@ class Metrics:
                 for stage, took in self._stages.items()
                 for line in took.lines("trellis_nlm_stage_seconds", f'stage="{stage}"')
             ),
-            *_gauge("trellis_nlm_queue_waiting", "Jobs that wait, over all processes.", waiting),
-            *_gauge("trellis_nlm_queue_held", "Jobs under way, over all processes.", depth.held if depth else 0),
+            *_gauge("trellis_nlm_queue_waiting", "Jobs that wait, over all processes.", depth.waiting),
+            *_gauge("trellis_nlm_queue_held", "Jobs under way, over all processes.", depth.under_way),
             *_gauge("trellis_nlm_circuit_open", "1 while the provider is left alone.", int(circuit != "closed")),
         ]
         return "\n".join(lines) + "\n"

@@ -1,20 +1,22 @@
 """What the orchestration layer asks for, and how the ledger keeps it: one execution is one job of lifecycle `nlm-job`.
 
 Its id is `<job_id>@<epoch>` and, after an ERROR in the same epoch, `<job_id>@<epoch>.<n>`: the same request always means the same id,
-so the ledger alone decides whether it is new.
+so the ledger alone decides whether it is new. Its type names the origin of its gateway: backends that share a ledger and serve different
+gateways take up their own gateway's work and no other's.
 """
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any
 
 import pydantic
 
 from trellis.artifacts.content import JobType
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import TYPE_PATTERN, JobId
 from trellis.net.targets import URL_CHARS_MAX, read_target
 
-TYPE = "nlm-job"
+TYPE_PREFIX = "nlm:"
 EPOCH_MAX = 2**53 - 1
 NAMED_JOB_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,149}$"
 """An id of a job that leaves room for the epoch and the number of the execution."""
@@ -86,6 +88,14 @@ class Order(ProcessRequest):
     def scope(self) -> tuple[str, int, int]:
         """Job, epoch, execution."""
         return self.job_id, self.epoch, self.execution
+
+
+def type_of(origin: str) -> str:
+    """The type of executions whose gateway has this origin (`Target.origin`): `nlm:http:127.0.0.1:8420`."""
+    named = TYPE_PREFIX + origin.replace("://", ":").translate({ord("["): None, ord("]"): None})
+    if re.fullmatch(TYPE_PATTERN, named) is not None:
+        return named
+    return f"{TYPE_PREFIX}sha256:{hashlib.sha256(origin.encode()).hexdigest()}"  # a name may be longer than a type
 
 
 def execution_id(job_id: str, epoch: int, execution: int) -> JobId:

@@ -1,14 +1,27 @@
 """First checks of an instance: what the environment and the ledger's own numbers say is wrong, with the way out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from trellis.engine.records import Finding, QueueDepth, Severity, WorkerSeen
-from trellis.operations.explain import WORKER_SILENT_S, counted, duration, is_alive, served_types
+from trellis.engine.records import Finding, Job, Place, QueueDepth, Severity, WorkerSeen
+from trellis.lifecycles import LIFECYCLES, Role, Trigger
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.operations.explain import (
+    SERVICE_SLOW_S,
+    WORKER_SILENT_S,
+    counted,
+    duration,
+    is_alive,
+    served_types,
+    waits_for,
+)
 
 PYTHON_NEEDED = (3, 11)
 READY_S_WARN = 60.0
 """A job that is ready for so long while workers serve its type says that there are too few of them."""
+QUEUE_STATES = ("PENDING", "QUEUED", "RETRY_BACKOFF", "FAILED", "DEAD")
+"""Where queue jobs are that wait, or went wrong."""
+_IN_TROUBLE = ("FAILED", "DEAD")
 
 
 def python_finding(version: tuple[int, int, int]) -> Finding:
@@ -35,7 +48,8 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerSeen], n
     alive = [worker for worker in workers if is_alive(worker, now)]
     served = {type_ for worker in alive for type_ in served_types(worker)}
     found = [_workers(alive)]
-    found += [_unserved(queue) for queue in queues if queue.ready and not queue.paused and queue.type not in served]
+    ready = [queue for queue in queues if queue.ready and not queue.paused and _is_for_workers(queue)]
+    found += [_unserved(queue) for queue in ready if queue.type not in served]
     found += [_paused(queue) for queue in queues if queue.paused]
     found += [_slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN]
     return found
@@ -52,6 +66,29 @@ def letters_finding(count: int, limit: int) -> Finding:
         detail=f"{many} {'waits' if count == 1 else 'wait'} for a decision",
         remedy="look with `trellis dlq`, then `trellis dlq requeue`",
     )
+
+
+def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime) -> list[Finding]:
+    """How queue jobs stand, by state; `limit` is how far they were counted. Nothing when there are none of these."""
+    counts = {state: len(jobs) for state, all_ in found.items() if (jobs := waiting_ones(all_))}
+    if not counts:
+        return []
+    told = ", ".join(f"{count}{' or more' if count >= limit else ''} {state}" for state, count in counts.items())
+    remedies = [
+        f"`trellis jobs --lifecycle {QUEUE_JOB.name} --state {state}`, then `trellis job explain ID`"
+        for state in _IN_TROUBLE
+        if state in counts
+    ]
+    first = QUEUE_JOB.initial.name
+    if any((now - job.updated_at).total_seconds() > SERVICE_SLOW_S for job in found.get(first, ())):
+        remedies.insert(0, f"nobody takes up what is {first}: start `trellis up`")
+    severity = Severity.WARNING if remedies else Severity.OK
+    return [Finding(check="queue jobs", severity=severity, detail=told, remedy="; ".join(remedies))]
+
+
+def waiting_ones(jobs: Sequence[Job]) -> list[Job]:
+    """Without those that were cancelled: they rest where no timer moves them, and wait for nobody."""
+    return [job for job in jobs if job.place is not Place.RESTING or waits_for(job) or job.due_at is not None]
 
 
 def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
@@ -82,6 +119,12 @@ def _workers(alive: Sequence[WorkerSeen]) -> Finding:
         )
     held = sum(worker.held for worker in alive)
     return Finding(check="workers", severity=Severity.OK, detail=f"{len(alive)} alive, {counted(held, 'job')} held")
+
+
+def _is_for_workers(queue: QueueDepth) -> bool:
+    """Whether a worker takes such jobs; those of `trellis up` are nobody's fault who starts workers."""
+    claims = [t for t in LIFECYCLES[queue.lifecycle].transitions if t.trigger == Trigger.CLAIM]
+    return any(Role.WORKER in claim.actors for claim in claims)
 
 
 def _unserved(queue: QueueDepth) -> Finding:

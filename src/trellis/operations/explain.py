@@ -13,10 +13,12 @@ from typing import Any, cast
 
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
-from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Role, State, Transition, Trigger
+from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Opens, Phase, Role, State, Transition, Trigger
 
 WORKER_SILENT_S = 30.0
 """A worker says it is alive every 10 s; after three missed signs people should stop counting on it."""
+SERVICE_SLOW_S = 5.0
+"""What a service of `trellis up` moves on is moved within a moment; after so long none of them runs, or all are busy."""
 
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -30,6 +32,10 @@ REASONS = {
     "infrastructure_failure": "workers died while running it",
     "compensation_failed": "it should have undone another job and could not",
 }
+PEOPLE = frozenset({Role.OWNER, Role.FRONTEND, Role.CONTROL_PLANE})
+"""Roles in which a person acts; in all others a service does."""
+BESIDE = frozenset({Trigger.DUE, Trigger.EXHAUST, Trigger.DEADLINE, Trigger.CANCEL, Trigger.DEAD_LETTER})
+"""What nobody has to do for a job to go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +70,29 @@ def explain(job: Job, events: tuple[Event, ...], around: Surroundings) -> Explan
         where=tuple(_where(job, state, last, around)),
         why=tuple(_why(job, state, last, around)),
         next=tuple(_next(job, lifecycle, state, around)),
-        you_can=tuple(_you_can(job, lifecycle, state, around)),
+        you_can=tuple(_you_can(job, lifecycle, state, last, around)),
     )
+
+
+def waits_for(job: Job) -> str | None:
+    """Who has to act on a job that rests: `a person`, or the role of a service; None when nobody has to."""
+    lifecycle = LIFECYCLES[job.lifecycle]
+    onward = [t for t in lifecycle.transitions if t.source == job.state and t.trigger not in BESIDE]
+    if not onward or (job.due_at is None and lifecycle.is_settled(job.state)):
+        return None
+    actors = frozenset[Role]().union(*(t.actors for t in onward))
+    if actors & PEOPLE:
+        return "a person"
+    return " or ".join(sorted(role.value for role in actors)) if job.due_at is None else None
+
+
+def goes_on(job: Job, now: datetime) -> str | None:
+    """What becomes of a job whose timer moves it, as the end of a sentence; None when no timer does, or a person is given the time."""
+    if job.place is not Place.RESTING or job.due_at is None or waits_for(job) is not None:
+        return None
+    moved = _when_due(job)
+    then = f"goes to {moved.target}" if moved else "goes on"
+    return f"{then} by itself{_until(job.due_at, now)}"
 
 
 def serves(worker: WorkerSeen, type_: str) -> bool:
@@ -117,8 +144,9 @@ def event_note(event: Event) -> str:
     """What an event says about itself: the error, the reason, or nothing."""
     data: Any = json.loads(event.data) if event.data else None
     error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
-    message: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
-    return str(message or event.cause or "")
+    told = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
+    message, code = told.get("message"), told.get("code")
+    return f"{code}: {message}" if code and message else str(message or event.cause or "")
 
 
 def counted(number: int, noun: str) -> str:
@@ -144,7 +172,7 @@ def duration(seconds: float) -> str:
 
 
 def _where(job: Job, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
-    yield f"Job {job.job_id} ({job.type}) is {job.state}, {_place(job, state, last, around)}."
+    yield f"Job {job.job_id} ({job.type}) is {job.state}, {_place(job, last, around)}."
     if state.phase is not Phase.ENDED:
         times = "once" if job.generation == 1 else f"{job.generation} times"
         requeued = f", requeued {times}" if job.generation else ""
@@ -153,13 +181,13 @@ def _where(job: Job, state: State, last: Event | None, around: Surroundings) -> 
         yield _lease(job, job.lease_expires_at, around.now)
 
 
-def _place(job: Job, state: State, last: Event | None, around: Surroundings) -> str:
+def _place(job: Job, last: Event | None, around: Surroundings) -> str:
     """Where it is and what it waits for, as the end of a sentence."""
     match job.place:
         case Place.READY:
             return _readiness(job, around)
         case Place.RESTING:
-            return _rest(job, state, last, around.now)
+            return _rest(job, last, around.now)
         case Place.PARKED:
             return f"parked behind its concurrency key {job.concurrency_key!r}"
         case Place.HELD:
@@ -178,13 +206,13 @@ def _readiness(job: Job, around: Surroundings) -> str:
     return "ready: a worker may take it now" + (" and will run it alone" if job.deaths else "")
 
 
-def _rest(job: Job, state: State, last: Event | None, now: datetime) -> str:
+def _rest(job: Job, last: Event | None, now: datetime) -> str:
     """What a resting job waits for."""
-    until = _until(job.due_at, now)
+    until, moved = _until(job.due_at, now), _when_due(job)
     if job.due_at is None:
-        return "waiting for a person or a role to move it"
-    if LIFECYCLES[job.lifecycle].pull(state.name, Trigger.DUE):
-        return f"waiting for a timer to move it on{until}"
+        return _rest_for_good(job, last)
+    if moved is not None:
+        return _rest_until(job, moved, last, until)
     match last.type if last else None:
         case "job_retry_scheduled":
             return f"pausing after an error: attempt {job.attempt + 1} may begin{until}"
@@ -192,6 +220,49 @@ def _rest(job: Job, state: State, last: Event | None, now: datetime) -> str:
             return f"put off by its own handler: it may go on{until}"
         case _:
             return f"waiting for its time: it may begin{until}"
+
+
+def _rest_for_good(job: Job, last: Event | None) -> str:
+    """No timer moves it."""
+    who = waits_for(job)
+    if who is not None:
+        return f"waiting for {_the(who)} to move it on"
+    cancelled = "cancelled, and " if last is not None and _is_cancel(job, last) else ""
+    return f"{cancelled}at rest: nothing more happens by itself"
+
+
+def _rest_until(job: Job, moved: Transition, last: Event | None, until: str) -> str:
+    """A timer moves it."""
+    who = waits_for(job)
+    if who is not None:
+        return f"waiting for {_the(who)}: it goes to {moved.target}{until}"
+    if last is not None and last.type == "job_retry_scheduled":
+        begins = moved.opens is Opens.ATTEMPT
+        then = f"attempt {job.attempt + 2} begins" if begins else f"it goes to {moved.target}"
+        return f"pausing after an error: {then} by itself{until}"
+    return f"waiting for a timer to move it on{until}"
+
+
+def _the(who: str) -> str:
+    return who if who.startswith("a ") else f"the {who}"
+
+
+def _when_due(job: Job) -> Transition | None:
+    """Where its timer leads a resting job."""
+    lifecycle = LIFECYCLES[job.lifecycle]
+    due, exhaust = lifecycle.pull(job.state, Trigger.DUE), lifecycle.pull(job.state, Trigger.EXHAUST)
+    left = job.attempt + 1 < job.max_attempts
+    return due if due is not None and (exhaust is None or left) else exhaust
+
+
+def _is_cancel(job: Job, last: Event) -> bool:
+    """Whether the last step was a cancel and can have been nothing else; of two that look alike, only a cancel sets no timer."""
+    declared = [
+        t.trigger
+        for t in LIFECYCLES[job.lifecycle].transitions
+        if (t.source, t.target, t.event) == (last.source, last.target, last.type) and last.role in t.actors
+    ]
+    return Trigger.CANCEL in declared and (len(declared) == 1 or job.due_at is None)
 
 
 def _taker(job: Job) -> str | None:
@@ -217,6 +288,8 @@ def _lease(job: Job, until: datetime, now: datetime) -> str:
 def _why(job: Job, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
     if last is not None:
         yield _last_step(last, around.now)
+        if _is_cancel(job, last):
+            yield f"It was cancelled by {last.actor} ({last.role.value}): {_reason(last)}."
     if around.letter is not None:
         yield from _dead_letter(around.letter, told="" if last is None else event_note(last))
     if job.place is Place.READY:
@@ -225,7 +298,7 @@ def _why(job: Job, state: State, last: Event | None, around: Surroundings) -> It
         holders = ", ".join(around.key_holders) or "another job"
         yield f"Only so many jobs of key {job.concurrency_key!r} may be held at once, and {holders} holds it."
     if job.place is Place.RESTING and job.due_at is None:
-        yield "No timer moves it: it waits for a person or a role."
+        yield from _why_not_moved(job, around.now)
     if job.cancel_requested:
         yield "Somebody asked it to stop: its holder learns that with the next heartbeat."
     if job.deaths and state.phase is not Phase.ENDED:
@@ -234,9 +307,35 @@ def _why(job: Job, state: State, last: Event | None, around: Surroundings) -> It
 
 def _last_step(event: Event, now: datetime) -> str:
     arrow = f"{event.source} → {event.target}" if event.source else f"submitted as {event.target}"
-    note = event_note(event)
+    note = event_note(event).rstrip(".")
     by = f"by {event.actor} ({event.role.value})"
     return f"Last step, {_ago(event.ts, now)}: {event.type}, {arrow}, {by}" + (f": {note}" if note else "") + "."
+
+
+def _reason(event: Event) -> str:
+    """Why somebody asked for a step."""
+    data: Any = json.loads(event.data) if event.data else None
+    said = cast("dict[str, Any]", data).get("reason") if isinstance(data, dict) else None
+    return str(said or event.cause or "no reason was given").rstrip(".")
+
+
+def _why_not_moved(job: Job, now: datetime) -> Iterator[str]:
+    """Why a job that no timer moves is still there."""
+    who = waits_for(job)
+    if who is None:
+        yield "No timer moves it, and nobody has to."
+    elif who == "a person":
+        yield "No timer moves it: a person decides."
+    else:
+        yield f"The {who} of a `trellis up` moves it on within a moment."
+        if (waited := _waited_long(job, now)) is not None:
+            yield f"None did for {waited}: no `trellis up` with role {who} runs on this ledger."
+
+
+def _waited_long(job: Job, now: datetime) -> str | None:
+    """How long a job has been where it is, if a service that runs would have had it by now."""
+    waited_s = (now - job.updated_at).total_seconds()
+    return duration(waited_s) if waited_s > SERVICE_SLOW_S else None
 
 
 def _dead_letter(letter: DeadLetter, told: str) -> Iterator[str]:
@@ -256,6 +355,8 @@ def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
         return
     if (taker := _taker(job)) is not None:
         yield f"The {taker} of a `trellis up` takes it when it has room."
+        if (waited := _waited_long(job, around.now)) is not None:
+            yield f"None did for {waited}: no `trellis up` with role {taker} runs on this ledger, or all are busy."
         return
     alive = _serving(job, around)
     if not alive:
@@ -303,11 +404,11 @@ def _when_claimed(lifecycle: Lifecycle, state: State) -> Iterator[str]:
 
 
 def _when_rested(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> Iterator[str]:
-    due = lifecycle.pull(state.name, Trigger.DUE)
-    exhaust = lifecycle.pull(state.name, Trigger.EXHAUST)
     if job.due_at is not None:
-        left = job.attempt + 1 < job.max_attempts
-        chosen = due if due is not None and (exhaust is None or left) else exhaust
+        chosen = _when_due(job)
+        if chosen and waits_for(job):
+            window_s = (job.due_at - job.updated_at).total_seconds()
+            yield f"A person is given {duration(window_s)} in all to look at it."
         then = f"the sweep moves it to {chosen.target} ({chosen.when})" if chosen else "it becomes ready"
         yield f"When its time comes{_until(job.due_at, now)}, {then}."
     asked = [
@@ -353,18 +454,29 @@ def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: d
 # --- what a person can do ----------------------------------------------------------------------------------------------
 
 
-def _you_can(job: Job, lifecycle: Lifecycle, state: State, around: Surroundings) -> Iterator[str]:
+def _you_can(job: Job, lifecycle: Lifecycle, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
+    if last is not None and (artifact := _artifact(lifecycle, last)):
+        yield f"trellis artifacts show {artifact}\tread what came of it"
     if lifecycle.pull(state.name, Trigger.CANCEL):
         yield f"trellis job cancel {job.job_id}\tend it" + (" (--hard: at once)" if job.place is Place.HELD else "")
     if lifecycle.pull(state.name, Trigger.REQUEUE):
         yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
-    if job.place is Place.READY and _taker(job) is not None:
+    if job.place is Place.RESTING and job.due_at is None and waits_for(job) not in {None, "a person"}:
+        yield "trellis up\tstart what moves it, if nothing does"
+    elif job.place is Place.READY and _taker(job) is not None:
         yield "trellis up\tstart what takes it, if nothing does"
     elif job.place is Place.READY and not _serving(job, around):
         yield "trellis worker MODULE:APP\tstart a worker that serves its type"
     yield f"trellis events {job.job_id}\tsee every step"
+
+
+def _artifact(lifecycle: Lifecycle, last: Event) -> str | None:
+    """The artifact that the last step made final."""
+    finalizes = any(t.finalizes and t.event == last.type and t.target == last.target for t in lifecycle.transitions)
+    made = cast("dict[str, Any]", json.loads(last.data)).get("artifact_id") if finalizes and last.data else None
+    return None if made is None else str(made)
 
 
 def _actors(transition: Transition) -> str:

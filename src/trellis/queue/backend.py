@@ -6,6 +6,7 @@ is followed, and bytes and time have a bound.
 """
 
 import json
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,7 @@ from trellis.queue.errors import (
     ExecutionForgotten,
     NlmAnswerInvalid,
     NlmFailed,
+    NlmRefused,
     NlmUnavailable,
     RateLimited,
     StageError,
@@ -30,7 +32,7 @@ from trellis.queue.requests import QueueRequest
 from trellis.storage.documents import timestamp
 
 PROCESS_PATH = "/jobs/process"
-LOOK_PATH = "/jobs/{job_id}/executions/{epoch}"
+EXECUTION_PATH = "/jobs/{job_id}/executions/{epoch}"
 UNKNOWN = "unknown"
 PERMANENT_CODE = "VALIDATION_ERROR"
 """What a backend calls an error that no other try would mend."""
@@ -39,7 +41,10 @@ CONNECT_S = 5.0
 ANSWER_S = 10.0
 SAID_CHARS_MAX = 300
 WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429})
-"""Refusals that say something about this moment; any other 4xx says something about the request."""
+"""Refusals that say something about this moment."""
+ABOUT_US = frozenset({401, 403})
+"""Refusals of our credential. Any other 4xx says something about the request."""
+STOPPED = frozenset({202, 404})
 
 ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
 EndedT = TypeVar("EndedT", "Finished", "Failed")
@@ -119,16 +124,22 @@ class Backend(Protocol):
         """How it stands; raises ExecutionForgotten when the backend does not know it, and another StageError when it does not say."""
         ...
 
+    async def stop(self, execution: Execution, /) -> None:
+        """Say that nobody waits for it any more; raises a StageError when that could not be said."""
+        ...
+
     async def close(self) -> None:
         """Let go of what is open."""
         ...
 
 
 class NlmBackend:
-    """The backend at an address of the operator's: no other is ever asked. `token` gives a credential for each request anew."""
+    """The backend at an address of the operator's: no other is ever asked. `token` gives a credential for each request anew, and
+    `tls` verifies its certificate where the system's authorities do not.
+    """
 
-    def __init__(self, url: str, token: Callable[[], str]) -> None:
-        self._url, self._token = url.rstrip("/"), token
+    def __init__(self, url: str, token: Callable[[], str], tls: ssl.SSLContext | None = None) -> None:
+        self._url, self._token, self._tls = url.rstrip("/"), token, tls
         self._client: GuardedClient | None = None
 
     async def process(self, execution: Execution, /) -> UnderWay | Finished:
@@ -138,13 +149,20 @@ class NlmBackend:
 
     async def look(self, execution: Execution, /) -> UnderWay | Finished | Failed:
         """How it stands; raises a StageError."""
-        path = LOOK_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
+        path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
         answer = await self._asked(execution, "GET", path)
         if answer.status == 404 and _problem(answer.body).get("execution") == UNKNOWN:
             raise ExecutionForgotten(detail=f"the NLM backend knows nothing of epoch {execution.epoch} any more")
         if answer.status == 200 and _problem(answer.body).get("status") == "FAILED":
             return _fitting(_read(Failed, answer.body), execution)
         return read_answer(answer, execution)
+
+    async def stop(self, execution: Execution, /) -> None:
+        """202: it is being stopped; 404: there is nothing to stop. Raises a StageError."""
+        path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
+        answer = await self._asked(execution, "DELETE", path)
+        if answer.status not in STOPPED:
+            raise refusal(answer.status, answer.body)
 
     async def _asked(self, execution: Execution, method: str, path: str, body: bytes | None = None) -> Fetched:
         headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": execution.correlation_id}
@@ -179,7 +197,7 @@ class NlmBackend:
                 connect_s=CONNECT_S,
                 total_s=ANSWER_S,
             )
-            self._client = guarded_client(policy)
+            self._client = guarded_client(policy, tls=self._tls)
         return self._client
 
 
@@ -216,6 +234,8 @@ def refusal(status: int, body: bytes) -> StageError:
         return RateLimited(detail=detail)
     if status >= 500 or status in WORTH_ANOTHER_TRY:
         return NlmUnavailable(detail=detail)
+    if status in ABOUT_US:
+        return NlmRefused(detail=detail)
     if 400 <= status < 500:
         return StageHopeless(detail=detail)
     return NlmAnswerInvalid(detail=detail)

@@ -29,8 +29,7 @@ from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.objects import CREATE, ObjectStore, Stored, StoreError
 
 MEMORY_FOLDER = "memory"
-
-_HEADING = re.compile(r"^#\s+(.+?)\s*#*$", re.MULTILINE)
+HEADING = "# "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +56,7 @@ class Assembly:
     async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> Assembled:
         """Write the snapshot of this attempt; raises a StageError."""
         try:
-            snapshot = await self._snapshot(request, job_id, epoch)
-            return await self._kept(snapshot_key(self.cid, job_id, epoch), snapshot.to_bytes())
+            return await self._kept(snapshot_key(self.cid, job_id, epoch), await self._snapshot(request, job_id, epoch))
         except StoreError as error:
             raise ContextUnavailable(detail=str(error)) from error
         except (InputError, Refused, AgentError) as error:
@@ -74,21 +72,12 @@ class Assembly:
             raise StageHopeless(detail=detail)
         return agent
 
-    async def _snapshot(self, request: QueueRequest, job_id: str, epoch: int) -> Snapshot:
+    async def _snapshot(self, request: QueueRequest, job_id: str, epoch: int) -> bytes:
+        """What it is made of comes from stores; making it takes processor time, so it is made beside the loop that renews leases."""
         agent = await self.check(request)
         read = await Catalog(self.objects).sources(request.agent_slug, agent)
-        payload = read_payload(request.job_type, request.payload)
-        asked = payload.sources if isinstance(payload, ResearchPayload) else ()
-        meant = (*request.entity_refs, *(payload.entity_refs if isinstance(payload, BriefPayload) else ()))
-        chosen = _chosen(read, asked)
-        return Snapshot.of(
-            job_id=job_id,
-            epoch=epoch,
-            agent_slug=request.agent_slug,
-            memory=await self._memory(request.agent_slug),
-            entities=_entities(meant, read.items, also_known=request.job_type is JobType.PROPOSAL_PREPROCESS),
-            sources=[{"ref": one.ref, "text": one.text, "title": _title(one.text)} for one in chosen],
-        )
+        memory = await self._memory(request.agent_slug)
+        return await asyncio.to_thread(_snapshot, request, job_id, epoch, memory, read)
 
     async def _memory(self, slug: str) -> dict[str, Any]:
         """Layer 1, basic: what every execution is given."""
@@ -107,6 +96,20 @@ class Assembly:
         if there is None:
             raise ContextUnavailable(detail=f"the snapshot {key} was there and is gone")
         return Assembled(key=key, sha256=sha256(there.body))
+
+
+def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, Any], read: Sources) -> bytes:
+    payload = read_payload(request.job_type, request.payload)
+    asked = payload.sources if isinstance(payload, ResearchPayload) else ()
+    meant = (*request.entity_refs, *(payload.entity_refs if isinstance(payload, BriefPayload) else ()))
+    return Snapshot.of(
+        job_id=job_id,
+        epoch=epoch,
+        agent_slug=request.agent_slug,
+        memory=memory,
+        entities=_entities(meant, read.items, also_known=request.job_type is JobType.PROPOSAL_PREPROCESS),
+        sources=[{"ref": one.ref, "text": one.text, "title": title_of(one.text)} for one in _chosen(read, asked)],
+    ).to_bytes()
 
 
 def _chosen(read: Sources, asked: Sequence[str]) -> tuple[Source, ...]:
@@ -137,13 +140,15 @@ def _entities(meant: Sequence[str], sources: Sequence[Source], *, also_known: bo
 def _entity(slug: str, source: Source | None) -> dict[str, Any]:
     if source is None:
         return {"slug": slug, "name": slug}
-    title, spelt = _title(source.text), " ".join(re.split(r"[-_]+", slug)).strip()
+    title, spelt = title_of(source.text), " ".join(re.split(r"[-_]+", slug)).strip()
     name = (title or spelt or slug)[:NAME_CHARS_MAX]
     aliases = [spelt] if spelt and spelt.casefold() != name.casefold() else []
     return {"slug": slug, "name": name, "aliases": aliases, "ref": source.ref}
 
 
-def _title(text: str) -> str | None:
-    """The first heading of a Markdown text."""
-    found = _HEADING.search(text)
-    return found.group(1)[:TITLE_CHARS_MAX] if found else None
+def title_of(text: str) -> str | None:
+    """The first heading of a Markdown text that says something."""
+    for line in text.splitlines():
+        if line.startswith(HEADING) and (title := line[len(HEADING) :].strip().rstrip("#").rstrip()):
+            return title[:TITLE_CHARS_MAX]
+    return None

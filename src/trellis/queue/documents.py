@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trellis.engine.records import Event, Job
-from trellis.engine.restoring import DEADLINE_CAUSE
+from trellis.engine.restoring import DEADLINE_CAUSE, LET_GO_CAUSE
 from trellis.lifecycles import Role
 from trellis.queue.requests import QueueRequest, data_of
 
@@ -79,6 +79,8 @@ def error_of(job: Job, events: Sequence[Event]) -> str | None:
 
 def _told(event: Event) -> str | None:
     data = data_of(event.data)
+    if event.cause == LET_GO_CAUSE:
+        return "LET_GO: the process that drove it was stopped; another takes it up"
     if "error" in data:
         return f"{data['error']['code']}: {data['error']['message']}"
     if event.type == FAILED_EVENT and _is_cancel(event):

@@ -3,7 +3,8 @@
 What holds: each stage leaves something that is there before the step that counts it: the snapshot before NOTEBOOKLM_CALL, a callback for
 this very attempt before ARTIFACT_WRITE, verified bytes in the journal before COMPLETE, which finalizes the artifact in the same
 transaction. Whatever goes wrong becomes one error, and `retrying` says what it means. A driver that dies anywhere leaves a job whose
-lease is lost: the next attempt begins anew with the next epoch, and whatever this one still does is refused.
+lease is lost: the next attempt begins anew with the next epoch, and whatever this one still does is refused. One that is told to leave
+gives its job back together with the attempt. Whoever ends without a result says so to the backend, which need not go on then.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from trellis.engine.holding import carried_out, heard
 from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.restoring import LET_GO_CAUSE
 from trellis.engine.retries import storable
 from trellis.lifecycles import Trigger
 from trellis.queue import errors
@@ -42,6 +44,14 @@ from trellis.storage.objects import ObjectStore, StoreError
 CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
 ERROR_CHARS_MAX = 2_000
 CAUSE_CHARS_MAX = 200
+NOT_AT_IT = (
+    errors.RateLimited,
+    errors.NlmRefused,
+    errors.StageHopeless,
+    errors.NlmFailed,
+    errors.ExecutionForgotten,
+)
+"""Errors that say that the backend has not begun an execution, or has ended it."""
 
 _log = log_of("trellis.queue")
 ResultT = TypeVar("ResultT")
@@ -62,6 +72,10 @@ class DriverOptions:
     """When no callback came for so long, one looks how the backend stands."""
     operator_window_s: float = 900.0
     """How long a failed job waits for a person (D8)."""
+    let_go_s: float = 2.0
+    """How long a process that leaves tries to give a job back; then the job is left to its lease."""
+    stop_s: float = 2.0
+    """How long one tries to tell the backend that nobody waits any more."""
 
 
 class Stopped(Exception):
@@ -86,25 +100,35 @@ class Driver:
     options: DriverOptions
     wishes: set[str] = field(default_factory=set[str])
     """Jobs that somebody asked to stop; their drive is cancelled after they were put here."""
+    leaving: bool = False
+    """Whether this process lets go of everything; drives are cancelled after it was set."""
 
     async def drive(self, claimed: Claimed) -> str | None:
         """Take the job as far as it goes: the state it leaves it in, None when it is another's."""
         drive, job_id = _Drive(self, claimed), claimed.lease.job_id
         try:
-            try:
-                ending = drive.complete(await drive.until_verified())
-            except asyncio.CancelledError:
-                if not heard(self.wishes, job_id):
-                    raise
-                ending = drive.stop()
-            except StageError as error:
-                ending = drive.fail(error)
-            return await carried_out(self.wishes, job_id, ending)
+            return await self._driven(drive, job_id)
         except Stopped:
             _log.info("job_left", job_id=job_id, epoch=claimed.lease.epoch, reason="the lease is another's")
             return None
+        except asyncio.CancelledError:
+            if self.leaving:
+                await drive.give_back()
+            raise
         finally:
             self.wishes.discard(job_id)
+            await drive.dismiss()
+
+    async def _driven(self, drive: "_Drive", job_id: str) -> str | None:
+        try:
+            ending = drive.complete(await drive.until_verified())
+        except asyncio.CancelledError:
+            if not heard(self.wishes, job_id):
+                raise
+            ending = drive.stop()
+        except StageError as error:
+            ending = drive.fail(error)
+        return await carried_out(self.wishes, job_id, ending)
 
 
 class _Drive:
@@ -118,6 +142,8 @@ class _Drive:
         began, options = driver.clock.monotonic(), driver.options
         self._ends_at = began + options.execution_s
         self._deadline_at = None if claimed.deadline_s is None else began + claimed.deadline_s
+        self._unfinished: Execution | None = None
+        """What the backend may be at."""
 
     # --- the stages --------------------------------------------------------------------------------------------------
 
@@ -158,12 +184,23 @@ class _Drive:
     async def _called(self, execution: Execution) -> Callback | Finished:
         """Have the backend do it, and wait for what it brings."""
         began = await self._driver.ledger.now()
-        answer = await self._driver.backend.process(execution)
-        result = answer if isinstance(answer, Finished) else await self._awaited(execution)
+        result = await self._executed(execution)
         if isinstance(result, Callback) and result.error is not None and result.status == "FAILED":
             raise failure(result.error.code, result.error.message)
         facts = {"artifact_id": result.artifact_id, "sha256": result.sha256, "size": result.size}
         await self._step("response_received", WRITE, {**facts, **_times(began, await self._driver.ledger.now())})
+        return result
+
+    async def _executed(self, execution: Execution) -> Callback | Finished:
+        """What the execution came to. Until something says otherwise the backend may be at it, also when its answer was lost."""
+        self._unfinished = execution
+        try:
+            answer = await self._driver.backend.process(execution)
+            result = answer if isinstance(answer, Finished) else await self._awaited(execution)
+        except NOT_AT_IT:
+            self._unfinished = None
+            raise
+        self._unfinished = None
         return result
 
     async def _awaited(self, execution: Execution) -> Callback | Finished:
@@ -250,9 +287,31 @@ class _Drive:
         await self._advance(Trigger.RETRY, {"stage": self._stage}, cause="stopped on request")
         return "FAILED"
 
+    async def give_back(self) -> None:
+        """Let another process have the job at once, with as many attempts as before; if that cannot be said in time, its lease runs out."""
+        options, about = self._driver.options, {"job_id": self._job_id, "stage": self._stage}
+        letting_go = self._advance(Trigger.RETRY, {"stage": self._stage}, cause=LET_GO_CAUSE, spare_attempt=True)
+        try:
+            await within(self._driver.clock, options.let_go_s, letting_go)
+        except Stopped:
+            return  # it has ended, or is another's
+        except (LedgerError, TimeoutError) as error:
+            _log.warning("not_given_back", error=str(error) or f"no answer within {options.let_go_s:g} s", **about)
+
+    async def dismiss(self) -> None:
+        """Tell the backend that nobody waits for what it may be at. Nothing depends on it."""
+        execution, driver = self._unfinished, self._driver
+        if execution is None:
+            return
+        try:
+            await within(driver.clock, driver.options.stop_s, driver.backend.stop(execution))
+        except (StageError, TimeoutError) as error:
+            problem = str(error) or f"no answer within {driver.options.stop_s:g} s"
+            _log.warning("nlm_backend_not_told", job_id=self._job_id, epoch=execution.epoch, error=problem)
+
     async def fail(self, error: StageError) -> str | None:
         """Back off, or end in FAILED at once."""
-        verdict = on_error(error, self._claimed.attempt, self._driver.draw())
+        verdict = on_error(error, self._claimed.attempt, self._claimed.max_attempts, self._driver.draw())
         code, text = error.shown_code, storable(str(error))[:ERROR_CHARS_MAX]
         final = isinstance(verdict, Final)
         facts = {"error": {"code": code, "message": text}, "stage": self._stage, "permanent": not error.retries}
@@ -309,6 +368,7 @@ class _Drive:
         *,
         cause: str | None = None,
         delay_s: float = 0.0,
+        spare_attempt: bool = False,
         result: bytes | None = None,
         finalizes: Row | None = None,
     ) -> int:
@@ -318,6 +378,7 @@ class _Drive:
             self._stage,
             trigger,
             delay_s=delay_s,
+            spare_attempt=spare_attempt,
             cause=cause,
             data=_json(facts),
             result=result,

@@ -9,6 +9,7 @@ QueueError
     ├── ContextUnavailable
     ├── RateLimited       429 of the NLM backend
     ├── NlmUnavailable    503, another 5xx, no connection, half an answer
+    ├── NlmRefused        401, 403: our credential, our key or our clock
     ├── NlmAnswerInvalid  an answer that is none
     ├── NlmFailed         the backend says that it failed; `code` is its own
     ├── ExecutionForgotten the backend has lost the job
@@ -79,6 +80,12 @@ class NlmUnavailable(StageError):
     """{detail}"""
 
     code = "NLM_UNAVAILABLE"
+
+
+class NlmRefused(StageError):
+    """{detail}"""
+
+    code = "NLM_REFUSED"
 
 
 class NlmAnswerInvalid(StageError):

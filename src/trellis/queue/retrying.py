@@ -3,10 +3,11 @@
 | The error | Decision |
 |---|---|
 | permanent, or the job's deadline is over | FAILED at once |
-| any other, at attempt 0, 1, 2 | again after 15, 30, 60 s and up to a fifth more |
-| any other, at attempt 3 | FAILED at once |
+| any other, with attempts left | again after 15, 30, 60 s and up to a fifth more |
+| any other, at the last attempt | FAILED at once |
 
-A lost lease is the engine's: it waits for nothing, and counts as an attempt.
+A job has four attempts, and one more for each that an orderly end of its holder cut short: that one was no try of the job's. A lost
+lease is the engine's: it waits for nothing, and counts as an attempt.
 """
 
 from dataclasses import dataclass
@@ -39,10 +40,10 @@ class Final:
     rest_s: float
 
 
-def on_error(error: StageError, attempt: int, draw: float) -> Again | Final:
-    """What an error of attempt `attempt` (from 0) means; `draw` is uniform in [0, 1)."""
+def on_error(error: StageError, attempt: int, attempts_max: int, draw: float) -> Again | Final:
+    """What an error of attempt `attempt` (from 0) of so many means; `draw` is uniform in [0, 1)."""
     if not error.retries:
         return Final(FINAL_REST_S)
-    if attempt >= RETRIES:
+    if attempt + 1 >= attempts_max:
         return Final(0.0)
-    return Again(BACKOFF_S[attempt] * (1.0 + JITTER * draw))
+    return Again(BACKOFF_S[min(attempt, RETRIES - 1)] * (1.0 + JITTER * draw))

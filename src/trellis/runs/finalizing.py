@@ -3,7 +3,8 @@
 The ledger completes a job and finalizes its artifact in one transaction; the object store cannot. So their order there says enough:
 first the artifact's bytes, then the record of the completion, then the record of the finalization. Whatever a crash leaves of these
 three, a rebuild makes the same pair of it: a recorded completion has readable bytes, and tells the finalization that was not recorded.
-An artifact that was removed by a cleanup is not published again.
+An artifact that was removed by a cleanup is not published again. The bytes of one that has ended go after the record of its end, and with
+it: whoever recorded it and died before is completed by the next projector, or by a rebuild.
 """
 
 import json
@@ -13,14 +14,15 @@ from typing import Any
 
 from trellis.artifacts.errors import ArtifactLost
 from trellis.artifacts.keys import journal_entry
-from trellis.artifacts.registry import FINALIZED_EVENT, stored_bytes
-from trellis.artifacts.rows import FINALIZED, STAGED, Row
+from trellis.artifacts.registry import FINALIZED_EVENT, stored_bytes, take_away
+from trellis.artifacts.rows import ENDED, FINALIZED, STAGED, Row
 from trellis.engine.errors import HistoryBroken
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Recorded, Restored
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.runs import ids
 from trellis.runs.documents import Publication
 from trellis.runs.errors import DocumentDiffers
 from trellis.runs.spool import Spool
@@ -54,6 +56,20 @@ async def completion(ledger: Ledger, row: Row) -> list[Recorded]:
     return await ledger.recorded(found)
 
 
+async def is_recorded(objects: ObjectStore, event: Event) -> bool:
+    """Whether an event of an artifact, which has an audit record of its own, has it."""
+    return await objects.head(ids.audit_key(event.ts, event.id)) is not None
+
+
+async def forget(objects: ObjectStore, row: Row) -> None:
+    """Take the bytes of an artifact away whose end is recorded now; the published ones of a discarded one, too.
+
+    Those are of a completion that was lost with its ledger after they were published.
+    """
+    if row.state in ENDED:
+        await take_away(objects, row)
+
+
 # --- put back ----------------------------------------------------------------------------------------------------------
 
 
@@ -69,8 +85,13 @@ def with_finalization(job: Restored, spool: Spool) -> Restored:
 
 
 async def kept(objects: ObjectStore, spool: Spool, job: Restored) -> tuple[dict[str, bytes], bool]:
-    """What a completed job's journal held of its artifact, and whether the artifact's own object is missing; raises HistoryBroken."""
+    """What a completed job's journal held of its artifact, and whether the artifact's own object is not as recorded; raises HistoryBroken.
+
+    It is missing, or it is still there of one that has ended.
+    """
     row = _row_of(spool, job)
+    if row is not None and row.state in ENDED:
+        return {}, job.job_id == row.artifact_id and await objects.head(row.key) is not None
     if row is None or row.state != FINALIZED:
         return {}, False
     for key in (row.key, row.staged_key):

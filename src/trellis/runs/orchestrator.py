@@ -13,7 +13,6 @@ from trellis.runs.driver import Driver
 
 TYPE = "agent-run"
 ACCEPT_BATCH_MAX = 100
-ACCEPT_PAGES_MAX = 100
 
 OrchestratorOptions = HolderOptions
 
@@ -28,21 +27,11 @@ class Orchestrator(Holder[Driver]):
 
     async def accept(self) -> int:
         """Take in what was only requested, oldest first: whoever triggers a run does that too, but may die in between."""
-        found = await self._requested()
-        for run_id in found:
-            await accept(self.ledger, self.actor, run_id)
+        where = JobFilter(lifecycle="run", state="requested")
+        found = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs
+        for run in found:
+            await accept(self.ledger, self.actor, run.job_id)
         return len(found)
-
-    async def _requested(self) -> list[JobId]:
-        """The oldest of those only requested. Listings begin with the newest, so that all pages are read; mostly there is none."""
-        where, found, cursor = JobFilter(lifecycle="run", state="requested"), list[JobId](), None
-        for _ in range(ACCEPT_PAGES_MAX):
-            page = await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, cursor=cursor)
-            found += [job.job_id for job in page.jobs]
-            cursor = page.cursor
-            if cursor is None:
-                break
-        return found[: -ACCEPT_BATCH_MAX - 1 : -1]
 
 
 async def accept(ledger: Ledger, actor: Actor, run_id: JobId) -> None:

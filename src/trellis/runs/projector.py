@@ -197,12 +197,15 @@ class Recorder:
         return alert
 
     async def _publish(self, record: Recorded, past: "_Past") -> int:
-        """Everything one event publishes. What it counts comes before its audit record, what it shows after it."""
+        """Everything one event publishes. What it counts comes before its audit record, what it shows or takes away after it."""
         files, shown = await self._documents(record, past)
         written = await self._publisher.publish(files)
         for one in await self._before(record):
             written += await self._record(one)
         written += await self._record(record)
+        row = await self._artifact(record)
+        if row is not None:
+            await finalizing.forget(self._publisher.objects, row)
         return written + await self._publisher.publish(shown)
 
     async def _record(self, record: Recorded) -> bool:

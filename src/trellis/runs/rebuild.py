@@ -4,6 +4,7 @@ Both hold the projector's place while they work, so that nobody publishes beside
 what is missing is created, what has a version is only raised, and what differs is named. From the records a job comes back whole or not at
 all, a job that is there is left alone, and until the end is reached the projector's place says so: whoever is interrupted is begun again
 and goes on. Nothing in the object store is changed for it: a document that shows more than is recorded says that records are lost.
+Both finish what a projector left undone, and so take the bytes of an artifact away whose end is recorded.
 """
 
 import asyncio

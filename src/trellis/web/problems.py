@@ -36,6 +36,7 @@ STATUS_OF_CODE: Mapping[str, int] = MappingProxyType(
         "DUPLICATE_ENTRY": 409,
         "LEASE_LOST": 409,
         "CONFLICT": 409,
+        "DEADLINE_OVER": 409,
         "PRECONDITION_FAILED": 412,
         "PAYLOAD_TOO_LARGE": 413,
         "UNSUPPORTED_MEDIA_TYPE": 415,

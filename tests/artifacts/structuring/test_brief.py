@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.artifacts.structuring.tasks import drafted, says, scripted, snapshot, task
+from tests.artifacts.structuring.tasks import GUARDIAN, drafted, says, scripted, snapshot, task
 from trellis.artifacts.content import ArtifactType, Draft, JobType
 from trellis.artifacts.snapshot import Snapshot
 from trellis.nlm.provider import NlmProvider
@@ -31,12 +31,13 @@ async def brief(
 
 
 @pytest.mark.requirement("JQ-13", "ART-2", "NLM-8")
-async def test_a_brief_tells_the_vision_and_what_the_sources_say_about_its_entities() -> None:
+async def test_a_brief_tells_what_the_sources_say_about_its_entities_and_not_the_vision() -> None:
     made = await brief()
     body = made.content["body"]
     assert made.type is ArtifactType.BRIEF
     assert made.content["title"] == "Виставка «Дві скрипки»"
-    assert body.startswith("Виставка «Дві скрипки». Ми хочемо показати поруч")
+    assert "Ми хочемо показати" not in body
+    assert "Куплена в самого майстра" in body.partition("Скрипка Петрика:")[2]
     assert "lion's head instead of a scroll" in body
     assert "Верхня дека знімалася" in body
     assert 150 <= made.content["word_count"] <= 350
@@ -86,13 +87,51 @@ async def test_without_sources_the_vision_is_all_there_is() -> None:
     assert made.sources == ()
 
 
-async def test_a_models_grounded_words_come_after_the_vision_and_the_others_do_not_come() -> None:
+async def test_a_models_grounded_words_come_first_and_the_others_do_not_come() -> None:
     excerpt = "The varnish is\ngolden brown and worn where the hand touches."
     said = "The varnish of TS-02 is golden brown and worn where the hand touches. Napoleon owned it in 1811."
     made = await brief(provider=scripted(says(said, ("sources/02-instruments.md", excerpt))))
     assert "The varnish of TS-02 is golden brown" in made.content["body"]
     assert "Napoleon" not in made.content["body"]
     assert "ungrounded-dropped" in made.tags
+
+
+@pytest.mark.parametrize(
+    "vision, title, slug, told",
+    [
+        ("A short leaflet for visitors about TS-02 and its label", "TS-02 and its label", "ts-02", "Oenipontum 1665"),
+        (
+            "Буклет для дітей про гуцульську скрипку з баранячою головою",
+            "Про гуцульську скрипку з баранячою головою",
+            "ts-05",
+            "без імені й без року",
+        ),
+    ],
+)
+async def test_what_the_vision_names_counts_like_an_entity_that_is_asked_for(
+    vision: str, title: str, slug: str, told: str
+) -> None:
+    made = await brief(vision, (), snapshot(entities=()))
+    assert made.content["title"] == title
+    assert vision not in made.content["body"]
+    assert told in made.content["body"]
+    assert list(made.content["entity_map"]) == [slug]
+    assert 120 <= made.content["word_count"] <= 350
+
+
+@pytest.mark.parametrize(
+    "vision, title, told",
+    [
+        ("Explain the amnesty to an operator.", "Amnesty", "the first sweep extends leases"),
+        ("Something about bananas", "Something about bananas", "Something about bananas"),
+    ],
+)
+async def test_a_vision_that_names_no_entity_is_told_what_the_sources_say_to_it(
+    vision: str, title: str, told: str
+) -> None:
+    made = await brief(vision, (), snapshot(GUARDIAN, entities=()))
+    assert (made.content["title"], told in made.content["body"]) == (title, True)
+    assert ("sources-silent" in made.tags) is (told == vision)
 
 
 async def test_the_same_task_gives_the_same_bytes() -> None:

@@ -3,13 +3,23 @@
 # ruff: noqa: RUF001 - Ukrainian
 
 import copy
+import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.artifacts.structuring.tasks import drafted, says, scripted, snapshot, task
+from trellis.agents.definition import SafeOutput
+from trellis.agents.output import Change
+from trellis.agents.output import Draft as AgentDraft
 from trellis.artifacts.content import ArtifactType, Draft, JobType
-from trellis.nlm.provider import NlmProvider
+from trellis.engine.jobs import Epoch
+from trellis.engine.records import Event
+from trellis.lifecycles import Role
+from trellis.nlm.provider import Citation, NlmProvider
+from trellis.runs.proposals import Draft as ProposalDraft
+from trellis.runs.proposals import document, make
 
 GOOD: dict[str, Any] = {
     "action": "propose-edit",
@@ -131,6 +141,96 @@ async def test_what_a_source_denies_is_shown_with_the_source() -> None:
     payload = {"proposal_draft": {**GOOD, "target": "a.md", "text": text}}
     made = await drafted(task(JobType.PROPOSAL_PREPROCESS, payload, snapshot(sources=sources)))
     assert any("denies" in message and "sources/a.md" in message for _, message in issues(made, "text"))
+
+
+ONE, OTHER = (
+    "And it must be kept at a relative humidity of 60 to 65 percent at all times; the archive confirmed this when it signed.",
+    "For instruments that are played, advice usually lies somewhere between 40 and 60 percent relative humidity.",
+)
+CITED = [
+    {"ref": "sources/05-provenance.md", "excerpt": ONE},
+    {"ref": "sources/06-humidity-and-storage.md", "excerpt": OTHER},
+]
+GROUNDS: dict[str, Any] = {"reasoning": "Words were compared.", "citations": CITED, "flags": []}
+RUN = "run_2026-02-14_080000_abc123"
+
+
+def published(draft: ProposalDraft) -> dict[str, Any]:
+    """As `trellis proposals show ID --json` has it."""
+    proposal = make(RUN, "archivist-violin", 0, draft)
+    moved = Event(
+        id=f"{proposal.id}-1",
+        job_id=proposal.id,
+        lifecycle="proposal",
+        type="proposal",
+        ts=datetime(2026, 2, 14, tzinfo=UTC),
+        role=Role.ORCHESTRATOR,
+        actor="orchestrator",
+        correlation_id=RUN,
+        cause=None,
+        source=None,
+        target="pending",
+        generation=1,
+        attempt=0,
+        epoch=Epoch(0),
+        version=1,
+    )
+    return json.loads(document(proposal.body, [moved]))
+
+
+def doubt() -> ProposalDraft:
+    text = (
+        f"Two figures:\n\n> {ONE}\n>\n> (from sources/05-provenance.md)\n\n> {OTHER}\n\nA person should compare them."
+    )
+    content = {"summary": "They may not agree", "change": {"type": "append", "text": text}, **GROUNDS}
+    return ProposalDraft(action="propose-comment", target="sources/05-provenance.md", content=content)
+
+
+def facts() -> ProposalDraft:
+    update = {
+        "file": "facts.md",
+        "operation": "append",
+        "content": f"- {ONE} (from sources/05-provenance.md)\n- {OTHER}",
+    }
+    content = {"summary": "What was quoted", "updates": [update], "expected_version": 1, "grounds": [GROUNDS]}
+    return ProposalDraft(action="memory-update", target="facts.md+open_loops.md", content=content)
+
+
+def own_draft() -> dict[str, Any]:
+    """As an agent of ours drafts it."""
+    return AgentDraft(
+        action=SafeOutput.PROPOSE_COMMENT,
+        target="sources/05-provenance.md",
+        change=Change.APPEND,
+        summary="They may not agree",
+        text=f"> {ONE}\n\n> {OTHER}",
+        reasoning="Words were compared.",
+        citations=tuple(Citation(one["ref"], one["excerpt"]) for one in CITED),
+    ).to_dict()
+
+
+@pytest.mark.parametrize(
+    "draft", [published(doubt()), published(facts()), own_draft()], ids=["file", "memory", "draft"]
+)
+async def test_a_proposal_of_our_own_has_nothing_missing_and_what_it_quotes_contradicts_nothing(
+    draft: dict[str, Any],
+) -> None:
+    made = await preprocess(draft)
+    assert made.content["issues"] == []
+    assert [one["excerpt"] for one in made.content["enriched"]["resolved"]["evidence"][:2]] == [ONE, OTHER]
+
+
+async def test_what_is_wrong_in_a_proposal_of_our_own_is_said_of_its_own_fields() -> None:
+    draft = published(doubt())
+    change = {"type": "append", "text": "TBD. Усі шафи тримають 60–65 % відносної вологості."}
+    citations = [{"ref": "sources/04-repairs.md", "excerpt": NO_PLACE}]
+    draft["content"] = {"summary": "x" * 501, "change": change, "reasoning": "", "citations": citations}
+    made = await preprocess(draft)
+    assert [severity for severity, _ in issues(made, "content.summary")] == ["error"]
+    assert any("45–55 %" in message for _, message in issues(made, "content.change.text"))
+    assert len(issues(made, "content.change.text")) == 2
+    assert issues(made, "content.citations.0")
+    assert issues(made, "rationale")
 
 
 @pytest.mark.parametrize(

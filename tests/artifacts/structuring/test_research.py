@@ -98,6 +98,51 @@ async def test_an_english_question_is_answered_part_by_part() -> None:
     assert "partial" in brief.tags
 
 
+def headings(brief: Draft) -> list[str]:
+    return [section["heading"].rpartition(" › ")[2] for section in brief.content["sections"]]
+
+
+@pytest.mark.parametrize(
+    "query, first, held",
+    [
+        ("Who made TS-02, and how is that known?", {"TS-02", "TS-02, the «Stainer»"}, "1665 1741 Holub"),
+        ("What is the price of ts-02?", {"TS-02", "TS-02, the «Stainer»"}, "1665 1741"),
+        ("How did the «export violin» come to the archive?", {"TS-04", "TS-04, the export violin"}, "Toronto 1985"),
+        ("Що відомо про скрипку Петрика?", {"TS-03", "TS-03, скрипка Петрика"}, "1904 1972 Граб"),
+        ("Хто зробив TS-05?", {"TS-05", "TS-01 і TS-05"}, "«дід, бараняча"),
+        ("What do tree rings tell about TS-02?", {"TS-02", "Tree rings"}, "1741 Dendrochronology"),
+    ],
+)
+async def test_what_stands_under_the_headings_of_what_is_named_comes_before_others(
+    query: str, first: set[str], held: str
+) -> None:
+    brief = await research(query, snapshot(entities=()))
+    # A register has one row for each thing, which is as good as a heading.
+    nearest = [one for one in headings(brief) if "Register" not in one and "1958" not in one]
+    assert first <= set(nearest[:3])
+    assert all(word in bodies(brief) for word in held.split())
+    check_grounded(brief, snapshot(entities=()))
+    asked = {name for name in ("TS-01", "TS-02", "TS-03", "TS-04", "TS-05") if name in " ".join(first)}
+    assert not any(re.fullmatch(r"T[SB]-\d\d.*", one) and not any(name in one for name in asked) for one in nearest)
+
+
+@pytest.mark.parametrize(
+    "slug, query, concluded",
+    [
+        ("archivist-violin", "Who made TS-02, and how is that known?", []),
+        ("archivist-violin", "Хто зробив TS-05?", []),
+        ("archivist-violin", "What do tree rings tell about TS-02?", ["cannot be older"]),
+        ("archivist-violin", "What is on the label of TS-04 and when was it made?", ["hardly labelled before"]),
+        (GUARDIAN, "Does D4 contradict D33?", ["the two cannot both hold", "narrows D4 so that D33 holds"]),
+        (GUARDIAN, "What is a fencing token?", []),
+    ],
+)
+async def test_a_conclusion_is_about_what_was_asked(slug: str, query: str, concluded: list[str]) -> None:
+    found = (await research(query, snapshot(slug, entities=()))).content["conclusions"]
+    assert len(found) == len(concluded)
+    assert all(part in line for part, line in zip(concluded, found, strict=True))
+
+
 async def test_a_sentence_stands_in_one_place_only() -> None:
     brief = await research(SILENCE, snapshot(GUARDIAN))
     told = [line for section in brief.content["sections"] for line in lines_of(section["body"])]

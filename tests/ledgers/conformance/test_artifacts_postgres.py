@@ -41,7 +41,9 @@ async def shell(rig: Rig) -> AsyncIterator[asyncpg.Connection]:
 
 async def _orchestrator(shell: asyncpg.Connection) -> int:
     role = Role.ORCHESTRATOR.code
-    return await shell.fetchval("SELECT trellis.register_actor('by hand', $1::smallint)", role)
+    found = await shell.fetchval("SELECT trellis.register_actor('by hand', $1::smallint)", role)
+    assert isinstance(found, int)
+    return found
 
 
 async def _refused(rig: Rig, shell: asyncpg.Connection, lease: Lease, statement: str, *arguments: object) -> str:
@@ -49,7 +51,7 @@ async def _refused(rig: Rig, shell: asyncpg.Connection, lease: Lease, statement:
     with pytest.raises(asyncpg.PostgresError) as refused:
         await shell.execute(statement, await _orchestrator(shell), *arguments)
     assert await rig.snapshot(lease.job_id) == before
-    return refused.value.sqlstate
+    return str(getattr(refused.value, "sqlstate", ""))
 
 
 async def test_a_set_of_completions_cannot_pass_over_the_artifacts(rig: Rig, shell: asyncpg.Connection):

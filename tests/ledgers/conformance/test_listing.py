@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, OTHER_WORKER, WORKER, Rig
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import DeathCertificate, JobId, ReasonCode, Stage
 from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Trigger
@@ -64,6 +65,43 @@ async def test_each_field_of_a_filter_narrows_a_listing(rig: Rig):
         (JobFilter(type="nobody"), []),
     ):
         assert [job for page in await _pages(rig, where, 2) for job in page] == expected, where
+
+
+async def test_what_waits_in_a_state_can_be_read_from_its_oldest_and_the_head_that_leaves_is_not_read_again(rig: Rig):
+    jobs = await rig.submit(6, correlation_id="one")
+    (ready,) = await rig.submit(1, type="b", concurrency_key="k")
+    resting = await rig.submit_one(lifecycle="run", type="r")
+    where = JobFilter(lifecycle="leased-job", state="queued")
+    assert await _from_oldest(rig, where, 3) == [*jobs, ready]
+    assert await _from_oldest(rig, where, 7) == [*jobs, ready], "a page that is just full ends too"
+    assert await _from_oldest(rig, JobFilter(state="queued", type="b"), 3) == [ready]
+    assert await _from_oldest(rig, JobFilter(state="queued", concurrency_key="k"), 3) == [ready]
+    assert await _from_oldest(rig, JobFilter(state="queued", correlation_id="one"), 2) == jobs
+    assert await _from_oldest(rig, JobFilter(state="requested"), 3) == [resting]
+    assert await _from_oldest(rig, JobFilter(state="queued", type="nobody"), 3) == []
+    first = await rig.ledger.jobs(where, limit=3, oldest_first=True)
+    await rig.claim(2)
+    second = await rig.ledger.jobs(where, limit=9, cursor=first.cursor, oldest_first=True)
+    assert [job.job_id for job in second.jobs] == [*jobs[3:], ready]
+    assert await _from_oldest(rig, where, 3) == [*jobs[2:], ready]
+
+
+@pytest.mark.parametrize(
+    "where", [JobFilter(), JobFilter(lifecycle="run"), JobFilter(state="succeeded"), JobFilter(parent_id=JobId("p"))]
+)
+async def test_only_what_is_in_a_state_that_is_no_end_can_be_read_from_its_oldest(rig: Rig, where: JobFilter):
+    with pytest.raises(OptionInvalid, match="oldest_first"):
+        await rig.ledger.jobs(where, limit=3, oldest_first=True)
+
+
+async def _from_oldest(rig: Rig, where: JobFilter, limit: int) -> list[JobId]:
+    found, cursor = list[JobId](), None
+    while True:
+        page = await rig.ledger.jobs(where, limit=limit, cursor=cursor, oldest_first=True)
+        found += [job.job_id for job in page.jobs]
+        cursor = page.cursor
+        if cursor is None:
+            return found
 
 
 async def test_a_listing_has_no_payloads(rig: Rig):

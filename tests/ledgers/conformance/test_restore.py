@@ -10,6 +10,7 @@ from trellis.engine.errors import HistoryBroken, NotAllowed, OptionInvalid
 from trellis.engine.jobs import RESTORE_MAX, Applied, CancelMode, JobId, LeaseLost, Mismatch, Moved, Renewed, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, Place, Recorded, Restored
+from trellis.engine.restoring import LET_GO_CAUSE
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 OWNER = actor(Role.OWNER)
@@ -204,9 +205,11 @@ async def test_dead_letters_spared_attempts_and_deaths_come_back(rig: Rig):
     await rig.ledger.requeue(ADMIN, [requeued.lease.job_id], rig.request(), limit=1, cause=None)
     again = await rig.claim_one()
     await rig.pull(again, Trigger.RELEASE, spare_attempt=True)
+    let_go = await rig.running(type="let go")
+    await rig.pull(let_go, Trigger.RETRY, spare_attempt=True, cause=LET_GO_CAUSE)
     mortal = await rig.running(type="mortal", max_deaths=5)
     await rig.lose_lease()
-    jobs = [buried.lease.job_id, requeued.lease.job_id, mortal.lease.job_id]
+    jobs = [buried.lease.job_id, requeued.lease.job_id, let_go.lease.job_id, mortal.lease.job_id]
     before = [await rig.job(job_id) for job_id in jobs]
     letters = await rig.ledger.dead_letters(JobFilter(), limit=10)
     known = await lost_and_restored(rig)

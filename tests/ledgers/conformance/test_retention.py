@@ -98,6 +98,42 @@ async def test_a_key_is_kept_at_least_a_day_and_leaves_with_its_job(rig: Rig):
     assert await rig.offer(fresh) == Submitted(job_id=fresh.job_id, created=True)
 
 
+@pytest.mark.requirement("DJ-5", "DJ-13", "D27")
+async def test_a_key_that_came_late_keeps_its_job_a_day_more_and_no_other(rig: Rig):
+    def asked(key: str | None):
+        return rig.new_job(job_id=JobId("first"), id_is_given=True, idempotency_key=key, fingerprint=b"x")
+
+    assert await rig.offer(asked(None)) == Submitted(job_id=JobId("first"), created=True)
+    await rig.pull(await rig.claim_one(), Trigger.COMPLETE)
+    await _finished(rig, 2)
+    await rig.advance(200 * DAY_S)
+    assert await rig.offer(asked("k-1")) == Submitted(job_id=JobId("first"), created=False)
+    assert sum(await _retain_all(rig, RetentionOptions())) == 2, "whoever asks for one job again keeps no other"
+    await rig.advance(0.9 * DAY_S)
+    assert await rig.offer(asked("k-2")) == Submitted(job_id=JobId("first"), created=False)
+    await rig.advance(0.9 * DAY_S)
+    assert sum(await _retain_all(rig, RetentionOptions())) == 0, "the promise of 24 hours"
+    await rig.advance(0.2 * DAY_S)
+    assert sum(await _retain_all(rig, RetentionOptions())) == 1
+    assert await rig.offer(asked("k-2")) == Submitted(job_id=JobId("first"), created=True)
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_a_job_kept_for_its_key_that_lives_again_has_its_time_anew(rig: Rig):
+    first = rig.new_job(idempotency_key="k", fingerprint=b"x")
+    await rig.offer(first)
+    await rig.pull(await rig.claim_one(), Trigger.FAIL)
+    await rig.advance(60)
+    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0))).jobs == 0
+    await rig.ledger.requeue(ADMIN, [first.job_id], rig.request(), limit=1, cause=None)
+    await rig.advance(2 * DAY_S)
+    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0))).jobs == 0
+    await rig.pull(await rig.claim_one(), Trigger.COMPLETE)
+    assert sum(await _retain_all(rig, RetentionOptions(ended_s=5.0))) == 0
+    await rig.advance(6)
+    assert sum(await _retain_all(rig, RetentionOptions(ended_s=5.0))) == 1
+
+
 async def test_the_feed_goes_on_after_retention(rig: Rig):
     await _finished(rig, 3)
     page = await rig.ledger.feed(None, limit=2)

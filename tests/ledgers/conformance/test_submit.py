@@ -292,6 +292,26 @@ async def test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_th
     assert await rig.ledger.job(JobId("two")) is None
 
 
+@pytest.mark.requirement("DJ-5", "D27")
+@pytest.mark.parametrize("chosen", [False, True], ids=["a made id", "a chosen id"])
+@pytest.mark.parametrize("given", [False, True], ids=["asked as made", "asked as chosen"])
+async def test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_same(rig: Rig, chosen: bool, given: bool):
+    """What a made id was asked for is in the job itself; a chosen one has a fingerprint."""
+
+    def asked(key: str, payload: bytes, id_is_given: bool):
+        options = {"idempotency_key": key, "payload": payload, "fingerprint": payload}
+        return rig.new_job(job_id=JobId("one"), id_is_given=id_is_given, **options)
+
+    there = Submitted(job_id=JobId("one"), created=False)
+    assert await rig.offer(asked("k1", b"1", chosen)) == Submitted(job_id=JobId("one"), created=True)
+    await rig.advance(1)
+    assert await rig.offer(asked("k2", b"1", given)) == there
+    assert await rig.ledger.answered("", "k2", b"1") == there, "the key means the job from then on"
+    assert await rig.offer(asked("k3", b"2", given)) == Mismatch(key="one", job_id=JobId("one"))
+    assert await rig.ledger.answered("", "k3", b"2") is None, "nothing was written for a refusal"
+    assert len(await rig.ledger.events(JobId("one"))) == 1
+
+
 @pytest.mark.requirement("DJ-5", "D27", "D14")
 async def test_a_free_key_of_a_job_that_is_there_means_it_from_then_on_and_changes_no_record(rig: Rig):
     await rig.offer(_both(rig, "one", "k"))

@@ -1,6 +1,7 @@
 """Look-ups and claims go through their indexes on big tables."""
 
 import json
+import re
 
 import pytest
 
@@ -73,6 +74,24 @@ async def test_jobs_of_an_ended_state_are_listed_through_their_index(rig: Rig):
     await rig.cancel(await rig.submit_one())
     plan = await _plan(rig, Read.jobs_ended, 100, 10, [4], None, None, None, [4], None)
     assert "ended_state" in plan
+
+
+@pytest.mark.requirement("DJ-13")
+@pytest.mark.parametrize("query, before", [("jobs_open", 100), ("jobs_oldest", 0)])
+async def test_jobs_that_rest_in_a_state_are_listed_through_their_index_and_no_others_are_read(
+    rig: Rig, query: str, before: int
+):
+    """What is final rests for good: a look at what waits, or a page of it, must not cost more with every artifact."""
+    await rig.submit(2, lifecycle="artifact")
+    plan = await _plan(rig, getattr(Read, query), before, 10, [8], None, None, None, [2], False)
+    scans = [line for line in re.findall(r'"Index Name": "(\w+)"', plan) if line.startswith("resting")]
+    assert scans[0] == "resting_state", "the others look up what was found"
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_final_artifacts_are_paired_through_their_index(rig: Rig):
+    await rig.submit(2, lifecycle="artifact")
+    assert "resting_state" in await _plan(rig, Read.unpaired, [2], [6], [8], [2])
 
 
 @pytest.mark.requirement("DJ-13")

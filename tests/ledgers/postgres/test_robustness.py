@@ -3,15 +3,17 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
 from trellis.engine.errors import LedgerUnavailable
-from trellis.engine.jobs import CancelMode, NewJob, RequestId
-from trellis.engine.records import RetentionOptions, SweepOptions
+from trellis.engine.jobs import Actor, CancelMode, Moved, NewJob, RequestId
+from trellis.engine.records import JobFilter, RetentionOptions, SweepOptions
 from trellis.ledgers import migrate
 from trellis.ledgers.postgres import ledger as postgres_ledger
 from trellis.ledgers.postgres.ledger import PostgresLedger
@@ -246,3 +248,87 @@ async def test_who_asked_for_a_cancel_of_an_earlier_generation_is_not_named_agai
     await rig.pull(held, Trigger.FAIL, death=DEATH)
     await rig.ledger.requeue(ADMIN, [held.lease.job_id], RequestId("again"), limit=1, cause=None)
     assert await _sql(rig, "SELECT 1 FROM trellis.wish") == []
+
+
+WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+
+
+@asynccontextmanager
+async def _holding(rig: Rig, lock: str, *arguments: object) -> AsyncIterator[asyncpg.Connection]:
+    """A transaction of somebody else that holds a lock."""
+    connection = await asyncpg.connect(rig.app_url)
+    try:
+        async with connection.transaction():
+            await connection.execute(f"SELECT pg_advisory_xact_lock({lock})", *arguments)
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def _waiting(rig: Rig, task: asyncio.Future) -> int:
+    """Who waits for an advisory lock, as soon as somebody does."""
+    while not (found := await _sql(rig, WAITING)):
+        assert not task.done(), "it waits for nobody"
+    return found[0][0]
+
+
+@pytest.mark.requirement("D49", "D6")
+async def test_bounded_submits_of_several_callers_lock_their_keys_in_one_order_before_anything_else(rig: Rig):
+    """Two processes whose callers name the same keys the other way round would else wait for each other."""
+    keys = [f"k{n}" for n in range(5)]
+    locks = dict(await _sql(rig, "SELECT k, hashtextextended(k, 43) FROM unnest($1::text[]) k", keys))
+    first, *_, low, high = sorted(keys, key=lambda key: (key != "k0", locks[key]))
+    ledger = await rig.open_another()
+    other = replace(SUBMITTER, name="another")
+
+    def offer(by: Actor, key: str) -> asyncio.Task:
+        job = rig.new_job(concurrency_key=key, waiting_max=10)
+        return asyncio.create_task(ledger.submit(by, [job]))
+
+    await asyncio.gather(offer(SUBMITTER, "other"), offer(other, "other"))
+    async with _holding(rig, "$1::bigint", locks[low]):
+        async with _holding(rig, "$1::bigint", locks[first]):
+            blocked = offer(SUBMITTER, first)
+            await _waiting(rig, blocked)
+            both = asyncio.gather(offer(SUBMITTER, high), offer(other, low))
+            await asyncio.sleep(0)
+        await blocked
+        pid = await _waiting(rig, both)
+        assert await _sql(rig, "SELECT backend_xid FROM pg_stat_activity WHERE pid = $1", pid) == [(None,)], (
+            "the feed waits"
+        )
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = $1"
+        assert await _sql(rig, held, pid) == [(0,)], "it waits with nothing in its hands"
+    assert all(answer.created for (answer,) in await both)
+
+
+@pytest.mark.requirement("D39")
+async def test_of_two_equal_requests_at_once_the_second_takes_what_the_first_took(rig: Rig):
+    old, new = await rig.submit(2)
+    for job_id in (old, new):
+        await rig.move(job_id, "dead_lettered", by=ADMIN, death=DEATH)
+    await rig.ledger.requeue(ADMIN, [], RequestId("nothing"), limit=1, cause=None)
+    async with _holding(rig, "hashtextextended($1, 44)", "same") as somebody:
+        number = await somebody.fetchval("SELECT trellis.register_actor($1, $2)", ADMIN.name, ADMIN.role.code)
+        await somebody.fetch("SELECT * FROM trellis.requeue($1, $2, 'same', NULL)", number, [new])
+        where = JobFilter(type="work")
+        second = asyncio.create_task(rig.ledger.requeue(ADMIN, where, RequestId("same"), limit=1, cause=None))
+        await _waiting(rig, second)
+    (answer,) = await second
+    assert isinstance(answer, Moved)
+    assert (answer.job_id, answer.repeated) == (new, True)
+    assert await rig.state(old) == "dead_lettered"
+
+
+@pytest.mark.requirement("DJ-13", "D6")
+async def test_what_rests_for_good_keeps_no_other_place_in_the_feed(rig: Rig):
+    for _ in range(12):
+        await rig.submit_one(delay_s=300 * 24 * 3600.0)
+    for _ in range(3):
+        await rig.pull(await rig.running(), Trigger.COMPLETE)
+    await rig.ledger.feed_end()
+    await rig.advance(40 * 24 * 3600.0)
+    for _ in range(8):
+        await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=1))
+    assert await _sql(rig, "SELECT count(*) FROM trellis.feed") == [(12,)]
+    assert len((await rig.ledger.feed(None, limit=50)).events) == 12

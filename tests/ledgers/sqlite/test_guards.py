@@ -22,9 +22,29 @@ SLOT = "trellis_job_slot_within_limit"
 FINALIZES = "trellis_event_finalizes"
 COMPLETES = f"{EVENT} VALUES (9, 6, 4, 5, 6, 3, 1, 9, 0, 0, 0, 5, NULL)"
 
+RESTORING = "INSERT INTO trellis_meta VALUES ('restoring', 1)"
+NEW_ARTIFACT = "INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts) VALUES (99, 8, 1, 0, 5)"
+ASKED = "INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, payload, parent)"
+SUBMITTED = f"{ASKED} VALUES (99, 'again', 0, 5, 2, x'7b7d',"
+FINAL_AGAIN = (
+    f"INSERT INTO trellis_restoring VALUES (99); {EVENT}"
+    f" VALUES (99, 1, {event_code('artifact.staged')}, 0, 1, 4, 1, 0, 0, 0, 0, 2, NULL),"
+    f" (99, 2, {event_code('artifact.finalized')}, 1, 2, 3, 1, 0, 0, 0, 0, 2, NULL)"
+)
+QUEUE_STEPS = ("job_accepted", "job_queued", "job_claimed", "job_nlm_called", "job_artifact_writing")
+WRITES_AGAIN = (  # a queue job 98 that writes its artifact 97
+    "INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts) VALUES (97, 8, 1, 0, 5), (98, 2, 1, 0, 5);"
+    f"{ASKED} VALUES (98, 'raw-98', 0, 5, 2, x'7b7d', NULL), (97, 'raw-97', 0, 5, 2, x'7b7d', 'raw-98');"
+    f"{EVENT} VALUES (97, 1, {event_code('artifact.staged')}, 0, 1, 4, 1, 0, 0, 0, 0, 2, NULL);"
+) + ";".join(
+    f"{EVENT} VALUES (98, {n + 1}, {event_code(step)}, {n}, {n + 1}, 3, 1, {9 * (n > 1)}, 0, 0, 0,"
+    f" {(2, 1, 4, 4, 4)[n]}, {'NULL' if n < 2 else 31})"
+    for n, step in enumerate(QUEUE_STEPS)
+)
+
 # Jobs of `furnished`: 1 queued, 2 running, 3 succeeded, 4 dead-lettered, 5 ready with the slot of key k, 6 parked
 # behind it, 7 a run that lost nothing yet, 8 failed, 9 a queue job that writes its artifact 10,
-# 11 an artifact of another. Roles: 3 orchestrator, 6 control-plane, 9 worker, 10 submitter, 15 sweeper.
+# 11 an artifact of another, 12 a queue job that completed with 13. Roles: 3 orchestrator, 6 control-plane, 9 worker, 10 submitter, 15 sweeper.
 REFUSED = {
     "a state without its event": (MOVES, "UPDATE trellis_job SET state = 2 WHERE id = 1", "only by its event"),
     "a version without its event": (MOVES, "UPDATE trellis_job SET version = 2 WHERE id = 1", "only by its event"),
@@ -254,13 +274,47 @@ REFUSED = {
     ),
     "a living job said to come back": (
         "trellis_restoring_is_of_new_jobs",
-        "INSERT INTO trellis_restoring VALUES (9)",
+        f"{RESTORING}; INSERT INTO trellis_restoring VALUES (9)",
         "without events",
+    ),
+    "a new job said to come back by hand": (
+        "trellis_restoring_is_of_new_jobs",
+        f"{NEW_ARTIFACT}; INSERT INTO trellis_restoring VALUES (99)",
+        "by a restore",
+    ),
+    "an artifact that comes back final while its job lives": (
+        FINALIZES,
+        f"{RESTORING}; {NEW_ARTIFACT}; {SUBMITTED} 'raw-9'); {FINAL_AGAIN}",
+        "has not completed",
+    ),
+    "a second final artifact that comes back": (
+        FINALIZES,
+        f"{RESTORING}; {NEW_ARTIFACT}; {SUBMITTED} 'raw-12'); {FINAL_AGAIN}",
+        "another artifact of the job is final",
+    ),
+    "a final artifact of nobody": (
+        FINALIZES,
+        f"{RESTORING}; {NEW_ARTIFACT}; {SUBMITTED} NULL); {FINAL_AGAIN}",
+        "belongs to a job",
+    ),
+    "a final artifact whose job is said later": (
+        FINALIZES,
+        f"{RESTORING}; {NEW_ARTIFACT}; {FINAL_AGAIN}; {SUBMITTED} 'raw-9')",
+        "belongs to a job",
+    ),
+    "a second completion in the name of one that lost its job": (
+        FINALIZES,
+        (
+            f"{RESTORING}; {NEW_ARTIFACT}; {SUBMITTED} 'raw-98'); {FINAL_AGAIN}; {WRITES_AGAIN};"
+            "INSERT INTO trellis_finalizing VALUES (98, 97);"
+            f"{EVENT} VALUES (98, 6, 4, 5, 6, 3, 1, 9, 0, 0, 0, 5, NULL)"
+        ),
+        "another artifact of the job is final",
     ),
     "a living job put in the place of one that comes back": (
         "trellis_restoring_stays_with_its_job",
         (
-            "INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts) VALUES (99, 2, 1, 0, 5);"
+            f"{RESTORING}; {NEW_ARTIFACT};"
             "INSERT INTO trellis_restoring VALUES (99); UPDATE trellis_restoring SET job = 9"
         ),
         "without events",
@@ -300,6 +354,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shell.job_in("leased-job", "failed")
     shell.staged(shell.job_in("queue-job", "ARTIFACT_WRITE"))
     shell.staged(1)
+    shell.job_in("queue-job", "COMPLETE")
     shell.db.close()
     return path
 
@@ -351,10 +406,12 @@ def test_while_slots_above_a_lowered_limit_are_taken_the_count_decides(shell: Sh
 
 @pytest.mark.requirement("DJ-13")
 def test_purging_an_ended_job_takes_all_of_it_and_nothing_else(furnished: Shell):
+    furnished.db.execute("INSERT INTO trellis_kept VALUES (3, 0)")
     furnished.db.execute("INSERT INTO trellis_purge VALUES (3)")
-    for table, column in (("trellis_job", "id"), ("trellis_submission", "id"), ("trellis_event", "job")):
+    mine = {"trellis_job": "id", "trellis_submission": "id", "trellis_event": "job", "trellis_kept": "job"}
+    for table, column in mine.items():
         assert furnished.rows(f"SELECT 1 FROM {table} WHERE {column} = 3") == []
-    assert furnished.value("SELECT count(*) FROM trellis_job") == 10
+    assert furnished.value("SELECT count(*) FROM trellis_job") == 12
     assert furnished.value("SELECT count(*) FROM trellis_purge") == 0
 
 
@@ -384,4 +441,11 @@ def test_every_guard_of_the_schema_is_tried_here():
     lines = [line for sql in migrations().values() for line in sql.splitlines()]
     made = {line.split()[2] for line in lines if line.startswith("CREATE TRIGGER")}
     tried = {name for guard, _, _ in REFUSED.values() for name in ([guard] if isinstance(guard, str) else guard or [])}
-    assert made - tried == {"trellis_purge_removes", "trellis_purge_removes_the_wish"}
+    assert made - tried == {"trellis_purge_removes", "trellis_purge_removes_the_wish", "trellis_purge_forgets_the_kept"}
+
+
+async def test_what_somebody_left_in_restoring_is_gone_when_a_ledger_is_opened(shell: Shell, reopen):
+    shell.db.execute(f"{RESTORING}; {NEW_ARTIFACT}; INSERT INTO trellis_restoring VALUES (99)")
+    await reopen()
+    assert shell.rows("SELECT * FROM trellis_restoring") == []
+    assert shell.refusal("INSERT INTO trellis_restoring VALUES (99)") is not None

@@ -4,6 +4,7 @@ import pytest
 
 from tests.ledgers.sqlite.people import claim, complete, submit
 from tests.ledgers.sqlite.shell import Shell
+from trellis.engine.records import JobFilter
 from trellis.ledgers.sqlite import claims, reads, sweep
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.steps import Sql as StepSql
@@ -16,6 +17,7 @@ LOOKUPS = {
     "jobs of a correlation": reads._Sql.jobs_correlated,
     "jobs of a parent": reads._Sql.jobs_of_parent,
     "jobs in a living state": reads._Sql.jobs_in_places,
+    "jobs in a state of rest": reads._Sql.jobs_resting,
     "ready jobs": claims._Sql.ready_of_type,
     "jobs to claim": claims._Sql.to_claim,
     "standings": StepSql.standings,
@@ -34,7 +36,20 @@ BIG = ("trellis_job", "trellis_event", "trellis_submission")
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_no_lookup_reads_a_whole_table(shell: Shell, name: str):
     names = dict.fromkeys(
-        ["type", "since", "limit", "correlation", "after", "end", "lifecycle", "before", "states", "key", "parent"]
+        [
+            "type",
+            "since",
+            "limit",
+            "correlation",
+            "after",
+            "end",
+            "lifecycle",
+            "before",
+            "states",
+            "key",
+            "parent",
+            "only",
+        ]
     )
     bindings = names | dict.fromkeys(["reason", "now"])
     sql = LOOKUPS[name]
@@ -59,6 +74,35 @@ def test_jobs_of_a_parent_use_their_index(shell: Shell):
     bindings = values | {"parent": "p", "before": 1, "limit": 1}
     plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.jobs_of_parent}", bindings).fetchall()
     assert any("trellis_submission_parent (parent=?" in row[3] for row in plan)
+
+
+@pytest.mark.requirement("DJ-13")
+def test_jobs_of_a_state_of_rest_are_read_in_order_and_no_others(shell: Shell):
+    """What is final rests for good: a look at what waits, or a page of it, must not cost more with every artifact."""
+    values = dict.fromkeys(["lifecycle", "type", "correlation", "key", "reason"])
+    bindings = values | {"only": 130, "states": "[130]", "before": 9, "limit": 1}
+    page, any_place = (
+        [row[3] for row in shell.db.execute(f"EXPLAIN QUERY PLAN {sql}", bindings).fetchall()]
+        for sql in (reads._Sql.jobs_resting, reads._Sql.jobs_in_places)
+    )
+    assert any("trellis_job_standing (lifecycle=? AND state=? AND rowid<?)" in detail for detail in page)
+    assert not any("TEMP B-TREE" in detail for detail in page)
+    assert any("trellis_job_standing (lifecycle=? AND state=? AND rowid<?)" in detail for detail in any_place)
+    assert not any("trellis_job_resting" in detail for detail in any_place)
+
+
+@pytest.mark.parametrize(
+    "where, statement",
+    [
+        (JobFilter(lifecycle="artifact", state="finalized"), reads._Sql.jobs_resting),
+        (JobFilter(lifecycle="queue-job", state="PENDING"), reads._Sql.jobs_resting),
+        (JobFilter(lifecycle="queue-job", state="QUEUED"), reads._Sql.jobs_in_places),
+        (JobFilter(lifecycle="artifact", state="nowhere"), reads._Sql.jobs_in_places),
+        (JobFilter(state="succeeded"), reads._Sql.jobs),
+    ],
+)
+def test_the_listing_is_the_one_whose_index_fits(where: JobFilter, statement: str):
+    assert reads._listing(where) == statement
 
 
 async def test_a_filtered_feed_gets_ahead_past_events_it_leaves_out(ledger: SqliteLedger):

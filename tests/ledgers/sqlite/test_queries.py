@@ -25,6 +25,8 @@ def test_a_query_nobody_asks_for_is_found_at_import():
 
         class Wrong(NamedQueries, file=FILE):
             has_meta: LiteralString
+            nothing_is_restored: LiteralString
+            nobody_restores: LiteralString
 
 
 def test_a_file_is_split_by_name_without_its_comments():

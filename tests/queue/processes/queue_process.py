@@ -1,7 +1,7 @@
-"""The two processes that a queue job needs, each of which tells of every point it passes and can kill or stop itself at any of them.
+"""The processes that a queue job needs, each of which tells of every point it passes and can kill or stop itself at any of them.
 
 The platform is the shipped instance with its gateway on a loopback socket, its orchestrator of queue jobs, projector, sweeper and
-collector; the NLM backend is the shipped one with a ledger of its own. Only times are shorter. Every call that changes something, every
+collector, in one process or in two; the NLM backend is the shipped one with a ledger of its own. Only times are shorter. Every call that changes something, every
 request that goes out or is answered and the looks that a decision rests on are points, before and after. They are named and counted as
 they are met, so that a job without a fault lists them all.
 """
@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from tests.faults.nursery import tend
 from tests.runs.processes import run_process
 from tests.runs.processes.run_process import AFTER, Watch, WatchedLedger, WatchedProvider
 from trellis.artifacts.collecting import ArtifactCollector
-from trellis.cli.serving_nlm import NlmPlace
 from trellis.cli.together import together
 from trellis.engine.holding import HolderOptions
 from trellis.engine.jobs import Lease, LeaseLost
@@ -40,8 +39,10 @@ from trellis.storage.objects import OVERWRITE, Refused, Stored, When
 from trellis.web.server import ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, new_id, trusted_keys
 
-PLATFORM, NLM = "platform", "nlm"
+PLATFORM, GATEWAY, ORCHESTRATOR, NLM = "platform", "gateway", "orchestrator", "nlm"
 PARTS = (PLATFORM, NLM)
+APART = (GATEWAY, ORCHESTRATOR, NLM)
+"""The same with a gateway in a process of its own: it can die while whoever holds the job goes on."""
 HOST = "127.0.0.1"
 SERVICES = frozenset({"queue-orchestrator", "queue-heartbeat", "projector", "artifact-collector", "sweeper"})
 BACKOFF_S = (0.5, 1.5, 3.0)
@@ -65,8 +66,9 @@ class Orders(run_process.Orders):
     """The point at which it stops (SIGSTOP) until somebody lets it go on."""
     tag: str = ""
     """What this backend adds to its artifacts, so that they differ from another's."""
-    lease_s: float = 2.5
-    heartbeat_s: float = 0.6
+    lease_s: float = 3.0
+    heartbeat_s: float = 1.0
+    """A living process on a busy machine must not lose what it holds: a story counts attempts."""
     sweep_s: float | None = 0.5
     look_s: float = 0.1
     ask_again_s: float = 1.5
@@ -93,7 +95,7 @@ class Orders(run_process.Orders):
         return SweepOptions(interval_s=self.sweep_s or 1.0)
 
     def address(self) -> ServerOptions:
-        url = self.gateway if self.part == PLATFORM else self.nlm
+        url = self.nlm if self.part == NLM else self.gateway
         return ServerOptions(host=HOST, port=int(url.rpartition(":")[2]))
 
 
@@ -211,7 +213,7 @@ class QueueInstance(Instance):
                     service.options = orders.holding
                     options = replace(service.driver.options, look_s=orders.look_s, ask_again_s=orders.ask_again_s)
                     service.driver.options = options
-                    service.driver.backend = WatchedNlm(service.driver.backend, self.watch)
+                    service.driver.backend = WatchedNlm(service.driver.backend, self.watch)  # type: ignore[assignment] - the rest passes through
                 case Projector():
                     service.options = ProjectorOptions(lease_s=orders.follow_s)
                 case ArtifactCollector():
@@ -242,25 +244,29 @@ def watched_instance(instance: Instance, orders: Orders, watch: Watch) -> QueueI
 
 
 async def be_platform(orders: Orders, watch: Watch, stop: asyncio.Event) -> None:
+    """The gateway, the services, or both."""
     retrying.BACKOFF_S = BACKOFF_S
-    settings, options = orders.settings(), orders.address()
-    listening = listen(options, key_configured=True)
-    async with open_instance(settings, orders.url, name=orders.name) as opened:
-        instance = watched_instance(opened, orders, watch)
-        app = create_app(
-            instance,
-            trusted_keys(orders.url, settings),
-            monotonic=asyncio.get_running_loop().time,
-            new_id=new_id,
-            callback_secrets=callback_secrets(orders.url, settings),
-        )
+    async with open_instance(orders.settings(), orders.url, name=orders.name) as opened:
+        instance, serving = watched_instance(opened, orders, watch), list[Coroutine[Any, Any, None]]()
+        if orders.part != ORCHESTRATOR:
+            serving.append(answer_requests(instance, orders, watch, stop))
+        if orders.part != GATEWAY:
+            serving.append(instance.serve(stop))
         watch.note("opened", orders.name)
-        hub = app.state.streams.hub
-        await together(
-            stop,
-            serve_gateway(WatchedApp(app, watch), listening, options, stop, end_streams=hub.close),
-            instance.serve(stop),
-        )
+        await together(stop, *serving)
+
+
+def answer_requests(instance: Instance, orders: Orders, watch: Watch, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+    settings, options = orders.settings(), orders.address()
+    app = create_app(
+        instance,
+        trusted_keys(orders.url, settings),
+        monotonic=asyncio.get_running_loop().time,
+        new_id=new_id,
+        callback_secrets=callback_secrets(orders.url, settings),
+    )
+    listening = listen(options, key_configured=True)
+    return serve_gateway(WatchedApp(app, watch), listening, options, stop, end_streams=app.state.streams.hub.close)
 
 
 # --- the NLM backend -----------------------------------------------------------------------------------------------
@@ -276,8 +282,10 @@ class WatchedClient(run_process.Wrapped):
         if kind == "artifacts" and self.tag:
             asked = json.loads(content or b"")
             content = json.dumps({**asked, "tags": [*asked["tags"], self.tag]}).encode()
-        sending = self._inner.send(method, url, headers=headers, content=content)
-        return await self._watch.around(f"send {kind or 'something else'}", sending)
+        what = f"send {kind or 'something else'}"
+        answer = await self._watch.around(what, self._inner.send(method, url, headers=headers, content=content))
+        self._watch.note("answered", f"{kind} {answer.status}")
+        return answer
 
 
 def watch_backend(backend: Backend, orders: Orders, watch: Watch) -> None:
@@ -294,26 +302,22 @@ def watch_backend(backend: Backend, orders: Orders, watch: Watch) -> None:
     backend.desk = replace(backend.desk, intake=replace(backend.desk.intake, ledger=ledger))  # type: ignore[arg-type]
 
 
-class WatchedPlace(NlmPlace):
-    """Where the backend listens, with its answers watched."""
-
-    async def serve_watched(self, backend: Backend, watch: Watch, stop: asyncio.Event) -> None:
-        app = WatchedApp(backend.app(self.keys), watch)
-        answering = serve_gateway(app, self.listening, self.options, stop)
-        await together(stop, answering, backend.serve(stop))
-
-
 async def be_nlm(orders: Orders, watch: Watch, stop: asyncio.Event) -> None:
     settings, options = orders.settings(), orders.address()
     listening = listen(options, key_configured=True)
     async with open_backend(settings, orders.url, name=orders.name) as backend:
         watch_backend(backend, orders, watch)
         watch.note("opened", orders.name)
-        place = WatchedPlace(options=options, listening=listening, keys=trusted_keys(orders.url, settings))
-        await place.serve_watched(backend, watch, stop)
+        app = WatchedApp(backend.app(trusted_keys(orders.url, settings)), watch)
+        await together(stop, serve_gateway(app, listening, options, stop), backend.serve(stop))
 
 
-BE: dict[str, Callable[[Orders, Watch, asyncio.Event], Awaitable[None]]] = {PLATFORM: be_platform, NLM: be_nlm}
+BE: dict[str, Callable[[Orders, Watch, asyncio.Event], Awaitable[None]]] = {
+    PLATFORM: be_platform,
+    GATEWAY: be_platform,
+    ORCHESTRATOR: be_platform,
+    NLM: be_nlm,
+}
 
 
 async def main(orders: Orders) -> int:

@@ -29,7 +29,7 @@ _NUMBER = re.compile(
     rf"(?:\s?(?:{_RANGE})\s?(?P<second>\d{{1,9}}(?:[.,]\d{{1,6}})?))?"
     r"(?:\s?(?P<unit>%|°C|[^\W\d_]+))?",
 )
-_NAME = re.compile(r"\b(?=[\w-]*[^\W\d_])(?=[\w-]*\d)\w+(?:-\w+)*\b")
+_COMPOUND = re.compile(r"\w+(?:-\w+)*")
 _UNITS: dict[str, str] = {written: unit for unit, ways in _TABLE["units"].items() for written in ways}
 _PART = re.compile(r"[.;!?|]\s")
 _DENIALS = frozenset[str](_TABLE["denials"])
@@ -69,18 +69,27 @@ class Conflict:
 
 def names_in(text: str) -> frozenset[str]:
     """The items that a text names by a word with a letter and a digit, such as TS-03."""
-    return frozenset(match[0].lower() for match in _NAME.finditer(text))
+    return frozenset(match[0].lower() for match in _COMPOUND.finditer(text) if _is_name(match[0]))
+
+
+def _is_name(word: str) -> bool:
+    # Asked of the word that was found: a pattern that looks ahead from each of its parts takes the square of its length.
+    return any(letter.isalpha() for letter in word) and any(letter.isdigit() for letter in word)
+
+
+def _without_names(text: str) -> str:
+    return _COMPOUND.sub(lambda match: " " if _is_name(match[0]) else match[0], text)
 
 
 def statement(ref: str, excerpt: str) -> Statement:
     """What a piece of text can be compared by."""
-    matter = frozenset(one for one in stems(_NAME.sub(" ", excerpt)) if not any(letter.isdigit() for letter in one))
+    matter = frozenset(one for one in stems(_without_names(excerpt)) if not any(letter.isdigit() for letter in one))
     return Statement(
         ref=ref,
         excerpt=excerpt,
         stems=matter - {stem(unit.lower()) for unit in _UNITS},
         names=names_in(excerpt),
-        figures=frozenset(_figures(_NAME.sub(" ", excerpt))),
+        figures=frozenset(_figures(_without_names(excerpt))),
         denied=frozenset(one for part in _PART.split(excerpt) if _denials(part) for one in stems(part)),
         denials=_denials(excerpt),
     )

@@ -1,29 +1,36 @@
-"""A brief: what somebody has in mind, and what the sources say about the entities it is about (BRIEF).
+"""A brief: what the sources say about the things that somebody has in mind (BRIEF).
 
-Sentences of the vision come first, then those of the sources, entity by entity, as many as the style guide has room for. All of
-them are whole, and none is ours but the one that says which entities no source speaks of.
+The vision steers: what it names counts like the entities that are asked for, and what it shares words with is told first. The body is the
+sources' own sentences, thing by thing, as many as the style guide has room for; where the vision names nothing, it is what they say to it.
+Only where they say nothing at all the vision itself is the body. All sentences are whole, and none is ours but the one that says which
+entities no source speaks of.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+from trellis.agents.definition import SLUG
+from trellis.agents.offline.comparing import names_in
 from trellis.agents.offline.wording import language_of
 from trellis.artifacts.content import ITEMS_MAX, ArtifactType, Draft
 from trellis.artifacts.payloads import BriefPayload
 from trellis.artifacts.snapshot import Entity
 from trellis.artifacts.structuring.entities import SURE_MIN, Known, with_unknown
 from trellis.artifacts.structuring.grounding import Grounded
-from trellis.artifacts.structuring.material import Material, Told
+from trellis.artifacts.structuring.material import Material, Told, parts_of
+from trellis.artifacts.structuring.naming import Named
 from trellis.artifacts.structuring.task import Prompt, Task
 from trellis.artifacts.structuring.telling import Quotes, drafted, told_text
-from trellis.artifacts.structuring.wording import clipped, say
+from trellis.artifacts.structuring.wording import ABOUT, clipped, say
 from trellis.nlm.passages import passages
 from trellis.nlm.provider import Language, Source
 from trellis.nlm.words import stems
 
-TITLE_CHARS_MAX = 100
-VISION_SHARE = 0.45
-"""How much of the body the vision may take while the sources have something to say."""
+TITLE_CHARS_MAX = 60
+TITLE_CUT_CHARS_MAX = 40
+TITLE_WORDS_MAX = 6
+"""A first sentence of the vision up to this length, with others after it, is a title; a longer one only says what is wanted."""
 OWN_WORDS_SHARE = 0.4
 ENTITIES_TOLD_MAX = 20
 MENTION_SCORE = 2.0
@@ -33,6 +40,7 @@ OPEN_SHARE = 0.5
 ROWS_UNTIL = 0.85
 """Items and rows are added until this much of the room is used: a brief is prose where there is prose."""
 CELLS_MIN = 2
+STEMS_MIN = 3
 LANGUAGE_BONUS = 1.25
 """What it is worth that a sentence is in the brief's language."""
 
@@ -48,30 +56,33 @@ class _About:
 def brief(task: Task, payload: BriefPayload, prompt: Prompt, grounded: Grounded) -> Draft:
     """The brief, never longer than its style guide wants."""
     style = payload.style_guide
-    entities = with_unknown(task.snapshot.entities, payload.entity_refs)
-    known = Known(entities)
     material = Material(prompt.corpus(), exclude=style.avoid)
-    wanted = [entity for entity in entities if entity.slug in payload.entity_refs][:ENTITIES_TOLD_MAX]
+    named = material.names(payload.vision_text, task.snapshot.entities)
+    entities = _entities(task, payload, named, material)
+    known = Known(entities)
+    slugs = _meant(payload, entities, known, named)
+    wanted = [entity for entity in entities if entity.slug in slugs][:ENTITIES_TOLD_MAX]
     abouts = _abouts(material, wanted, known, payload.vision_text, prompt.language)
-    vision = _vision(payload)
+    if not any(about.told for about in abouts):
+        abouts += _answers(material, payload.vision_text, named)
     room = style.words
-    spare = room if not any(about.told for about in abouts) else int(room * VISION_SHARE)
-    paragraphs = [_fitted(vision, spare)]
-    own = _fitted(_sentences(grounded.own_words), min(room - _words(paragraphs), int(room * OWN_WORDS_SHARE)))
-    paragraphs += [own]
+    told_of = any(about.told for about in abouts)
+    paragraphs = [] if told_of else [_fitted(_vision(payload), room)]
+    paragraphs += [_fitted(_sentences(grounded.own_words), min(room - _words(paragraphs), int(room * OWN_WORDS_SHARE)))]
     silent = [about.name for about in abouts if not about.told]
     note = say(prompt.language, "known_by_slug", names=", ".join(silent)) if silent else ""
     note = note if len(note.split()) <= room - _words(paragraphs) else ""
-    chosen = _chosen(abouts, room - _words(paragraphs) - len(note.split()))
+    chosen = _chosen(material, abouts, room - _words(paragraphs) - len(note.split()))
     paragraphs += [_paragraph(about, told) for about, told in zip(abouts, chosen, strict=True) if told]
-    body = "\n\n".join(paragraph for paragraph in (*paragraphs, note) if paragraph) or _title(payload.vision_text)
+    title = style.title or _title(payload.vision_text, _names(abouts))
+    body = "\n\n".join(paragraph for paragraph in (*paragraphs, note) if paragraph) or title
     quotes = Quotes()
-    quotes.cite(grounded.citations)
+    quotes.cite(grounded.citations if grounded.by_model else ())
     for told in (one for some in chosen for one in some):
         quotes.add(told.ref, told.excerpt)
     occurring = known.occurring(body)
     content = {
-        "title": style.title or _title(payload.vision_text),
+        "title": title,
         "body": body,
         "entity_map": {slug: known.written(slug, body) for slug in occurring[:ITEMS_MAX]},
         "word_count": len(body.split()),
@@ -80,20 +91,68 @@ def brief(task: Task, payload: BriefPayload, prompt: Prompt, grounded: Grounded)
         ArtifactType.BRIEF,
         content,
         quotes,
-        tags=["brief", *(["sources-silent"] if silent else []), *grounded.tags, prompt.language],
+        tags=["brief", *(["sources-silent"] if silent or not told_of else []), *grounded.tags, prompt.language],
         entity_refs=occurring,
     )
+
+
+def _entities(task: Task, payload: BriefPayload, named: Named, material: Material) -> tuple[Entity, ...]:
+    """The entities that are asked for, those that are known, and what the vision names by a number that a source has."""
+    known = with_unknown(task.snapshot.entities, payload.entity_refs)
+    written = {
+        one for entity in known for form in (entity.name, entity.slug, *entity.aliases) for one in names_in(form)
+    }
+    numbers = sorted(number for number in named.numbers - written if SLUG.fullmatch(number))
+    there = [number for number in numbers if material.speaks_of(Named(frozenset({number})))]
+    return (*known, *(Entity(slug=number, name=number) for number in there))
+
+
+def _meant(payload: BriefPayload, entities: Sequence[Entity], known: Known, named: Named) -> frozenset[str]:
+    """The slugs of what the brief is about."""
+    numbered = (entity.slug for entity in entities if entity.slug in named.numbers)
+    return frozenset((*payload.entity_refs, *known.occurring(payload.vision_text), *numbered))
+
+
+def _answers(material: Material, vision: str, named: Named) -> list[_About]:
+    """What the sources say to a vision that names none of their things."""
+    found = [one for part in parts_of(vision) for one in material.find(_topic(part) or part, named).chosen]
+    best = [one.told for one in sorted(found, key=lambda one: one.order)]
+    around = (one for told in best for one in material.passage(told))
+    told = dict.fromkeys(one for one in (*best, *around) if not one.is_open)
+    return [_About("", tuple(told))] if told else []
+
+
+def _topic(said: str) -> str:
+    """What a sentence says it is about; in Ukrainian with the word before it, which decides its case."""
+    about = ABOUT.search(said)
+    if about is None:
+        return ""
+    return said[about.end() if about[0].isascii() else about.start() :].strip(" .:,;")
 
 
 def _words(paragraphs: Sequence[str]) -> int:
     return sum(len(paragraph.split()) for paragraph in paragraphs)
 
 
-def _title(vision: str) -> str:
-    """The vision's first heading or sentence."""
+def _title(vision: str, names: Sequence[str]) -> str:
+    """The vision's heading, or its first sentence if that is short and others follow; else what it is about, else its first words."""
     found = next(iter(passages(Source("vision", vision))), None)
     first = vision if found is None else next(iter((*found.headings, found.sentences[0].shown)))
-    return clipped(first, TITLE_CHARS_MAX).rstrip(".") or clipped(vision, TITLE_CHARS_MAX)
+    is_title = found is not None and (bool(found.headings) or len(found.sentences) > 1)
+    if is_title and len(first.split()) <= TITLE_WORDS_MAX:
+        return clipped(first, TITLE_CHARS_MAX).rstrip(".")
+    topic = _topic(first)
+    topic = topic if 1 < len(topic.split()) <= 2 * TITLE_WORDS_MAX else ", ".join(names)
+    short = topic if any(letter.isalnum() for letter in topic) else first
+    cut = clipped(short[:1].upper() + short[1:], TITLE_CHARS_MAX if short is topic else TITLE_CUT_CHARS_MAX)
+    return cut.rstrip(".") or clipped(vision, TITLE_CHARS_MAX)
+
+
+def _names(abouts: Sequence[_About]) -> list[str]:
+    """What is told about: what has no name is called by the heading of the sentence that fits best."""
+    return [
+        name for about in abouts if about.told and (name := about.name or next(iter(about.told[0].headings[-1:]), ""))
+    ]
 
 
 def _sentences(text: str) -> list[str]:
@@ -126,13 +185,20 @@ def _abouts(
 ) -> list[_About]:
     """For each entity the sentences that name it or stand under a heading that does; each sentence for one entity."""
     scored: dict[str, list[tuple[float, Told]]] = {entity.slug: [] for entity in wanted}
+    refs = {entity.slug: entity.ref for entity in wanted}
+
+    @cache
+    def under(heading: str) -> frozenset[str]:
+        return _named(known, heading, refs)
+
     for told in material.all():
-        if told.sentence.row and not _is_telling(told):
+        found = _speaks_of(told, known, refs, under(" / ".join(told.headings[-1:])))
+        if not found or not _is_telling(told):
             continue
-        for slug, score in _speaks_of(told, known, {entity.slug: entity.ref for entity in wanted}).items():
-            share = 1.0 + material.share(told, vision)
-            kind = (ROW_SHARE if told.sentence.row else 1.0) * (OPEN_SHARE if told.is_open else 1.0)
-            bonus = LANGUAGE_BONUS if language_of(told.shown) is language else 1.0
+        share = 1.0 + material.share(told, vision)
+        kind = (ROW_SHARE if told.sentence.row else 1.0) * (OPEN_SHARE if told.is_open else 1.0)
+        bonus = LANGUAGE_BONUS if language_of(told.shown) is language else 1.0
+        for slug, score in found.items():
             scored[slug].append((score * share * kind * bonus, told))
     taken: set[tuple[str, int]] = set()
     made: list[_About] = []
@@ -145,19 +211,28 @@ def _abouts(
     return made
 
 
-def _speaks_of(told: Told, known: Known, wanted: dict[str, str | None]) -> dict[str, float]:
+def _speaks_of(told: Told, known: Known, refs: Mapping[str, str | None], headed: Collection[str]) -> dict[str, float]:
     """How much a sentence is about each entity."""
-    found = {slug: HEADING_SCORE for slug, ref in wanted.items() if ref == told.ref}
-    for text, score in ((" / ".join(told.headings[-1:]), HEADING_SCORE), (told.shown, MENTION_SCORE)):
-        for match in known.matches(text, fuzzy=False):
-            if match.slug in wanted and match.confidence >= SURE_MIN:
-                found[match.slug] = found.get(match.slug, 0.0) + score
+    found = dict.fromkeys(headed, HEADING_SCORE)
+    for slug, ref in refs.items():
+        # The text about an entity may have parts about others.
+        if ref == told.ref and not names_in(" ".join((*told.headings[-1:], told.shown))):
+            found[slug] = found.get(slug, 0.0) + HEADING_SCORE
+    for slug in _named(known, told.shown, refs):
+        found[slug] = found.get(slug, 0.0) + MENTION_SCORE
     return found
 
 
-def _chosen(abouts: Sequence[_About], words_max: int) -> list[list[Told]]:
-    """Sentences in turn from each entity, as long as they fit; what does not fit is left out, not cut."""
+def _named(known: Known, text: str, slugs: Collection[str]) -> frozenset[str]:
+    """Which of these entities a text surely names."""
+    found = known.matches(text, fuzzy=False)
+    return frozenset(match.slug for match in found if match.slug in slugs and match.confidence >= SURE_MIN)
+
+
+def _chosen(material: Material, abouts: Sequence[_About], words_max: int) -> list[list[Told]]:
+    """Sentences in turn from each entity, each with those it leans on, as long as they fit; what does not fit is left out, not cut."""
     chosen: list[list[Told]] = [[] for _ in abouts]
+    taken: set[tuple[str, int]] = set()
     left = words_max - sum(len(about.name.split()) for about in abouts if about.told)
     least = int(words_max * (1.0 - ROWS_UNTIL))
     for rows in (False, True):
@@ -166,15 +241,21 @@ def _chosen(abouts: Sequence[_About], words_max: int) -> list[list[Told]]:
             for told, mine in (
                 (some[rank], mine) for some, mine in zip(of_kind, chosen, strict=True) if rank < len(some)
             ):
-                size = len(told.shown.split()) + rows
-                if size <= left and not (rows and left < least):
-                    mine.append(told)
+                run = [one for one in ([told] if rows else material.led(told)) if one.place not in taken]
+                # The mark of an item, or of what is left out before the run, counts as a word.
+                size = sum(len(one.shown.split()) + rows for one in run) + (not rows)
+                if told in run and size <= left and not (rows and left < least):
+                    mine.extend(run)
+                    taken |= {one.place for one in run}
                     left -= size
     return chosen
 
 
 def _is_telling(told: Told) -> bool:
-    """Whether a row says more than its first cell: a dash is no word."""
+    """Whether it says more than a name: a row more than its first cell, where a dash is no word; a sentence more than two words."""
+    if not told.sentence.row:
+        said = (word for word in told.shown.split() if not names_in(word))
+        return len([stem for stem in stems(" ".join(said)) if len(stem) > 1]) >= STEMS_MIN
     cells = [cell.rpartition(": ")[2] for cell in told.shown.split("; ")]
     return len(cells) == 1 or sum(any(letter.isalnum() for letter in cell) for cell in cells) >= CELLS_MIN
 
@@ -183,4 +264,4 @@ def _paragraph(about: _About, chosen: Sequence[Told]) -> str:
     """What is said about one entity, prose before lists, each in the order of the sources."""
     ordered = sorted(chosen, key=lambda one: (one.sentence.row, one.place))
     gap = "\n" if ordered[0].sentence.row else " "
-    return f"{about.name}:{gap}{told_text(ordered)}"
+    return f"{about.name}:{gap}{told_text(ordered)}" if about.name else told_text(ordered)

@@ -32,6 +32,8 @@ class Grounded:
     """Whether a model read the sources and says that they do not answer."""
     dropped: bool
     """Whether words of the provider were left out."""
+    by_model: bool
+    """Whether a model chose the citations; the extractive provider ranks words, as structuring does with more at hand."""
     tags: tuple[str, ...]
 
     def says(self, part: str) -> bool:
@@ -57,8 +59,9 @@ def ground(answer: Answer, sources: tuple[Source, ...]) -> Grounded:
         *(("citations-dropped",) if _lost_citations(verified.flags) else ()),
         *(("sources-cut",) if Flag.SOURCES_CUT in verified.flags else ()),
     )
-    refused = not verified.citations and verified.model != extractive.NAME
-    return Grounded(verified.citations, own_words, refused, dropped, tags)
+    by_model = verified.model != extractive.NAME
+    refused = not verified.citations and by_model
+    return Grounded(verified.citations, own_words, refused, dropped, by_model, tags)
 
 
 def _evidence(citations: tuple[Citation, ...], texts: dict[str, str]) -> list[str]:

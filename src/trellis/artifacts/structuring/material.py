@@ -6,28 +6,39 @@ less than `COVERAGE_MIN` of what is asked does not speak to it, and sentences ar
 
 # ruff: noqa: RUF001 - dashes and quotes as people type them
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from trellis.agents.offline.comparing import names_in
-from trellis.agents.offline.wording import WORDS
+from trellis.agents.offline.wording import language_of
+from trellis.artifacts.snapshot import Entity
+from trellis.artifacts.structuring.naming import TITLES, Named, Nearness, named_in
 from trellis.artifacts.structuring.wording import CONCLUDING, LEANING, OPEN
 from trellis.nlm.extractive import COVERAGE_MIN, coverage, fit_of
-from trellis.nlm.index import Entry, Index
-from trellis.nlm.provider import Citation, Source, corpus
+from trellis.nlm.index import Entry, Index, Ranked
+from trellis.nlm.provider import Citation, Language, Source, corpus
 from trellis.nlm.sentences import Sentence, sentences
 from trellis.nlm.words import stems, words
 
 PASSAGES_LOOKED_AT = 30
 SCORE_SHARE_MIN = 0.4
 """A sentence belongs to a question if it fits at least this well against the best one."""
-NAMED_BONUS = 1.5
-"""What it is worth that a sentence names an item that the question names, such as TS-03."""
+HEADED_EACH_MAX = 6
+"""Of a passage under a heading that names what is asked about, so many sentences are chosen whatever they say."""
+NAMED_FIT = 0.01
+"""How well a sentence fits that says nothing but the name of what is asked: such sentences keep the order of their text."""
+BESIDE_MIN = 0.5
+BESIDE_STEMS_MIN = 2
+"""How much of what is asked a passage holds that does not name it, where a heading does."""
 PARAGRAPH_CHARS_MAX = 450
 """A paragraph up to this length is told whole: half of it may say the opposite."""
+NAME_STEMS = (2, 6)
+"""How many words a cell of a table has that may be a name."""
 PARTS_MAX = 12
 ATTRIBUTION_WORDS_MAX = 8
-_TITLES = frozenset[str](WORDS["questions"]["titles"])
+NOTHING = Named()
 _DASHES = ("—", "–", "-")
 _CLOSING = " \"'»”’)]*_`"
 
@@ -56,16 +67,24 @@ class Told:
         return self.sentence.shown
 
     @property
+    def key(self) -> str:
+        """What a row or an item is about: its first cell, or what stands before its colon. Running text has none."""
+        if not self.sentence.row:
+            return ""
+        first, cells, _ = self.shown.partition("; ")
+        return first if cells else first.partition(": ")[0] if ": " in first else ""
+
+    @property
     def is_open(self) -> bool:
         """Whether it asks, or says that something is not known or not done."""
         asks = self.shown.rstrip(_CLOSING).endswith("?")
         titles = [part.strip(" :*_").lower() for part in (self.headings or ("",))[-1].split("/")]
-        return asks or OPEN.search(self.shown.lower()) is not None or not _TITLES.isdisjoint(titles)
+        return asks or OPEN.search(self.shown.lower()) is not None or not TITLES.isdisjoint(titles)
 
     @property
     def concludes(self) -> bool:
         """Whether it draws a conclusion, decides or states a result."""
-        return not self.is_open and CONCLUDING.search(self.shown.lower()) is not None
+        return not self.is_open and not self.shown.endswith(":") and CONCLUDING.search(self.shown.lower()) is not None
 
     @property
     def leans(self) -> bool:
@@ -84,8 +103,18 @@ class Chosen:
 
     told: Told
     score: float
-    named: bool = False
-    """Whether it speaks of an item that is asked about by its name."""
+    near: Nearness = Nearness.OTHER
+    """Whether it is about something that is asked about by its name."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is there for the name alone or among other things."""
+        return self.near is not Nearness.OTHER or self.score <= NAMED_FIT
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """What is named comes before what is not, then what fits better."""
+        return -self.near, -self.score, self.told.passage, self.told.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,43 +133,125 @@ class Found:
         return self.covered >= COVERAGE_MIN
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A part of what is asked, as sentences are weighed against it."""
+
+    wanted: list[str]
+    named: Named
+    others: frozenset[str]
+    language: Language
+    spoken_of: bool
+    """Whether the sources have something about what is asked about by its number."""
+
+
 class Material:
     """The sources of one task. Sentences that hold all words of an excluded topic are not there."""
 
     def __init__(self, sources: tuple[Source, ...], *, exclude: Sequence[str] = ()) -> None:
         self._index = Index(corpus(sources).sources)
+        self._under: dict[Named, list[Entry]] = {}
+        self._headings: dict[tuple[tuple[str, ...], Named], bool] = {}
         self._excluded = [found for topic in exclude if (found := frozenset(stems(topic)))]
 
-    def find(self, part: str) -> Found:
-        """The sentences that speak to a part of what is asked, the best first."""
+    def names(self, text: str, entities: Sequence[Entity] = ()) -> Named:
+        """The things that a text names."""
+        return named_in(text, self._callable, entities)
+
+    @cached_property
+    def _callable(self) -> list[str]:
+        """The headings, and the rows of tables, that things can be called by."""
+        # The title of a text is about all of it, and as a name it would call for all of it.
+        paths = dict.fromkeys(entry.passage.headings for entry in self._index.entries)
+        headings = [heading for path in paths for heading in path[-1:] if len(path) > 1 or names_in(heading)]
+        rows = (told for entry in self._index.entries if entry.passage.sentences[-1].row for told in self._told(entry))
+        return list(dict.fromkeys((*headings, *(name for told in rows for name in _names_of_row(told)))))
+
+    def speaks_of(self, named: Named) -> bool:
+        """Whether a heading or a sentence has what is named."""
+        return bool(self._headed(named)) or any(self.nearness(told, named) for told in self.all())
+
+    def nearness(self, told: Told, named: Named) -> Nearness:
+        """How a sentence belongs to what is named."""
+        if self._is_headed(told.headings, named) or (named and named.stands_in(told.key)):
+            return Nearness.HEADED
+        return Nearness.MENTIONS if named and named.stands_in(told.shown) else Nearness.OTHER
+
+    def find(self, part: str, named: Named = NOTHING) -> Found:
+        """The sentences that speak to a part of what is asked, those about what is named before others, then the best first."""
         wanted = list(dict.fromkeys(stems(part)))
-        names = names_in(part)
-        ranked = self._index.rank(wanted, PASSAGES_LOOKED_AT)
-        near = [(one, coverage(self._index, wanted, one.entry)) for one in ranked] if wanted else []
+        ranked = self._index.rank(wanted, PASSAGES_LOOKED_AT) if wanted else []
+        near = [(one, coverage(self._index, wanted, one.entry)) for one in ranked]
         best = max((covered for _, covered in near), default=0.0)
         near = [(one, covered) for one, covered in near if best >= COVERAGE_MIN]
-        scored: list[Chosen] = []
-        for one, covered in near:
-            for told in self._told(one.entry):
-                named = self._is_named(wanted, names, one.entry, told)
-                if covered >= COVERAGE_MIN or named:
-                    fit = fit_of(self._index, wanted, one.entry, told.at) * (0.5 + 0.5 * one.score / ranked[0].score)
-                    scored.append(Chosen(told, fit * NAMED_BONUS if named else fit, named))
-        scored = [chosen for chosen in scored if chosen.score > 0.0]
-        scored.sort(key=lambda chosen: (-chosen.score, chosen.told.passage, chosen.told.at))
-        held = frozenset[str]().union(*(one.entry.body | one.entry.context for one, _ in near))
+        spoken = self._is_spoken_of([one.entry for one, _ in near], named)
+        asked = _Asked(wanted, named, named.others(wanted), language_of(part), spoken)
+        scored = [chosen for one, covered in near for chosen in self._scored(one, ranked[0], covered, asked)]
+        looked_at = {one.entry.number for one, _ in near}
+        headed = [one for one in self._headed(named) if one.number not in looked_at]
+        scored += [one for entry in headed for one in self._all_of(entry, wanted)]
+        scored.sort(key=lambda chosen: chosen.order)
+        held = frozenset[str]().union(*(one.body | one.context for one in (*(one.entry for one, _ in near), *headed)))
         missing = tuple(dict.fromkeys(word for word in words(part) if stems(word) and not held.issuperset(stems(word))))
         return Found(part, best, missing, _once(scored))
 
-    def _is_named(self, wanted: list[str], names: frozenset[str], entry: Entry, told: Told) -> bool:
-        """Whether a sentence, or its heading, names an item that is asked about, and it says something else that is asked about."""
-        named = names and names_in(" ".join((*told.headings[-1:], told.excerpt))) & names
-        others = set(wanted) - {stem for name in named for stem in stems(name)}
-        return bool(named) and not others.isdisjoint(entry.sentence_stems[told.at])
+    def _scored(self, one: Ranked, first: Ranked, covered: float, asked: _Asked) -> Iterator[Chosen]:
+        """The sentences of a ranked passage that speak to what is asked; those about others of the same series do not."""
+        beside = covered >= COVERAGE_MIN and self._is_beside(one.entry, asked)
+        headed = self._headed(asked.named)
+        for told in self._told(one.entry):
+            near = self.nearness(told, asked.named)
+            says = not asked.others.isdisjoint(one.entry.sentence_stems[told.at])
+            # Words of two languages do not meet: there the name is enough, and so it is where no heading has it.
+            mentioned = near and (says or not headed or _language(told) is not asked.language)
+            if near is Nearness.HEADED or mentioned or (beside and not is_apart(told, asked.named)):
+                fit = fit_of(self._index, asked.wanted, one.entry, told.at) * (0.5 + 0.5 * one.score / first.score)
+                fit = fit if says or not near else min(fit, NAMED_FIT)
+                if fit > 0.0:
+                    yield Chosen(told, fit, near if says or near is Nearness.HEADED or not headed else Nearness.OTHER)
+
+    def _is_spoken_of(self, entries: Iterable[Entry], named: Named) -> bool:
+        """Whether the sources have something about what is asked about by its number."""
+        near = (told for entry in entries for told in self._told(entry))
+        return bool(named.numbers) and (bool(self._headed(named)) or any(self.nearness(told, named) for told in near))
+
+    def _is_beside(self, entry: Entry, asked: _Asked) -> bool:
+        """Whether a passage may answer without a name: where the sources have something about what is named, it needs more for that."""
+        held = asked.others & (entry.body | entry.context)
+        enough = self.weight(held) >= BESIDE_MIN * self.weight(asked.others)
+        return not asked.spoken_of or (enough and len(held) >= min(BESIDE_STEMS_MIN, len(asked.others)))
+
+    def _all_of(self, entry: Entry, wanted: list[str]) -> Iterator[Chosen]:
+        """The sentences of a passage whose heading names what is asked about."""
+        for told in self._told(entry):
+            yield Chosen(told, min(fit_of(self._index, wanted, entry, told.at), NAMED_FIT), Nearness.HEADED)
+
+    def _headed(self, named: Named) -> list[Entry]:
+        """The passages under headings that name something."""
+        if named not in self._under:
+            entries = self._index.entries if named else []
+            self._under[named] = [entry for entry in entries if self._is_headed(entry.passage.headings, named)]
+        return self._under[named]
+
+    def _is_headed(self, headings: tuple[str, ...], named: Named) -> bool:
+        if not named:
+            return False
+        known = self._headings.get((headings, named))
+        if known is None:
+            known = self._headings[headings, named] = any(named.stands_in(heading) for heading in headings)
+        return known
+
+    def shared(self, told: Told, wanted: Iterable[str]) -> frozenset[str]:
+        """The stems that a sentence itself holds."""
+        return self._index.entries[told.passage].sentence_stems[told.at].intersection(wanted)
+
+    def weight(self, found: Iterable[str]) -> float:
+        """How much stems tell together: the rarer, the more."""
+        return sum(self._index.weight(stem) for stem in found)
 
     def share(self, told: Told, part: str) -> float:
         """How much of a part one sentence holds, its headings included: from 0 to 1."""
-        wanted = set(stems(part))
+        wanted = _stems_once(part)
         entry = self._index.entries[told.passage]
         own = entry.sentence_stems[told.at] | frozenset(stems(" ".join(told.headings)))
         whole = sum(self._index.weight(stem) for stem in wanted)
@@ -155,6 +266,10 @@ class Material:
                 if place[0] == citation.ref and _overlap(told.sentence, citation):
                     touched.setdefault(place, told)
         return list(touched.values())
+
+    def texts(self) -> Iterable[str]:
+        """The whole texts."""
+        return self._index.texts.values()
 
     def all(self) -> Iterator[Told]:
         """Every sentence once, in the order of refs and text."""
@@ -172,6 +287,11 @@ class Material:
         paragraph = {one.at: one for one in self.passage(told) if one.paragraph == told.paragraph}
         if sum(len(one.excerpt) for one in paragraph.values()) <= PARAGRAPH_CHARS_MAX:
             return list(paragraph.values())
+        return self.led(told)
+
+    def led(self, told: Told) -> list[Told]:
+        """A sentence with those before it as far as each leans on the one before."""
+        paragraph = {one.at: one for one in self.passage(told) if one.paragraph == told.paragraph}
         run = [told]
         while run[0].leans and (before := paragraph.get(run[0].at - 1)):
             run.insert(0, before)
@@ -195,6 +315,12 @@ class Material:
         return any(topic <= entry.sentence_stems[told.at] for topic in self._excluded)
 
 
+@lru_cache(maxsize=64)
+def _stems_once(part: str) -> frozenset[str]:
+    """Every sentence is weighed against the same few parts, and a part can be as long as all that is asked."""
+    return frozenset(stems(part))
+
+
 def parts_of(text: str) -> list[str]:
     """What is asked, piece by piece: its sentences and lines, those without a word of their own with the one before."""
     made: list[str] = []
@@ -209,12 +335,36 @@ def parts_of(text: str) -> list[str]:
     return kept if len(kept) <= PARTS_MAX else [*kept[: PARTS_MAX - 1], " ".join(kept[PARTS_MAX - 1 :])]
 
 
+def is_apart(told: Told, named: Named) -> bool:
+    """Whether a sentence is about another thing of the series that is asked about."""
+    return bool(named) and named.is_apart(" ".join((*told.headings[-1:], told.shown)))
+
+
+def _names_of_row(told: Told) -> list[str]:
+    """The names that a row gives what its first cell numbers, each as a heading would: `TS-04, The export violin`."""
+    numbers = names_in(told.key)
+    if len(numbers) != 1:
+        return []
+    cells = [cell.rpartition(": ")[2] for cell in told.shown.split("; ")[1:]]
+    fitting = [cell for cell in cells if NAME_STEMS[0] <= len(stems(cell)) <= NAME_STEMS[1]]
+    return [f"{next(iter(numbers))}, {cell}" for cell in fitting]
+
+
+def _language(told: Told) -> Language:
+    """The language of a sentence; numbers such as TS-02 have none."""
+    return language_of(" ".join(word for word in told.shown.split() if not names_in(word)))
+
+
 def _once(scored: list[Chosen]) -> tuple[Chosen, ...]:
-    """Those that fit nearly as well as the best statement or name what is asked about, each wording once."""
+    """Those that fit nearly as well as the best statement or are about what is named, each wording once."""
     least = SCORE_SHARE_MIN * max((one.score for one in scored if not one.told.is_open), default=0.0)
     first: dict[str, Chosen] = {}
+    of_passage = Counter[int]()
     for chosen in scored:
-        if chosen.score >= least or chosen.named:
+        headed = chosen.near is Nearness.HEADED
+        of_passage[chosen.told.passage] += headed
+        named = of_passage[chosen.told.passage] <= HEADED_EACH_MAX if headed else chosen.is_named
+        if chosen.score >= least or named:
             first.setdefault(chosen.told.shown, chosen)
     return tuple(first.values())
 

@@ -2,7 +2,9 @@
 wrong with it, and which entities it speaks of. The draft itself is never changed, and nothing is approved or refused here.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast
 
 from trellis.agents.definition import SafeOutput
@@ -11,7 +13,16 @@ from trellis.agents.offline import comparing
 from trellis.artifacts.content import ITEMS_MAX, LINE_CHARS_MAX, ArtifactType, Draft, Issue, Severity
 from trellis.artifacts.payloads import PreprocessPayload
 from trellis.artifacts.structuring.entities import Known, Match
-from trellis.artifacts.structuring.fields import CITATIONS, every_text, is_empty, normalised, texts_of
+from trellis.artifacts.structuring.fields import (
+    CITATIONS,
+    every_text,
+    found_at,
+    is_cited,
+    is_empty,
+    is_published,
+    normalised,
+    texts_of,
+)
 from trellis.artifacts.structuring.grounding import Grounded
 from trellis.artifacts.structuring.material import Material
 from trellis.artifacts.structuring.rules import broken
@@ -33,6 +44,8 @@ DENIED_MAX = 40
 STATEMENTS_MAX = 60
 CONTRADICTIONS_MAX = 10
 SHARED_STEMS_MIN = 2
+QUOTED_MIN = 12
+"""A shorter excerpt stands in a sentence by chance."""
 FIELD_CHARS_MAX = 500
 LIMITS = {
     "summary": SUMMARY_CHARS_MAX,
@@ -40,6 +53,7 @@ LIMITS = {
     "target": TARGET_CHARS_MAX,
     "text": TEXT_BYTES_MAX,
 }
+_QUOTING = re.compile(r"[>|*_`«»“”„\"]")
 NEEDED = ("action", "summary", "text")
 
 
@@ -54,7 +68,7 @@ def preprocess(task: Task, payload: PreprocessPayload, prompt: Prompt, grounded:
     target, target_issues = _target(plain, names, prompt.language)
     material = Material(sources)
     evidence = _evidence(plain, material)
-    cited, citation_issues = _citations(plain.get(CITATIONS), sources, prompt.language)
+    cited, citation_issues = _citations(found_at(plain, CITATIONS), sources, prompt.language)
     contradicted, quoted = _contradictions(plain, material, prompt.language)
     found = [broken(rule, plain, names, prompt.language) for rule in payload.validation_rules]
     issues = [
@@ -109,7 +123,9 @@ def _enriched(
 
 
 def _matches(known: Known, plain: Mapping[str, Any]) -> list[Match]:
-    texts = [text for path, text in every_text(plain).items() if path.partition(".")[0] != CITATIONS]
+    # A published proposal says much of itself; its texts and its target are what a person wrote or meant.
+    said = {**texts_of(plain), "target": plain.get("target")} if is_published(plain) else every_text(plain)
+    texts = [text for path, text in said.items() if isinstance(text, str) and not is_cited(path)]
     return [match for text in texts for match in known.matches(text)]
 
 
@@ -142,14 +158,18 @@ def _target(plain: Mapping[str, Any], names: Names, language: Language) -> tuple
 
 def _field_issues(plain: Mapping[str, Any], language: Language) -> Iterator[Issue]:
     for name in NEEDED:
-        if name not in plain:
+        if not found_at(plain, name):
             yield _issue(name, Severity.WARNING, say(language, "field_missing"))
     action = plain.get("action")
     if not is_empty(action) and action not in list(SafeOutput):
         known = ", ".join(SafeOutput)
         shown = clipped(str(action), SHOWN_CHARS_MAX)
         yield _issue("action", Severity.ERROR, say(language, "action_unknown", value=shown, known=known))
-    if not any(name.casefold() in RATIONALE and not is_empty(value) for name, value in plain.items()):
+    reasons = (
+        *(value for name, value in plain.items() if name.casefold() in RATIONALE),
+        *found_at(plain, "reasoning").values(),
+    )
+    if all(is_empty(value) for value in reasons):
         yield _issue("rationale", Severity.WARNING, say(language, "rationale_missing"))
     for path, text in every_text(plain).items():
         yield from _text_issues(path, text, language)
@@ -158,53 +178,67 @@ def _field_issues(plain: Mapping[str, Any], language: Language) -> Iterator[Issu
 def _text_issues(path: str, text: str, language: Language) -> Iterator[Issue]:
     if not text.strip():
         yield _issue(path, Severity.WARNING, say(language, "field_empty"))
-    limit = LIMITS.get(path, TEXT_BYTES_MAX)
+    limit = LIMITS.get(path.removeprefix("content."), TEXT_BYTES_MAX)
     if len(text) > limit:
         yield _issue(path, Severity.ERROR, say(language, "field_long", size=len(text), limit=limit))
     if problem := markdown.problem_in(text):
         yield _issue(path, Severity.ERROR, say(language, "field_unsafe", problem=problem))
-    if path.partition(".")[0] != CITATIONS and (left := PLACEHOLDERS.search(text.lower())):
+    if not is_cited(path) and (left := PLACEHOLDERS.search(text.lower())):
         yield _issue(path, Severity.WARNING, say(language, "placeholder", text=left[0]))
 
 
 def _citations(
-    value: object, sources: tuple[Source, ...], language: Language
+    found: Mapping[str, object], sources: tuple[Source, ...], language: Language
 ) -> tuple[tuple[Citation, ...], list[Issue]]:
     """The draft's own citations that stand in their sources, and what is wrong with the others."""
-    if is_empty(value):
-        return (), []
-    if not isinstance(value, list):
-        return (), [_issue(CITATIONS, Severity.WARNING, say(language, "citation_shape"))]
     kept: list[Citation] = []
     issues: list[Issue] = []
-    for at, item in enumerate(cast("list[object]", value)[:ITEMS_MAX]):
-        one = cast("dict[str, object]", item) if isinstance(item, dict) else {}
-        ref, excerpt = one.get("ref"), one.get("excerpt")
-        if not isinstance(ref, str) or not isinstance(excerpt, str):
-            issues.append(_issue(f"{CITATIONS}.{at}", Severity.WARNING, say(language, "citation_shape")))
+    for path, value in found.items():
+        if not isinstance(value, list):
+            wrong = [] if is_empty(value) else [_issue(path, Severity.WARNING, say(language, "citation_shape"))]
+            issues += wrong
             continue
-        claimed = Citation(ref, excerpt[: EXCERPT_CHARS_MAX + 1])
-        verified = verify(Answer(text="", citations=(claimed,)), sources).citations
-        kept += verified
-        if not verified:
-            shown = {"ref": clipped(ref, SHOWN_CHARS_MAX), "text": clipped(excerpt, SHOWN_CHARS_MAX)}
-            message = say(language, "citation_not_found", **shown)
-            issues.append(_issue(f"{CITATIONS}.{at}", Severity.WARNING, message))
+        for at, item in enumerate(cast("list[object]", value)[:ITEMS_MAX]):
+            verified, issue = _citation(f"{path}.{at}", item, sources, language)
+            kept += verified
+            issues += [issue] if issue else []
     return tuple(kept), issues
+
+
+def _citation(
+    path: str, item: object, sources: tuple[Source, ...], language: Language
+) -> tuple[tuple[Citation, ...], Issue | None]:
+    one = cast("dict[str, object]", item) if isinstance(item, dict) else {}
+    ref, excerpt = one.get("ref"), one.get("excerpt")
+    if not isinstance(ref, str) or not isinstance(excerpt, str):
+        return (), _issue(path, Severity.WARNING, say(language, "citation_shape"))
+    claimed = Citation(ref, excerpt[: EXCERPT_CHARS_MAX + 1])
+    verified = verify(Answer(text="", citations=(claimed,)), sources).citations
+    if verified:
+        return verified, None
+    shown = {"ref": clipped(ref, SHOWN_CHARS_MAX), "text": clipped(excerpt, SHOWN_CHARS_MAX)}
+    return (), _issue(path, Severity.WARNING, say(language, "citation_not_found", **shown))
 
 
 def _contradictions(
     plain: Mapping[str, Any], material: Material, language: Language
 ) -> tuple[list[Issue], list[Citation]]:
     """Where a source gives another figure, or denies what the draft says; both are for a person to judge."""
-    said = _statements(plain)
+    # What the draft quotes, in its text or as a citation, it knows: that is no contradiction, and no claim of its own.
+    quoting = "\n".join(_flat(text) for text in every_text(plain).values())
+    excerpts = _excerpts(plain)
+    held = "\n".join((*excerpts, *(_flat(text) for text in material.texts())))
+    said = [(path, one) for path, one in _statements(plain) if not _is_no_claim(one.excerpt, held, excerpts)]
     fields = {one.ref: path for path, one in said}
     shared = frozenset[str]().union(*(one.stems for _, one in said))
-    near = [
-        comparing.statement(told.ref, told.excerpt)
+    sharing = (
+        told
         for told in material.all()
         if len(shared & frozenset(stems(told.shown))) >= SHARED_STEMS_MIN
-    ][:COMPARED_MAX]
+        and _flat(told.excerpt) not in quoting
+        and _flat(told.shown) not in quoting
+    )
+    near = [comparing.statement(told.ref, told.excerpt) for told in islice(sharing, COMPARED_MAX)]
     ours = [one for _, one in said]
     pairs = [*comparing.against(ours, near), *(pair for one in ours for pair in _denied(one, near))]
     issues: list[Issue] = []
@@ -218,13 +252,35 @@ def _contradictions(
     return issues, quoted
 
 
+def _own_lines(text: str) -> str:
+    """A text without the lines that it marks as quoted."""
+    return "\n".join(line for line in text.split("\n") if not line.lstrip().startswith(">"))
+
+
+def _excerpts(plain: Mapping[str, Any]) -> list[str]:
+    """What the draft cites."""
+    return [text for path, one in every_text(plain).items() if is_cited(path) and len(text := _flat(one)) >= QUOTED_MIN]
+
+
+def _is_no_claim(said: str, held: str, excerpts: Sequence[str]) -> bool:
+    """Whether a sentence of the draft is no claim of its own: a question, a source's sentence, or one that holds what the draft cites."""
+    flat = _flat(said)
+    return flat.endswith("?") or flat in held or any(excerpt in flat for excerpt in excerpts)
+
+
+def _flat(text: str) -> str:
+    """A text without its white space, its case and the marks of a quotation, as quotations are compared."""
+    return " ".join(_QUOTING.sub(" ", text).casefold().split()).rstrip(" .…")
+
+
 def _statements(plain: Mapping[str, Any]) -> list[tuple[str, comparing.Statement]]:
     """The sentences of the draft with the path of their field; no ref of a source begins with a line break."""
-    return [
-        (path, comparing.statement(f"\n{path}\n{at}", sentence.shown))
-        for path, text in texts_of(plain).items()
+    said = (
+        (path, f"\n{path}\n{at}", sentence)
+        for path, text in ((path, _own_lines(text)) for path, text in texts_of(plain).items())
         for at, sentence in enumerate(sentences(text, 0, len(text)))
-    ][:STATEMENTS_MAX]
+    )
+    return [(path, comparing.statement(ref, one.shown)) for path, ref, one in islice(said, STATEMENTS_MAX)]
 
 
 def _denied(one: comparing.Statement, near: Sequence[comparing.Statement]) -> list[comparing.Conflict]:

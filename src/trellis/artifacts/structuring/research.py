@@ -10,6 +10,7 @@ and open questions.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from trellis.agents.offline import comparing
 from trellis.agents.offline.wording import language_of
@@ -17,21 +18,29 @@ from trellis.artifacts.content import LINE_CHARS_MAX, TITLE_CHARS_MAX, ArtifactT
 from trellis.artifacts.payloads import ResearchPayload
 from trellis.artifacts.structuring.entities import Known
 from trellis.artifacts.structuring.grounding import Grounded
-from trellis.artifacts.structuring.material import Chosen, Found, Material, Told, parts_of
+from trellis.artifacts.structuring.material import Chosen, Found, Material, Told, is_apart, parts_of
+from trellis.artifacts.structuring.naming import Named, Nearness
 from trellis.artifacts.structuring.task import Prompt, Task
 from trellis.artifacts.structuring.telling import Quotes, drafted, told_text
 from trellis.artifacts.structuring.wording import clipped, say
 from trellis.nlm.extractive import COVERAGE_CONFIDENT
-from trellis.nlm.provider import Source
+from trellis.nlm.provider import Language, Source
 from trellis.nlm.stitching import HEADINGS_JOINED
+from trellis.nlm.words import stems
 from trellis.storage.memory.layout import OPEN_LOOPS
 
 TITLE_QUERY_CHARS = 120
 SENTENCES_EACH_MAX = 12
+SENTENCES_BESIDE_MAX = 6
+"""Of others, where a heading names what is asked about."""
 SECTION_SENTENCES_MAX = 10
 SENTENCES_MAX = 100
 """Of all sections: with citations, conclusions and open questions every one of them has its place among the artifact's sources."""
 CONCLUSIONS_MAX = 6
+CONCLUSION_SHARE_MIN = 0.3
+"""How much of what was asked a conclusion holds itself."""
+CONCLUSION_STEMS_MIN = 2
+"""And how many words of it, where something is named that it does not name."""
 OPEN_MAX = 10
 DISPUTES_MAX = 4
 SUMMARY_SENTENCES = 3
@@ -46,7 +55,8 @@ _PROPER = re.compile(r"(?<=[^\W\d_] )[^\W\d_a-zа-яєіїґ][^\W\d_]+(?!\w|-\d)
 class _Section:
     """Sentences of one source under one path of headings."""
 
-    score: float
+    order: tuple[float, ...]
+    """Of the sentence that it is there for: the least comes first."""
     best: tuple[str, int]
     """The place of the sentence that it is there for, which may be told elsewhere."""
     sentences: dict[tuple[str, int], Told] = field(default_factory=dict[tuple[str, int], Told])
@@ -60,17 +70,19 @@ def research(task: Task, payload: ResearchPayload, prompt: Prompt, grounded: Gro
     """The brief. Without anything in the sources it has no sections, and says so."""
     material = Material(prompt.corpus(), exclude=payload.constraints.exclude)
     parts = [*parts_of(payload.query), *payload.constraints.focus]
-    found = [] if grounded.refused else [material.find(part) for part in parts]
+    named = material.names(payload.query, task.snapshot.entities)
+    by_part = {part: material.names(part, task.snapshot.entities) or named for part in parts}
+    found = [] if grounded.refused else [material.find(part, by_part[part]) for part in parts]
     quotes = Quotes()
-    quotes.cite(grounded.citations)
-    chosen = _chosen(material, found, grounded)
+    quotes.cite(grounded.citations if grounded.by_model else ())
+    chosen = _chosen(material, found, named, grounded)
     disputes = _disputes(found, [told for one in chosen for told in material.beside(one.told)])
     disputed = [one for pair in disputes for one in (pair.first, pair.second)]
-    concluded = _conclusions(found, chosen, {one.place for one in disputed})
+    concluded = _conclusions(material, found, chosen, {one.place for one in disputed}, named)
     sections = _sections(material, chosen, concluded, payload.constraints.max_sections)
     told = {place for section in sections for place in section.sentences}
     concluded = [one for one in concluded if one.place not in told]
-    opened = _open(material, [one.part for one in found], {*told, *(one.place for one in concluded)})
+    opened = _open(material, [one.part for one in found], {*told, *(one.place for one in concluded)}, named)
     unmet = _unmet(prompt, payload, parts, found, grounded)
     loops = _loops(task, payload.query)
     for one in (*_all(sections), *concluded, *disputed, *opened, *loops):
@@ -104,26 +116,50 @@ def _whole(content: Mapping[str, object]) -> str:
     return "\n".join(str(value) for value in content.values())
 
 
-def _chosen(material: Material, found: list[Found], grounded: Grounded) -> list[Chosen]:
-    """What the provider cited, then what the sources hold about each part; each sentence once."""
+def _chosen(material: Material, found: list[Found], named: Named, grounded: Grounded) -> list[Chosen]:
+    """What a model cited, then what the sources hold about each part; each sentence once."""
     best = max((one.score for part in found for one in part.chosen), default=1.0)
-    cited = [Chosen(told, best) for told in material.cited(grounded.citations)]
+    told = material.cited(grounded.citations) if grounded.by_model else []
     first: dict[tuple[str, int], Chosen] = {}
-    for one in (*cited, *(one for part in found for one in part.chosen[:SENTENCES_EACH_MAX])):
+    cited = [Chosen(one, best, material.nearness(one, named)) for one in told]
+    for one in (*cited, *(one for part in found for one in part.chosen[: _each_max(part)])):
         known = first.get(one.told.place)
-        if known is None or known.score < one.score:
+        if known is None or known.order > one.order:
             first[one.told.place] = one
     return list(first.values())
 
 
-def _conclusions(found: list[Found], chosen: list[Chosen], disputed: set[tuple[str, int]]) -> list[Told]:
+def _each_max(part: Found) -> int:
+    """What stands under the headings of what is named is not counted away, within what an artifact holds."""
+    headed = sum(one.near is Nearness.HEADED for one in part.chosen)
+    return min(SENTENCES_MAX, max(SENTENCES_EACH_MAX, headed + SENTENCES_BESIDE_MAX))
+
+
+def _conclusions(
+    material: Material, found: list[Found], chosen: list[Chosen], disputed: set[tuple[str, int]], named: Named
+) -> list[Told]:
     """Sentences that conclude, about what was asked, the best first. What another source denies is no conclusion."""
+    parts = [one.part for one in found]
     fitting = [*chosen, *(one for part in found for one in part.chosen)]
-    fitting.sort(key=lambda one: -one.score)
+    fitting.sort(key=lambda one: one.order)
     first = {
-        one.told.shown: one.told for one in reversed(fitting) if one.told.concludes and one.told.place not in disputed
+        one.told.shown: one.told
+        for one in reversed(fitting)
+        if one.told.concludes
+        and one.told.place not in disputed
+        and any(_is_asked(material, one, part, named) for part in parts)
     }
     return list(reversed(first.values()))[:CONCLUSIONS_MAX]
+
+
+def _is_asked(material: Material, one: Chosen, part: str, named: Named) -> bool:
+    """Whether a conclusion is about what was asked: it says some of it about what is named, or enough of it by itself."""
+    others = named.others(stems(part))
+    shared = material.shared(one.told, others)
+    if one.near:
+        return bool(shared) or not others or named.stands_in(one.told.shown)
+    enough = material.weight(shared) >= CONCLUSION_SHARE_MIN * material.weight(others)
+    return enough and len(shared) >= (CONCLUSION_STEMS_MIN if named else 1)
 
 
 def _sections(material: Material, chosen: list[Chosen], concluded: list[Told], sections_max: int) -> list[_Section]:
@@ -131,8 +167,8 @@ def _sections(material: Material, chosen: list[Chosen], concluded: list[Told], s
     moved = {one.place for one in concluded}
     left = SENTENCES_MAX
     made: dict[tuple[str, tuple[str, ...]], _Section] = {}
-    for one in sorted(chosen, key=lambda one: -one.score):
-        section = made.setdefault((one.told.ref, one.told.headings), _Section(one.score, one.told.place))
+    for one in sorted(chosen, key=lambda one: one.order):
+        section = made.setdefault((one.told.ref, one.told.headings), _Section(one.order, one.told.place))
         for told in material.beside(one.told):
             new = told.place not in section.sentences and not told.is_open
             if new and left and len(section.sentences) < SECTION_SENTENCES_MAX:
@@ -142,7 +178,7 @@ def _sections(material: Material, chosen: list[Chosen], concluded: list[Told], s
     for section in made.values():
         rest = {place: told for place, told in section.sentences.items() if place not in moved}
         section.sentences = rest or section.sentences
-    ordered = sorted(made.values(), key=lambda section: -section.score)
+    ordered = sorted(made.values(), key=lambda section: section.order)
     return ordered[:sections_max]
 
 
@@ -168,11 +204,18 @@ def _summary(prompt: Prompt, sections: list[_Section], weighty: list[Told], grou
         opening = f"{opening} {say(prompt.language, 'disputed_summary')}"
     if grounded.own_words:
         return f"{opening} {grounded.own_words}"
-    best = [*weighty, *(section.sentences[section.best] for section in sections if section.has_best)]
+    nearest = [section for section in sections if section.order[:1] == sections[0].order[:1]]
+    best = [*weighty, *(section.sentences[section.best] for section in nearest if section.has_best)]
     best = best or [one for section in sections for one in list(section.sentences.values())[:1]]
-    prose = [one for one in best if one in weighty or not (one.sentence.row or one.shown.endswith(":"))] or best
+    prose = [one for one in best if one in weighty or _reads_alone(one)] or best
     shown = dict.fromkeys(told_text([one]) for one in prose)
     return "\n\n".join((opening, *list(shown)[:SUMMARY_SENTENCES]))
+
+
+def _reads_alone(told: Told) -> bool:
+    """Whether a sentence is prose, and neither leads to others nor is a piece of one."""
+    whole = told.shown.count("(") == told.shown.count(")")
+    return whole and not told.sentence.row and not told.shown.endswith(":")
 
 
 def _unmet(
@@ -193,9 +236,10 @@ def _unmet(
     return made
 
 
-def _open(material: Material, parts: list[str], told: set[tuple[str, int]]) -> list[Told]:
+def _open(material: Material, parts: list[str], told: set[tuple[str, int]], named: Named) -> list[Told]:
     """The sources' own open questions about what was asked, the nearest first."""
-    near = [(_nearness(material, one, parts), one) for one in material.all() if one.is_open and one.place not in told]
+    opened = [one for one in material.all() if one.is_open and one.place not in told and not is_apart(one, named)]
+    near = [(_nearness(material, one, parts), one) for one in opened]
     near = [(share, one) for share, one in near if share >= OPEN_SHARE_MIN]
     near.sort(key=lambda pair: (-pair[0], pair[1].place))
     return list({one.shown: one for _, one in reversed(near)}.values())[::-1][:OPEN_MAX]
@@ -204,11 +248,18 @@ def _open(material: Material, parts: list[str], told: set[tuple[str, int]]) -> l
 def _nearness(material: Material, told: Told, parts: Sequence[str]) -> float:
     """How near a sentence is to what was asked. Across languages words do not meet: there an item that both name is enough."""
     shares = [material.share(told, part) for part in parts]
+    language, names = language_of(told.shown), comparing.names_in(told.shown)
     for part in parts:
-        foreign = language_of(part) is not language_of(told.shown)
-        if foreign and not comparing.names_in(part).isdisjoint(comparing.names_in(told.shown)):
+        spoken, meant = _known(part)
+        if spoken is not language and not meant.isdisjoint(names):
             shares.append(OPEN_SHARE_MIN)
     return max(shares, default=0.0)
+
+
+@lru_cache(maxsize=64)
+def _known(part: str) -> tuple[Language, frozenset[str]]:
+    """The language of a part and the items it names: the same for every sentence that is held against it."""
+    return language_of(part), comparing.names_in(part)
 
 
 def _loops(task: Task, query: str) -> list[Told]:

@@ -15,6 +15,9 @@ from trellis.nlm.blocks import blocks
 from trellis.storage.memory.layout import LAYER_1
 
 FOUND_MAX = 5
+LOGIC_FILE = "pseudocode.md"
+"""Where approved logic goes, whatever the draft of an agent called it (`runs.targets`)."""
+LAYER_1_FILES = frozenset(LAYER_1)
 _NEW = re.compile(r"(?:notes|sources|artifacts)(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,5}\.(?:md|txt|json)")
 _MAKES = frozenset({SafeOutput.PROPOSE_NOTE, SafeOutput.PROPOSE_SUMMARY, SafeOutput.PROPOSE_ARTIFACT})
 
@@ -86,9 +89,10 @@ def prose(resolved: list[Resolved]) -> str:
 
 def _special(name: str, action: object) -> Resolved | None:
     """A file that the snapshot need not hold."""
-    if action == SafeOutput.MEMORY_UPDATE and name in LAYER_1:
+    # A published proposal changes several files of the memory at once: `open_loops.md+snapshot.md`.
+    if action == SafeOutput.MEMORY_UPDATE and set(name.split("+")) <= LAYER_1_FILES:
         return Resolved(Kind.MEMORY, name, name)
-    if action == SafeOutput.LOGIC_UPDATE and name == DEFINITION_FILE:
+    if action == SafeOutput.LOGIC_UPDATE and name in {DEFINITION_FILE, LOGIC_FILE}:
         return Resolved(Kind.DEFINITION, name, name)
     if isinstance(action, str) and action in _MAKES and _NEW.fullmatch(name):
         return Resolved(Kind.NEW, name, name)

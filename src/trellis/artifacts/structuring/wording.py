@@ -27,6 +27,7 @@ _CUES: dict[str, list[str]] = _WORDS["cues"]
 OPEN = _phrases(_CUES["open"])
 CONCLUDING = _phrases(_CUES["concluding"])
 LEANING = _phrases(_CUES["leaning"])
+ABOUT = re.compile(_phrases(_CUES["about"]).pattern, re.IGNORECASE)
 PLACEHOLDERS = _phrases(_CUES["placeholders"])
 RATIONALE = frozenset(_CUES["rationale"])
 

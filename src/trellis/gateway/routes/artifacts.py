@@ -130,7 +130,10 @@ async def cleanup(
     response: Response,
     body: CleanupAsked | None = None,
 ) -> dict[str, Any]:
-    """Remove artifacts that are old enough, the oldest first; an operator's act, with one audit record for each."""
+    """Remove artifacts that are old enough, the oldest first; an operator's act, with one audit record for each.
+
+    Nobody can read them from then on. Their bytes are deleted right after that record is written, and not before.
+    """
     reservation = await reserve(instance, asked, WHOLE)
     if reservation.answer is not None:
         mark(response, replayed=True)

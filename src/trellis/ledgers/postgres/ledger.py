@@ -53,7 +53,8 @@ from trellis.ledgers.postgres.connection import Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
 from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
-from trellis.ledgers.postgres.reads import Read, Reads, lifecycle_named, state_pairs
+from trellis.ledgers.postgres.reads import Reads, lifecycle_named
+from trellis.ledgers.postgres.requeue import requeue
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Phase, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
@@ -181,6 +182,7 @@ class PostgresLedger(Reads):
             await self._submit_groups(connection, plain, keyed, told, repeat=repeat)
         else:
             async with connection.transaction():
+                await submit.lock_waiting(connection, [job for jobs in keyed.values() for job in jobs])
                 await self._submit_groups(connection, plain, keyed, told, repeat=repeat)
         return [[told.get(id(job)) or Submitted(job_id=job.job_id, created=True) for job in jobs] for _, jobs in calls]
 
@@ -316,11 +318,9 @@ class PostgresLedger(Reads):
         self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
     ) -> list[Moved | NotMoved]:
         number = await self._actor(actor)
-        chosen = list(jobs) if not isinstance(jobs, JobFilter) else await self._requeueable(jobs, limit, request_id)
-        rows = await self._admin_lane.call(
-            "requeue",
-            request_id,
-            lambda c, _: c.fetch("select * from requeue($1, $2, $3, $4)", number, chosen, request_id, storable(cause)),
+        asked = (number, request_id, storable(cause))
+        chosen, rows = await self._admin_lane.call(
+            "requeue", request_id, lambda c, _: requeue(c, asked, jobs, limit=limit)
         )
         told = {row["job_id"]: _moved(row["job_id"], row, "requeue") for row in rows}
         missing = [job_id for job_id in chosen if job_id not in told]
@@ -328,26 +328,6 @@ class PostgresLedger(Reads):
             raise JobNotFound(job_id=missing[0])
         self._bell.ring()
         return [told[job_id] for job_id in chosen]
-
-    async def _requeueable(self, where: JobFilter, limit: int, request_id: RequestId) -> list[JobId]:
-        """The jobs a filter means: those this request took before, if it did, so that asking again takes no more."""
-        before = await self.fetch(Read.requested, request_id)
-        if before:
-            return [JobId(row["job_id"]) for row in before]
-        pairs = state_pairs(where)
-        rows = await self.fetch(
-            Read.requeueable,
-            limit,
-            lifecycle_named(where.lifecycle).code if where.lifecycle else None,
-            [state for _, state in pairs] if pairs is not None else None,
-            where.type,
-            where.correlation_id,
-            where.concurrency_key,
-            where.reason_code,
-            [lifecycle.code for lifecycle, _ in pairs or []],
-            where.parent_id,
-        )
-        return [JobId(row["job_id"]) for row in rows]
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
         require(actor, "sweep")

@@ -54,21 +54,55 @@ select s.*, t.name as type_name, a.name as owner_name,
  order by s.id desc
 
 -- name: jobs_open
--- driven by the places of jobs that have not ended
+-- driven by the places of jobs that have not ended; where jobs rest, by the index on (lifecycle, state, -id). $8 is false for states
+-- in which jobs only rest.
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select o.id from (select id, lifecycle, state, type, ckey from ready union all
-                          select id, lifecycle, state, type, ckey from resting union all
-                          select id, lifecycle, state, type, ckey from parked union all
-                          select id, lifecycle, state, type, ckey from lease) o
-         where o.id < $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[])) and ($4::int is null or o.type = $4)
-           and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
-           and ($6::text is null or o.ckey = hashtextextended($6, 42))
-         order by o.id desc limit $2) n
+  from (select u.id from (
+          select o.id from (select id, lifecycle, state, type, ckey from ready union all
+                            select id, lifecycle, state, type, ckey from parked union all
+                            select id, lifecycle, state, type, ckey from lease) o
+           where $8::boolean and o.id < $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[]))
+             and ($4::int is null or o.type = $4)
+             and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
+             and ($6::text is null or o.ckey = hashtextextended($6, 42))
+          union all
+          select r.id from unnest($3::smallint[], $7::smallint[]) w(lifecycle, state) cross join lateral (
+            select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id > -$1::bigint
+               and ($4::int is null or o.type = $4)
+               and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
+               and ($6::text is null or o.ckey = hashtextextended($6, 42))
+             order by -o.id limit $2) r) u
+         order by u.id desc limit $2) n
   join job_status s on s.id = n.id join job_type t on t.id = s.type
   left join actor a on a.id = s.owner
  order by s.id desc
+
+-- name: jobs_oldest
+-- jobs_open, from its head
+select s.*, t.name as type_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from (select u.id from (
+          select o.id from (select id, lifecycle, state, type, ckey from ready union all
+                            select id, lifecycle, state, type, ckey from parked union all
+                            select id, lifecycle, state, type, ckey from lease) o
+           where $8::boolean and o.id > $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[]))
+             and ($4::int is null or o.type = $4)
+             and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
+             and ($6::text is null or o.ckey = hashtextextended($6, 42))
+          union all
+          select r.id from unnest($3::smallint[], $7::smallint[]) w(lifecycle, state) cross join lateral (
+            select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id < -$1::bigint
+               and ($4::int is null or o.type = $4)
+               and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
+               and ($6::text is null or o.ckey = hashtextextended($6, 42))
+             order by -o.id desc limit $2) r) u
+         order by u.id limit $2) n
+  join job_status s on s.id = n.id join job_type t on t.id = s.type
+  left join actor a on a.id = s.owner
+ order by s.id
 
 -- name: events
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
@@ -187,9 +221,11 @@ having count(*) > c.cap + (select count(*) from slot s where s.ckey = c.id and s
 -- so. $1 and $2 are the states such jobs end in, $3 and $4 those of artifacts made final.
 with final as (
   select j.parent_id, count(*) as artifacts
-    from (select r.id, r.lifecycle, r.state from resting r union all select n.id, n.lifecycle, n.state from ended n) m
+    from unnest($3::smallint[], $4::smallint[]) w(lifecycle, state) cross join lateral (
+      select r.id from resting r where r.lifecycle = w.lifecycle and r.state = w.state union all
+      select n.id from ended n where n.lifecycle = w.lifecycle and n.state = w.state) m
     join job j on j.id = m.id
-   where (m.lifecycle, m.state) in (select * from unnest($3::smallint[], $4::smallint[])) and j.parent_id is not null
+   where j.parent_id is not null
    group by j.parent_id
 ), complete as (
   select j.job_id from ended n join job j on j.id = n.id

@@ -37,6 +37,7 @@ ID_MAX = 2**63 - 1
 VERSION_MAX = 2**31 - 1
 FEED_BATCHES = 32
 BEGINNING = (0, 0, 0)
+OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
 COMPLETED = completed_states()
 FINAL = final_states()
 
@@ -49,6 +50,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     jobs_of_parent: LiteralString
     jobs_ended: LiteralString
     jobs_open: LiteralString
+    jobs_oldest: LiteralString
     events: LiteralString
     events_of: LiteralString
     events_by_type: LiteralString
@@ -110,7 +112,11 @@ class Reads:
         found = await self.fetch(Read.job, job_id)
         return rows.job(found[0]) if found else None
 
-    async def jobs(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> JobPage:
+    async def jobs(
+        self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
+    ) -> JobPage:
+        if oldest_first:
+            return await self._oldest_jobs(where, limit, cursor)
         before = _cursor(cursor)
         lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
         type_id = await self._type_of(where)
@@ -133,6 +139,15 @@ class Reads:
         else:
             found = await self._jobs_in(pairs, before, limit, type_id, where)
         return _page(found, limit)
+
+    async def _oldest_jobs(self, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
+        pairs = state_pairs(where)
+        if pairs is None or not where.of_open_state:
+            raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
+        after, type_id = 0 if cursor is None else _cursor(cursor), await self._type_of(where)
+        lifecycles, states = [lc.code for lc, _ in pairs], [code for _, code in pairs]
+        asked = (after, limit, lifecycles, type_id, where.correlation_id, where.concurrency_key, states, _move(pairs))
+        return _page(await self.fetch(Read.jobs_oldest, *asked), limit)
 
     async def _jobs_of_parent(
         self,
@@ -176,7 +191,9 @@ class Reads:
                 [c for _, c in of],
             ]
             found += await (
-                self.fetch(Read.jobs_ended, *args, where.reason_code) if ended else self.fetch(Read.jobs_open, *args)
+                self.fetch(Read.jobs_ended, *args, where.reason_code)
+                if ended
+                else self.fetch(Read.jobs_open, *args, _move(of))
             )
         return sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
 
@@ -355,6 +372,11 @@ async def _snapshot(connection: Connection, after: int, limit: int) -> tuple[lis
 def state_at(events: list[Event], version: int) -> str:
     """The state an event of this version led to."""
     return next(event.target for event in events if event.version == version)
+
+
+def _move(pairs: list[tuple[Lifecycle, int]]) -> bool:
+    """Whether jobs in one of these states may be elsewhere than at rest."""
+    return any(lc.state_of(code).claimable or lc.state_of(code).phase is Phase.HELD for lc, code in pairs)
 
 
 def _page(found: list[Row], limit: int) -> JobPage:

@@ -50,6 +50,13 @@ async def submit_plain(
         )
 
 
+async def lock_waiting(connection: Connection, jobs: Sequence[NewJob]) -> None:
+    """The first statement of a transaction with several calls: each of them alone would lock in an order of its own."""
+    bounded = [job.concurrency_key for job in jobs if job.waiting_max is not None]
+    if bounded:
+        await connection.execute("select lock_waiting($1)", bounded)
+
+
 async def submit_keyed(
     connection: Connection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
 ) -> list[Submitted | Mismatch]:

@@ -236,8 +236,11 @@ class SqliteLedger:
     async def job(self, job_id: JobId) -> Job | None:
         return await self._reader.run(lambda tx: reads.job(tx, job_id))
 
-    async def jobs(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> JobPage:
-        return await self._reader.run(lambda tx: reads.jobs(tx, where, limit=limit, cursor=cursor))
+    async def jobs(
+        self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
+    ) -> JobPage:
+        read = reads.oldest_jobs if oldest_first else reads.jobs
+        return await self._reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
 
     async def events(self, job_id: JobId) -> list[Event]:
         return await self._reader.run(lambda tx: reads.events(tx, job_id))

@@ -18,6 +18,8 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/migrate.sql"):
     has_meta: LiteralString
     read_version: LiteralString
     write_version: LiteralString
+    nothing_is_restored: LiteralString
+    nobody_restores: LiteralString
 
 
 def migrations() -> dict[int, str]:
@@ -51,6 +53,8 @@ def prepare(connection: Database, url: str) -> int:
         try:
             found = _apply(connection, url)
             load_contract(connection, url)
+            connection.execute(_Sql.nothing_is_restored)
+            connection.execute(_Sql.nobody_restores)
         except BaseException:
             connection.execute("ROLLBACK")
             raise

@@ -24,12 +24,13 @@ from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import HELD, PARKED, READY, RESTING, STATE_NAMES, US, lifecycle_code
-from trellis.lifecycles import BY_CODE, event_code
+from trellis.lifecycles import BY_CODE, Phase, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
 
 PAGE_MAX = 10_000
 LAST = 2**62
+OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
 POSITION_DIGITS = 16
 COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed_states()])
 FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
@@ -40,6 +41,8 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     key_of: LiteralString
     jobs: LiteralString
     jobs_in_places: LiteralString
+    jobs_resting: LiteralString
+    jobs_oldest: LiteralString
     jobs_correlated: LiteralString
     jobs_of_parent: LiteralString
     events: LiteralString
@@ -70,6 +73,17 @@ def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -
     """One page, newest first; the cursor is the last key seen, so that pages neither repeat nor skip."""
     values = _filter(where) | {"before": _cursor(cursor), "limit": page_size(limit) + 1}
     found = tx.db.execute(_listing(where), values).fetchall()
+    page = found[:limit]
+    more = len(found) > limit
+    return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][26]) if more and page else None)
+
+
+def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
+    """One page of what waits in a state, oldest first."""
+    if not where.of_open_state:
+        raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
+    values = _filter(where) | {"after": 0 if cursor is None else _cursor(cursor), "limit": page_size(limit) + 1}
+    found = tx.db.execute(_Sql.jobs_oldest, values).fetchall()
     page = found[:limit]
     more = len(found) > limit
     return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][26]) if more and page else None)
@@ -205,19 +219,21 @@ def _listing(where: JobFilter) -> LiteralString:
         return _Sql.jobs_of_parent
     if where.correlation_id is not None:
         return _Sql.jobs_correlated
-    codes = _states(where.state)
-    well = {(code // 16, code % 16) for code in codes or ()}
-    if codes and not any(BY_CODE[lifecycle].state_of(state).success for lifecycle, state in well):
-        return _Sql.jobs_in_places
-    return _Sql.jobs
+    meant = [BY_CODE[code // 16].state_of(code % 16) for code in _states(where) or ()]
+    if len(meant) == 1 and meant[0].phase is Phase.WAITING and not meant[0].claimable:
+        return _Sql.jobs_resting
+    if where.state is None or any(state.success for state in meant):
+        return _Sql.jobs
+    return _Sql.jobs_in_places
 
 
 def _filter(where: JobFilter) -> dict[str, str | int | None]:
-    codes = _states(where.state)
+    codes = _states(where)
     return {
         "lifecycle": lifecycle_code(where.lifecycle),
         "type": where.type,
         "states": None if codes is None else json.dumps(codes),
+        "only": codes[0] if codes else None,
         "correlation": where.correlation_id,
         "key": where.concurrency_key,
         "reason": None if where.reason_code is None else where.reason_code.value,
@@ -225,10 +241,16 @@ def _filter(where: JobFilter) -> dict[str, str | int | None]:
     }
 
 
-def _states(name: str | None) -> list[int] | None:
-    if name is None:
+def _states(where: JobFilter) -> list[int] | None:
+    """What the filter's word for a state means: one for each lifecycle that has it; None for any state."""
+    if where.state is None:
         return None
-    return [lifecycle * 16 + code for (lifecycle, code), known in STATE_NAMES.items() if known == name]
+    among = lifecycle_code(where.lifecycle)
+    return [
+        lifecycle * 16 + code
+        for (lifecycle, code), known in STATE_NAMES.items()
+        if known == where.state and among in {None, lifecycle}
+    ]
 
 
 def _key_of(tx: Transaction, job_id: JobId) -> int | None:

@@ -3,7 +3,8 @@
 Two rules stand aside while histories are written, inside the transaction. The limits of concurrency keys: what was held one after the
 other is written down all at once. Jobs that hold a slot beyond the limit may go on, as after a lowered limit; the others are parked, and
 the sweep hands out what is free. And the tie between a job and the artifact it completed with, for jobs without any event alone: each
-half comes back by itself, in any order, and `verify` says whether both are there.
+half comes back by itself, in any order, and `verify` says whether both are there. What stays refused is a second final artifact of a job,
+and a final one of a job that is here and has not completed.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ NO_LIMIT = 2**31 - 1
 
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/restore.sql"):
+    begin_restoring: LiteralString
+    end_restoring: LiteralString
     add_job: LiteralString
     begin_history: LiteralString
     end_history: LiteralString
@@ -51,12 +54,14 @@ def restore(tx: Transaction, jobs: Sequence[Restored]) -> list[bool]:
     number = max(last_job(tx), tx.now)
     keys = _Keys(tx)
     answers: list[bool] = []
+    tx.db.execute(_Sql.begin_restoring)
     for job, lifecycle in zip(jobs, lifecycles, strict=True):
         answers.append(job.job_id not in there)
         if answers[-1]:
             number += 1
             there[job.job_id] = number
             _put_back(tx, keys, job, lifecycle, number, there)
+    tx.db.execute(_Sql.end_restoring)
     keys.set_back()
     return answers
 

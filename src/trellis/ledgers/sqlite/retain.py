@@ -1,14 +1,15 @@
 """Retention: one small batch of ended work, old results, signals and claim records at a time."""
 
+from dataclasses import dataclass
 from typing import LiteralString
 
 from trellis.engine.records import RetentionOptions, RetentionReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import US
+from trellis.ledgers.sqlite.plan import ENDED_WELL, US
 from trellis.ledgers.sqlite.steps import changed
 
-KEY_S_MIN = 24 * 3600.0
+KEY_US_MIN = 24 * 3600 * US
 """An idempotency key answers at least this long, whatever the retention of its job."""
 CLAIM_S = 24 * 3600.0
 WORKER_S = 7 * 24 * 3600.0
@@ -18,6 +19,9 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
     position: LiteralString
     write_position: LiteralString
     next_events: LiteralString
+    keep: LiteralString
+    kept: LiteralString
+    forget_kept: LiteralString
     purge: LiteralString
     drop_results: LiteralString
     drop_signals: LiteralString
@@ -29,9 +33,24 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
     drop_workers: LiteralString
 
 
+@dataclass(slots=True)
+class _Purged:
+    """What a pass removed of ended work, and whether it pays to go on."""
+
+    jobs: int = 0
+    events: int = 0
+    keys: int = 0
+    more: bool = False
+
+    def purge(self, tx: Transaction, job: int, events: int, keys: int) -> None:
+        tx.db.execute(_Sql.purge, (job,))
+        self.jobs, self.events, self.keys = self.jobs + 1, self.events + events, self.keys + keys
+
+
 def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
     """Remove at most a batch of each kind."""
-    jobs, events, keys, more = _purge_ended(tx, options)
+    purged = _purge_ended(tx, options)
+    _purge_kept(tx, options, purged)
     tx.db.execute(_Sql.drop_results, (tx.now, options.batch))
     results = changed(tx)
     before = tx.now - int(options.signals_s * US)
@@ -41,8 +60,10 @@ def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
     claims = changed(tx)
     tx.db.execute(_Sql.drop_workers, (tx.now - int(WORKER_S * US),))
     full = options.batch in {results, signals, claims}
-    more = _prune_keys(tx, options.batch) or more or full
-    return RetentionReport(jobs=jobs, events=events, results=results, signals=signals, keys=keys, more=more)
+    more = _prune_keys(tx, options.batch) or purged.more or full
+    return RetentionReport(
+        jobs=purged.jobs, events=purged.events, results=results, signals=signals, keys=purged.keys, more=more
+    )
 
 
 def _prune_keys(tx: Transaction, limit: int) -> bool:
@@ -61,24 +82,40 @@ def _prune_keys(tx: Transaction, limit: int) -> bool:
     return dropped > 0 and len(seen) == limit
 
 
-def _purge_ended(tx: Transaction, options: RetentionOptions) -> tuple[int, int, int, bool]:
+def _purge_ended(tx: Transaction, options: RetentionOptions) -> _Purged:
     """Walk the history from where the last pass stopped; stop where the first event is too young."""
     stored = tx.db.execute(_Sql.position).fetchall()
     position: int = stored[0][0] if stored else 0
     ended_before = tx.now - int(options.ended_s * US)
-    key_before = tx.now - int(KEY_S_MIN * US)
-    jobs = events = keys = 0
+    done = _Purged()
     rows = tx.db.execute(_Sql.next_events, (position, options.batch)).fetchall()
     for seq, at, job, version, key_count, key_at in rows:
-        kept_by_key = job is not None and key_at is not None and key_at > key_before
-        if at > ended_before or kept_by_key:
-            more = False
+        if at > ended_before:
             break
-        if job is not None:
-            tx.db.execute(_Sql.purge, (job,))
-            jobs, events, keys = jobs + 1, events + version, keys + key_count
+        if job is not None and _answers(tx, key_at):
+            tx.db.execute(_Sql.keep, (job, key_at + KEY_US_MIN))
+        elif job is not None:
+            done.purge(tx, job, version, key_count)
         position = seq
     else:
-        more = len(rows) == options.batch
+        done.more = len(rows) == options.batch
     tx.db.execute(_Sql.write_position, (position,))
-    return jobs, events, keys, more
+    return done
+
+
+def _purge_kept(tx: Transaction, options: RetentionOptions, done: _Purged) -> None:
+    """The jobs that were passed by for their keys. One that lives again is met by the walk once more when it has ended."""
+    rows = tx.db.execute(_Sql.kept, (tx.now, options.batch)).fetchall()
+    for job, place, at, version, key_count, key_at in rows:
+        over = at + int(options.ended_s * US)
+        if place < ENDED_WELL:
+            tx.db.execute(_Sql.forget_kept, (job,))
+        elif over > tx.now or _answers(tx, key_at):
+            tx.db.execute(_Sql.keep, (job, max(over, (key_at or 0) + KEY_US_MIN)))
+        else:
+            done.purge(tx, job, version, key_count)
+    done.more = done.more or len(rows) == options.batch
+
+
+def _answers(tx: Transaction, key_at: int | None) -> bool:
+    return key_at is not None and key_at > tx.now - KEY_US_MIN

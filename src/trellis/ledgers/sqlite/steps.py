@@ -23,6 +23,7 @@ class Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/steps.sql"):
     insert_dead_letter: LiteralString
     name_artifact: LiteralString
     artifact_of: LiteralString
+    final_artifact_of: LiteralString
     spare_attempt: LiteralString
     start_anew: LiteralString
     put_result: LiteralString

@@ -108,6 +108,9 @@ def _staged(tx: Transaction, actor: Actor, advance: Advance, step: Step) -> JobK
     if (lifecycle, state, Trigger.FINALIZE) not in STEPS:
         stands = f"artifact {advance.finalizes} is {STATE_NAMES[lifecycle, state]}"
         raise _refusal(actor, advance, step.target_name, stands)
+    final = tx.db.execute(Sql.final_artifact_of, (advance.lease.key,)).fetchall()
+    if final:
+        raise _refusal(actor, advance, step.target_name, f"artifact {final[0][0]} of this job is final")
     return artifact
 
 

@@ -49,6 +49,14 @@ create or replace function _key_hash(p_name text) returns bigint language sql im
 -- What is locked while jobs of a key are counted; another number than the key's own, which is locked for other ends.
 create or replace function _waiting_lock(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 43) $$;
 
+-- In one order, before anything else of the transaction is locked or written: two that bound the same keys wait for each other and never
+-- in a circle, and whoever waits has no number yet that the feed would wait for. Several calls of one transaction ask for all their keys
+-- here first.
+create or replace function lock_waiting(p_names text[]) returns void language plpgsql security definer set search_path from current as $$
+begin
+  perform pg_advisory_xact_lock(o.no) from (select distinct _waiting_lock(u.name) as no from unnest(p_names) u(name) order by 1) o;
+end $$;
+
 -- Nothing while there is room behind a key, else an error. Whoever asks holds a lock until it has committed, so that of many at once
 -- each counts those before it. Jobs that own a slot wait while they are ready.
 create or replace function _refuse_full(p_key text, p_max int) returns void language plpgsql set search_path from current as $$
@@ -127,8 +135,14 @@ begin
           p_prio, p_job_id, p_correlation, p_trace, p_parent, p_payload, p_deadline * 1000000, p_compensates)
   on conflict on constraint job_job_id_key do nothing;
   if not found then
+    -- Its id is there. Where it was chosen its fingerprint says whether this is the same request, else what was asked; a key of the same
+    -- request means that job from now on.
     job_id := p_job_id;
-    outcome := case when p_key is null then 'created' else 'mismatch' end;
+    select j.id, coalesce((select k.fingerprint = p_fingerprint from idempotency k where k.scope = 'job_id' and k.key = p_job_id
+                              and k.id <> new_id), (j.lifecycle, j.type, j.payload) = (p_lifecycle, p_type, p_payload)) as same
+      into old from job j where j.job_id = p_job_id;
+    outcome := case when p_key is null then 'created' when old.same then 'existing' else 'mismatched_id' end;
+    if outcome = 'existing' then update idempotency k set id = old.id where k.id = new_id and k.scope <> 'job_id'; end if;
     delete from idempotency k where k.id = new_id;
     return;
   end if;
@@ -151,13 +165,13 @@ returns table (outcome text, job_id text)
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
-  at timestamptz := trellis.now();
-  no bigint := _open_batch();
+  at timestamptz;
+  no bigint;
   i int;
 begin
-  -- In one order, before anything else is locked: two calls that bound the same keys wait for each other and never in a circle.
-  perform pg_advisory_xact_lock(o.no) from (
-    select distinct _waiting_lock(u.name) as no from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null order by 1) o;
+  perform lock_waiting(array(select u.name from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null));
+  at := trellis.now();
+  no := _open_batch();
   for i in 1 .. array_length(p_job_ids, 1) loop
     return query select s.outcome, s.job_id from _submit_one(
       p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],

@@ -1,5 +1,12 @@
 -- A holder's turn: settle what is done, start what was prefetched, make the rarer steps, claim more. One transaction.
 
+-- Artifacts of a job that have been finalized, whatever came of them later.
+create or replace function _final_artifacts(p_parent text) returns table (id bigint, job_id text) language sql stable
+set search_path from current as $$
+  select a.id, a.job_id from job a join transition x on x.lifecycle = a.lifecycle and x.trigger = 'finalize'
+    join event e on e.id = a.id and e.type = x.event where a.parent_id = p_parent
+$$;
+
 -- The artifact that a job is completed with makes its own step first, in the same actor's name. It is the job's own and waits for it,
 -- or nothing of the turn is written.
 create or replace function _finalize(
@@ -20,6 +27,9 @@ begin
       reason := format('artifact %s is %s', p_artifact,
                        (select s.name from state s where s.lifecycle = (k.t).lifecycle and s.state = (k.t).state));
     end if;
+  end if;
+  if reason is null then
+    select format('artifact %s of this job is final', o.job_id) into reason from _final_artifacts(by_job) o limit 1;
   end if;
   if reason is not null then
     raise exception 'job % cannot be completed: %', by_job, reason using errcode = 'TR005', detail = json_build_object(

@@ -64,6 +64,7 @@ declare
   batch_no bigint;
   fresh text[];
   made jsonb;
+  apart text;
 begin
   perform _require(a.role, 'put lost jobs back', array['owner', 'control-plane']);
   if not pg_has_role(session_user, 'trellis_owner', 'member') then
@@ -105,6 +106,16 @@ begin
       generation smallint, attempt int, role smallint, cause text, request text, due_at timestamptz)
     join job j on j.job_id = e.job_id join actor o on o.name = e.actor_name and o.role = e.role and o.db_role = session_user
    where e.job_id = any(fresh) order by j.id, e.version;
+
+  -- Halves come back in any order; but a job has one final artifact, and none while it is here and has not completed.
+  select w.job_id into apart from job w, lateral _final_artifacts(w.parent_id) o where w.job_id = any(fresh) and o.id = w.id and (
+    exists (select from _final_artifacts(w.parent_id) m where m.id <> w.id)
+    or exists (select from job p where p.job_id = w.parent_id and not exists (
+      select from event e join transition x on x.lifecycle = e.lifecycle and x.finalizes and x.event = e.type and x.target = e.to_state
+       where e.id = p.id))) limit 1;
+  if found then
+    raise exception 'artifact % cannot be final: its job has not completed, or has another', apart using errcode = 'TR001';
+  end if;
 
   insert into dead_letter (id, version, at, reason_code, stage, last_error, attempts, last_owner, last_lease_expires_at, correlation_id,
                            requeued_at)

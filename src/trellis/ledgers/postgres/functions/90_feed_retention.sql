@@ -38,6 +38,25 @@ begin
   return found and cardinality(seen) = p_limit;
 end $$;
 
+-- Places in the feed where nothing is left that stands there. Jobs that rest for good keep theirs: a page of such places is passed over
+-- until the round is through. True when it pays to go on at once.
+create or replace function _prune_feed(p_before timestamptz, p_limit int) returns boolean language plpgsql set search_path from current as $$
+declare
+  after bigint := coalesce((select m.value::bigint from meta m where m.name = 'feed_pruned_up_to'), 0);
+  page record;
+  passed int;
+begin
+  select array_agg(o.pos) as places, count(*) as looked, max(o.pos) as last, min(o.batch) as lowest, max(o.batch) as highest into page
+    from (select f.pos, f.batch, f.at from feed f where f.pos > after order by f.pos limit p_limit) o where o.at < p_before;
+  delete from feed f where f.pos = any(page.places)
+     and f.batch not in (select e.batch from event e where e.batch between page.lowest and page.highest);
+  get diagnostics passed = row_count;
+  insert into meta as m (name, value)
+  values ('feed_pruned_up_to', case when page.looked < p_limit then 0 when passed > 0 then after else page.last end)
+    on conflict (name) do update set value = excluded.value where m.value <> excluded.value;
+  return passed > 0 and page.looked = p_limit;
+end $$;
+
 create or replace function retain(p_ended_s float8, p_signals_s float8, p_limit int)
 returns table (jobs int, events int, results int, signals int, keys int, more boolean)
 language plpgsql security definer set search_path from current as $$
@@ -45,10 +64,7 @@ language plpgsql security definer set search_path from current as $$
 declare
   now_at timestamptz := trellis.now();
   gone bigint[];
-  passed bigint;
   renewals int;
-  lowest bigint;
-  highest bigint;
 begin
   if not exists (select from authority g join role r on r.role = g.role and r.name in ('sweeper', 'control-plane')
                   where pg_has_role(session_user, g.db_role, 'member')) then
@@ -91,15 +107,9 @@ begin
   delete from ended n where n.id = any(gone);
   delete from job j where j.id = any(gone);
   get diagnostics jobs = row_count;
-  -- A place in the feed goes when nothing is left that stands there.
-  select min(o.batch), max(o.batch) into lowest, highest
-    from (select f.batch from feed f where f.at < now_at - p_ended_s * interval '1 s' order by f.pos limit 10 * p_limit) o;
-  delete from feed f where f.pos = any(array(
-    select o.pos from feed o where o.batch between lowest and highest and o.at < now_at - p_ended_s * interval '1 s'
-       and o.batch not in (select e.batch from event e where e.batch between lowest and highest) order by o.pos limit 10 * p_limit));
-  get diagnostics passed = row_count;
   delete from worker w where w.seen_at < now_at - greatest(p_ended_s, 86400) * interval '1 s';
-  more := jobs = p_limit or results = p_limit or signals >= p_limit or passed = 10 * p_limit;
+  more := jobs = p_limit or results = p_limit or signals >= p_limit;
+  more := _prune_feed(now_at - p_ended_s * interval '1 s', 10 * p_limit) or more;
   more := _prune_keys(p_limit) or more;
   return next;
 end $$;

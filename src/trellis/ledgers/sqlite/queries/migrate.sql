@@ -9,3 +9,10 @@ SELECT value FROM trellis_meta WHERE key = 'schema_version';
 -- name: write_version
 INSERT INTO trellis_meta (key, value) VALUES ('schema_version', ?)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- A restore is one transaction: whatever is there when a ledger is opened was left by somebody else.
+-- name: nothing_is_restored
+DELETE FROM trellis_restoring;
+
+-- name: nobody_restores
+DELETE FROM trellis_meta WHERE key = 'restoring';

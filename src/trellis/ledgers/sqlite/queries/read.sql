@@ -38,7 +38,8 @@ SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM (
   SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1
-  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_resting WHERE place = 2
+  UNION ALL SELECT r.id FROM json_each(:states) w CROSS JOIN trellis_job r INDEXED BY trellis_job_standing
+    ON r.place = 2 AND r.lifecycle = w.value / 16 AND r.state = w.value % 16
   UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3
   UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4
   UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_unlucky WHERE place = 6
@@ -51,6 +52,49 @@ WHERE j.id < :before
   AND (:type IS NULL OR t.name = :type)
   AND j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states))
   AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
+  AND (:key IS NULL OR k.name = :key)
+  AND (:reason IS NULL OR EXISTS (
+    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
+ORDER BY j.id DESC LIMIT :limit;
+
+-- What waits in a state, from its head: which jobs is decided before anything else of them is read.
+-- name: jobs_oldest
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
+FROM (
+  SELECT w.id FROM (
+    SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1
+    UNION ALL SELECT r.id FROM json_each(:states) w CROSS JOIN trellis_job r INDEXED BY trellis_job_standing
+    ON r.place = 2 AND r.lifecycle = w.value / 16 AND r.state = w.value % 16
+    UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3
+    UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4
+  ) AS live CROSS JOIN trellis_job w ON w.id = live.id
+  WHERE w.id > :after
+    AND (:lifecycle IS NULL OR w.lifecycle = :lifecycle)
+    AND w.lifecycle * 16 + w.state IN (SELECT value FROM json_each(:states))
+    AND (:type IS NULL OR w.type IN (SELECT id FROM trellis_job_type WHERE name = :type))
+    AND (:correlation IS NULL
+      OR EXISTS (SELECT 1 FROM trellis_submission c WHERE c.id = w.id AND coalesce(c.correlation, c.job_id) = :correlation))
+    AND (:key IS NULL OR w.ckey = (SELECT id FROM trellis_concurrency_key WHERE name = :key))
+  ORDER BY w.id LIMIT :limit
+) AS meant CROSS JOIN trellis_job j ON j.id = meant.id
+JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
+ORDER BY j.id;
+
+-- The same for one state of one lifecycle in which jobs only rest: newest first without reading the others.
+-- name: jobs_resting
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
+FROM trellis_job j INDEXED BY trellis_job_standing
+JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
+WHERE j.place = 2 AND j.lifecycle = :only / 16 AND j.state = :only % 16 AND j.id < :before
+  AND (:type IS NULL OR t.name = :type)
   AND (:key IS NULL OR k.name = :key)
   AND (:reason IS NULL OR EXISTS (
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))

@@ -3,6 +3,12 @@
 -- name: add_job
 INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, ckey, compensates) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: begin_restoring
+INSERT INTO trellis_meta (key, value) VALUES ('restoring', 1);
+
+-- name: end_restoring
+DELETE FROM trellis_meta WHERE key = 'restoring';
+
 -- name: begin_history
 INSERT INTO trellis_restoring (job) VALUES (?);
 

@@ -1,5 +1,6 @@
 -- Removing what is over. Ended jobs are found by walking the history from where the last pass stopped: the event that is
--- its job's last one and ended it long enough ago marks a job to purge.
+-- its job's last one and ended it long enough ago marks a job to purge. One whose key must still answer is passed by and looked at again
+-- when that is over.
 
 -- name: position
 SELECT value FROM trellis_meta WHERE key = 'retained_up_to';
@@ -12,6 +13,18 @@ SELECT e.seq, e.at, iif(j.seq = e.seq AND j.place >= 5, j.id, NULL), j.version,
   (SELECT count(*) FROM trellis_idempotency i WHERE i.job = j.id),
   (SELECT max(i.at) FROM trellis_idempotency i WHERE i.job = j.id)
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job WHERE e.seq > ? ORDER BY e.seq LIMIT ?;
+
+-- name: keep
+INSERT INTO trellis_kept (job, until) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET until = excluded.until;
+
+-- name: kept
+SELECT k.job, j.place, e.at, j.version,
+  (SELECT count(*) FROM trellis_idempotency i WHERE i.job = j.id),
+  (SELECT max(i.at) FROM trellis_idempotency i WHERE i.job = j.id)
+FROM trellis_kept k JOIN trellis_job j ON j.id = k.job JOIN trellis_event e ON e.seq = j.seq WHERE k.until <= ? ORDER BY k.until LIMIT ?;
+
+-- name: forget_kept
+DELETE FROM trellis_kept WHERE job = ?;
 
 -- name: purge
 INSERT INTO trellis_purge (job) VALUES (?);

@@ -31,6 +31,11 @@ INSERT INTO trellis_finalizing (job, artifact) VALUES (?, ?) ON CONFLICT (job) D
 SELECT a.id, a.lifecycle, a.state FROM trellis_submission s JOIN trellis_job a ON a.id = s.id
 WHERE s.job_id = ? AND s.parent = (SELECT o.job_id FROM trellis_submission o WHERE o.id = ?);
 
+-- name: final_artifact_of
+SELECT s.job_id FROM trellis_submission o JOIN trellis_submission s ON s.parent = o.job_id JOIN trellis_job a ON a.id = s.id
+JOIN trellis_finalizer f ON NOT f.completes AND f.lifecycle = a.lifecycle
+JOIN trellis_event e ON e.job = a.id AND e.source = f.source AND e.target = f.target AND e.type = f.type WHERE o.id = ? LIMIT 1;
+
 -- name: spare_attempt
 UPDATE trellis_job SET max_attempts = max_attempts + 1 WHERE id = ?;
 

@@ -1,0 +1,49 @@
+"""Requeue on PostgreSQL: which jobs a filter means is decided in the transaction that moves them."""
+
+from collections.abc import Sequence
+
+from trellis.engine.jobs import JobId, RequestId
+from trellis.engine.records import JobFilter
+from trellis.ledgers.postgres.connection import Connection, Row
+from trellis.ledgers.postgres.reads import Read, lifecycle_named, state_pairs
+
+
+async def requeue(
+    connection: Connection,
+    asked: tuple[int, RequestId, str | None],
+    jobs: Sequence[JobId] | JobFilter,
+    *,
+    limit: int,
+) -> tuple[list[JobId], list[Row]]:
+    """The jobs that were meant, and what came of each: chosen and moved in one transaction."""
+    number, request_id, cause = asked
+    async with connection.transaction():
+        filtered = isinstance(jobs, JobFilter)
+        chosen = await _requeueable(connection, jobs, limit, request_id) if filtered else list(jobs)
+        call = "select * from requeue($1, $2, $3, $4)"
+        return chosen, await connection.fetch(call, number, chosen, request_id, cause)
+
+
+async def _requeueable(connection: Connection, where: JobFilter, limit: int, request_id: RequestId) -> list[JobId]:
+    """The jobs a filter means: those this request took before, if it did, so that asking again takes no more.
+
+    Two that ask the same at once go one after the other.
+    """
+    await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 44))", request_id)
+    before = await connection.fetch(Read.requested, request_id)
+    if before:
+        return [JobId(row["job_id"]) for row in before]
+    pairs = state_pairs(where)
+    rows = await connection.fetch(
+        Read.requeueable,
+        limit,
+        lifecycle_named(where.lifecycle).code if where.lifecycle else None,
+        [state for _, state in pairs] if pairs is not None else None,
+        where.type,
+        where.correlation_id,
+        where.concurrency_key,
+        where.reason_code,
+        [lifecycle.code for lifecycle, _ in pairs or []],
+        where.parent_id,
+    )
+    return [JobId(row["job_id"]) for row in rows]

@@ -1,0 +1,32 @@
+"""Work grows with the text and not with its square: what nobody would write must not stop whoever reads it."""
+
+from collections import Counter
+
+import pytest
+
+from tests.artifacts.structuring.tasks import snapshot
+from trellis.agents.offline import comparing
+from trellis.artifacts.structuring import material
+from trellis.artifacts.structuring.material import Material
+
+WORDS = 60_000
+
+
+def test_a_word_of_many_hyphens_is_looked_at_once():
+    assert comparing.names_in("a-" * WORDS) == frozenset(), "with the square of its length this takes minutes"
+    assert comparing.names_in("TS-03 and a-b, 1-2: x1-y") == {"ts-03", "x1-y"}
+
+
+def test_what_is_asked_is_read_once_for_all_sentences(monkeypatch: pytest.MonkeyPatch):
+    read: Counter[str] = Counter()
+    usual = material.stems
+
+    def stems(text: str) -> list[str]:
+        read[text] += 1
+        return usual(text)
+
+    made, part = Material(snapshot().corpus()), "who of all people made this very violin"
+    told = list(made.all())
+    monkeypatch.setattr(material, "stems", stems)
+    assert len({made.share(one, part) for one in told}) > 1
+    assert (len(told) > 20, read[part]) == (True, 1)

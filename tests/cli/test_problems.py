@@ -1,0 +1,38 @@
+"""What a person is told goes wrong, in the words of the command line."""
+
+import pytest
+
+from trellis.artifacts.content import JobType
+from trellis.artifacts.payloads import EXAMPLES, read_payload
+from trellis.cli.problems import told, way_out
+from trellis.engine.errors import KeyUnusable, PayloadInvalid
+from trellis.http.errors import GatewayUnavailable
+
+
+@pytest.mark.parametrize(
+    "request_, says", [("POST /jobs", "submit again with --key k-1"), ("POST /runs", "look before")]
+)
+def test_a_lost_answer_is_asked_for_with_an_option(request_: str, says: str):
+    lost = GatewayUnavailable(
+        url="http://a",
+        request=request_,
+        timeout_s=1.0,
+        attempts=2,
+        reason="refused",
+        then="; ask again with idempotency_key='k-1'",
+        idempotency_key="k-1",
+    )
+    assert says in told(lost)
+    assert "idempotency_key" not in told(lost)
+
+
+def test_a_key_that_must_be_set_is_not_made_by_migrating():
+    assert "trellis migrate" in way_out(KeyUnusable(reason="the key a.key cannot be read"))
+    assert way_out(KeyUnusable(reason="others can reach 0.0.0.0; set TRELLIS_TOKEN_KEY_FILE")) == ""
+
+
+@pytest.mark.parametrize("job_type", JobType)
+def test_a_payload_that_does_not_fit_is_answered_with_an_example_of_its_type(job_type: JobType):
+    read_payload(job_type, EXAMPLES[job_type])
+    assert f"trellis submit {job_type.value} '{{" in way_out(PayloadInvalid(type=job_type.value, detail="no."))
+    assert "trellis submit my.type" in way_out(PayloadInvalid(type="my.type", detail="no."))
