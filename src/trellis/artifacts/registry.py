@@ -112,7 +112,7 @@ class Artifacts:
         key = IdempotencyKey(scope=SCOPE, key=attempt, fingerprint=fingerprint)
         there = await self.ledger.answered(key.scope, key.key, key.fingerprint)
         if there is not None:
-            return await self._again(there.job_id, making)
+            return await self._again(actor, there.job_id, making)
         if job.state != STAGED_IN:
             raise NothingExpected(job_id=job.job_id, reason=f"it is {job.state} and not {STAGED_IN}")
         artifact_id, created_at = keys.make_artifact_id(self.new_id()), timestamp(await self.ledger.now())
@@ -130,7 +130,7 @@ class Artifacts:
         )
         (answer,) = await self.ledger.submit(actor, [new])
         if isinstance(answer, Mismatch) or not answer.created:
-            return await self._again(answer.job_id, making)
+            return await self._again(actor, answer.job_id, making)
         await self._discard_older(actor, making)
         row = await self._found(artifact_id)
         await self._put(row, body)
@@ -149,10 +149,11 @@ class Artifacts:
         told = [json.loads(event.data).get("run_id") for event in events if event.type == CALLED and event.data]
         return replace(making, run_id=next((run for run in reversed(told) if run), making.run_id))
 
-    async def _again(self, artifact_id: JobId, making: Making) -> Staged:
-        """The artifact that this attempt has already, with its blob; raises ArtifactGone."""
+    async def _again(self, actor: Actor, artifact_id: JobId, making: Making) -> Staged:
+        """The artifact that this attempt has already, with its blob, and without older ones; raises ArtifactGone."""
         row = await self._found(artifact_id)
         if row.state == STAGED:
+            await self._discard_older(actor, making)
             body = await asyncio.to_thread(making.body, row.artifact_id, row.created_at)
             if row.is_of(body):
                 await self._put(row, body)

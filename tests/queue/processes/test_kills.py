@@ -244,6 +244,20 @@ async def test_a_death_between_staging_and_acknowledgement_leaves_one_artifact_a
     check_named(stories, report(stories, figures))
 
 
+async def test_what_an_older_attempt_staged_is_discarded_although_the_gateway_died_before_it_could(
+    stage: Stage, figures: Callable[..., None]
+):
+    async def twice(_: str, story: Story) -> None:
+        story.start(GATEWAY, die_at="gateway submit artifact after 2")
+        story.start(ORCHESTRATOR, die_at="orchestrator response_received queue-job after 1")
+        story.start(NLM)
+        await story.begin()
+        await story.finish()
+
+    deaths = report(await stage.all_of(["two deaths"], twice), figures)
+    assert deaths == {GATEWAY: 1, ORCHESTRATOR: 1}
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(3_600)
 async def test_a_death_at_every_point_leaves_one_artifact_and_one_complete(stage: Stage, figures: Callable[..., None]):
