@@ -27,7 +27,7 @@ from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import Worker
 
 WORKER_OPTIONS = WorkerOptions(name="w1", hints=False, sweep=None)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Faults:

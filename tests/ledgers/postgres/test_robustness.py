@@ -12,8 +12,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
 from trellis.engine.errors import LedgerUnavailable
-from trellis.engine.jobs import Actor, CancelMode, Moved, NewJob, RequestId
-from trellis.engine.records import JobFilter, RetentionOptions, SweepOptions
+from trellis.engine.jobs import Actor, CancelMode, NewJob, RequestId
+from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.ledgers import migrate
 from trellis.ledgers.postgres import ledger as postgres_ledger
 from trellis.ledgers.postgres.ledger import PostgresLedger
@@ -300,24 +300,6 @@ async def test_bounded_submits_of_several_callers_lock_their_keys_in_one_order_b
         held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = $1"
         assert await _sql(rig, held, pid) == [(0,)], "it waits with nothing in its hands"
     assert all(answer.created for (answer,) in await both)
-
-
-@pytest.mark.requirement("D39")
-async def test_of_two_equal_requests_at_once_the_second_takes_what_the_first_took(rig: Rig):
-    old, new = await rig.submit(2)
-    for job_id in (old, new):
-        await rig.move(job_id, "dead_lettered", by=ADMIN, death=DEATH)
-    await rig.ledger.requeue(ADMIN, [], RequestId("nothing"), limit=1, cause=None)
-    async with _holding(rig, "hashtextextended($1, 44)", "same") as somebody:
-        number = await somebody.fetchval("SELECT trellis.register_actor($1, $2)", ADMIN.name, ADMIN.role.code)
-        await somebody.fetch("SELECT * FROM trellis.requeue($1, $2, 'same', NULL)", number, [new])
-        where = JobFilter(type="work")
-        second = asyncio.create_task(rig.ledger.requeue(ADMIN, where, RequestId("same"), limit=1, cause=None))
-        await _waiting(rig, second)
-    (answer,) = await second
-    assert isinstance(answer, Moved)
-    assert (answer.job_id, answer.repeated) == (new, True)
-    assert await rig.state(old) == "dead_lettered"
 
 
 @pytest.mark.requirement("DJ-13", "D6")

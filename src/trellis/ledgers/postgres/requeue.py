@@ -1,4 +1,8 @@
-"""Requeue on PostgreSQL: which jobs a filter means is decided in the transaction that moves them."""
+"""Requeue on PostgreSQL: which jobs a filter means is looked up first, and one statement moves them.
+
+Two equal requests at the very same moment may both look before either has moved anything; they mean the same oldest jobs then, and the
+second finds them moved.
+"""
 
 from collections.abc import Sequence
 
@@ -15,21 +19,16 @@ async def requeue(
     *,
     limit: int,
 ) -> tuple[list[JobId], list[Row]]:
-    """The jobs that were meant, and what came of each: chosen and moved in one transaction."""
+    """The jobs that were meant, and what came of each."""
     number, request_id, cause = asked
-    async with connection.transaction():
-        filtered = isinstance(jobs, JobFilter)
-        chosen = await _requeueable(connection, jobs, limit, request_id) if filtered else list(jobs)
-        call = "select * from requeue($1, $2, $3, $4)"
-        return chosen, await connection.fetch(call, number, chosen, request_id, cause)
+    filtered = isinstance(jobs, JobFilter)
+    chosen = await _requeueable(connection, jobs, limit, request_id) if filtered else list(jobs)
+    call = "select * from requeue($1, $2, $3, $4)"
+    return chosen, await connection.fetch(call, number, chosen, request_id, cause)
 
 
 async def _requeueable(connection: Connection, where: JobFilter, limit: int, request_id: RequestId) -> list[JobId]:
-    """The jobs a filter means: those this request took before, if it did, so that asking again takes no more.
-
-    Two that ask the same at once go one after the other.
-    """
-    await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 44))", request_id)
+    """The jobs a filter means: those this request took before, if it did, so that asking again takes no more."""
     before = await connection.fetch(Read.requested, request_id)
     if before:
         return [JobId(row["job_id"]) for row in before]
