@@ -16,6 +16,7 @@ from trellis.engine.jobs import (
     Claim,
     Claimed,
     ClaimId,
+    Lease,
     LeaseLost,
     Turn,
     TypeClaim,
@@ -88,6 +89,18 @@ async def carried_out(wishes: set[str], job_id: str, ending: Coroutine[Any, Any,
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
             raise
+
+
+class Stopped(Exception):
+    """The job is not this driver's any more: its lease is lost, or the process drains."""
+
+
+async def journalled(ledger: Ledger, lease: Lease, entry: str, body: bytes) -> bytes:
+    """What is kept in the job's journal under this name now: whoever kept something first is believed. Raises Stopped."""
+    answer = await ledger.journal(lease, entry, body)
+    if isinstance(answer, LeaseLost):
+        raise Stopped
+    return answer
 
 
 @dataclass(slots=True)

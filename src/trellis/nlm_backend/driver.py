@@ -22,7 +22,7 @@ from trellis.artifacts.snapshot import Snapshot, SnapshotInvalid
 from trellis.artifacts.structuring import Answered, Prompt, Task, ask, build, draft
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, LedgerError
-from trellis.engine.holding import carried_out, heard
+from trellis.engine.holding import Stopped, carried_out, heard, journalled
 from trellis.engine.jobs import Actor, Advance, Applied, Claimed, LeaseLost, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -73,10 +73,6 @@ class DriverOptions:
     """Kept for the callback of a job that ran out of time."""
     reserve_share: float = 0.2
     """Of the time there is, at most."""
-
-
-class Stopped(Exception):
-    """The execution is not this driver's any more: its lease is lost, or the process drains."""
 
 
 @dataclass(kw_only=True)
@@ -289,10 +285,7 @@ class _Execution:
         return self._journal[name]
 
     async def _keep(self, name: str, body: bytes) -> bytes:
-        kept = await self._driver.ledger.journal(self._lease, name, body)
-        if isinstance(kept, LeaseLost):
-            raise Stopped
-        return kept
+        return await journalled(self._driver.ledger, self._lease, name, body)
 
 
 def kept_fault(journal: Mapping[str, bytes]) -> Fault | None:

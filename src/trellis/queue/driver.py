@@ -20,7 +20,7 @@ from trellis.artifacts.registry import Artifacts
 from trellis.artifacts.rows import STAGED, Row
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InvalidTransition, LedgerError
-from trellis.engine.holding import carried_out, heard
+from trellis.engine.holding import Stopped, carried_out, heard, journalled
 from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -76,10 +76,6 @@ class DriverOptions:
     """How long a process that leaves tries to give a job back; then the job is left to its lease."""
     stop_s: float = 2.0
     """How long one tries to tell the backend that nobody waits any more."""
-
-
-class Stopped(Exception):
-    """The job is not this driver's any more."""
 
 
 @dataclass(kw_only=True)
@@ -253,9 +249,7 @@ class _Drive:
         problem = self._mismatch(request, result, row, body)
         if problem is not None:
             raise errors.ArtifactMismatch(detail=f"artifact {row.artifact_id} {problem}")
-        kept = await self._driver.ledger.journal(self._lease, journal_entry(row.artifact_id), body)
-        if isinstance(kept, LeaseLost):
-            raise Stopped
+        await journalled(self._driver.ledger, self._lease, journal_entry(row.artifact_id), body)
         return row
 
     def _mismatch(self, request: QueueRequest, result: Callback | Finished, row: Row, body: bytes) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from trellis.engine.batching import Batcher
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError
-from trellis.engine.holding import carried_out, heard
+from trellis.engine.holding import Stopped, carried_out, heard, journalled
 from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -57,10 +57,6 @@ class LedgerTime:
     now: datetime
     asked_at: float
     answered_at: float
-
-
-class Stopped(Exception):
-    """The run is not this driver's any more: its lease is lost, or the process drains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,10 +294,7 @@ class _Drive:
         return self._journal[name]
 
     async def _keep(self, name: str, body: bytes) -> bytes:
-        kept = await self._driver.ledger.journal(self._lease, name, body)
-        if isinstance(kept, LeaseLost):
-            raise Stopped
-        return kept
+        return await journalled(self._driver.ledger, self._lease, name, body)
 
     async def _look(self) -> LedgerTime:
         """The ledger's time, and by it when this run is over: so long after it was started, and never later than so long from now."""
