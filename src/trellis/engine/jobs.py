@@ -27,6 +27,7 @@ ERROR_CHARS_MAX = 8_000
 CLAIM_MAX = 1_000
 SUBMIT_MAX = 5_000
 RESTORE_MAX = 500
+REMARKS_MAX = 100
 DELAY_S_MAX = 366 * 24 * 3600.0
 ATTEMPTS_DEFAULT = 5
 ATTEMPTS_MAX = 1_000
@@ -195,6 +196,23 @@ class Advance(NamedTuple):
     """The job's version this step follows; what makes one of several equal steps (a self-transition) itself."""
     finalizes: JobId | None = None
     """The job's staged artifact that becomes final with this step; where a transition `finalizes`, and nowhere else."""
+
+
+class Hold(NamedTuple):
+    """A job that is held now, as one who is not its holder finds it: with `lease` it can be moved or renewed in the holder's place."""
+
+    lease: Lease
+    type: str
+    state: str
+    attempt: int
+    max_attempts: int
+    version: int
+    owner: str | None
+    left_s: float
+    """How long the lease still runs; negative when it is over and nobody has taken the job back yet."""
+    cancel: bool
+    """Whether somebody asked the holder to stop."""
+    correlation_id: str
 
 
 class Applied(NamedTuple):

@@ -23,6 +23,7 @@ from trellis.engine.jobs import (
     CancelMode,
     CancelRequested,
     Following,
+    Hold,
     JobId,
     Lease,
     LeaseLost,
@@ -181,6 +182,13 @@ class Ledger(Protocol):
         """
         ...
 
+    async def remark(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
+        """Keep something that was said about a job beside its signals; nothing of the job changes, also when it has ended.
+
+        At most REMARKS_MAX are kept of one job: False when there are so many already, or the job is unknown.
+        """
+        ...
+
     # --- wait ----------------------------------------------------------------------------------------------------
 
     async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:
@@ -197,6 +205,18 @@ class Ledger(Protocol):
         self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
     ) -> JobPage:
         """Jobs, newest first, without payloads. `oldest_first` is for a filter `of_open_state`: the head of what waits there."""
+        ...
+
+    async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
+        """Ready jobs with their payloads: the first `each` of every type and priority, longest ready first. Paused types are left out."""
+        ...
+
+    async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:
+        """Those of these jobs that are held now, in any order; at most CLAIM_MAX."""
+        ...
+
+    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[Hold]:
+        """Held jobs whose lease ends within so long or is over, soonest first."""
         ...
 
     async def events(self, job_id: JobId) -> list[Event]:

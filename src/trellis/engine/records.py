@@ -105,6 +105,7 @@ class JobFilter:
     concurrency_key: str | None = None
     reason_code: ReasonCode | None = None
     parent_id: JobId | None = None
+    place: Place | None = None
 
     @property
     def of_open_state(self) -> bool:

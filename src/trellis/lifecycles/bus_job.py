@@ -58,6 +58,14 @@ BUS_JOB = Lifecycle(
             "safety kernel rejects, or a person refuses",
         ),
         *(
+            arrow("SCHEDULED", "SCHEDULED", trigger, actors, event, when, extension=True)
+            for trigger, actors, event, when in (
+                ("hold", frozenset({Role.SAFETY_KERNEL}), "job_held", "safety kernel requires a person"),
+                ("defer", frozenset({Role.SCHEDULER}), "job_deferred", "throttled, not its turn, or nobody fits"),
+                ("approve", frozenset({Role.OWNER, Role.CONTROL_PLANE}), "job_approved", "a person approves"),
+            )
+        ),
+        *(
             arrow(
                 source,
                 "SCHEDULED",
@@ -90,8 +98,24 @@ BUS_JOB = Lifecycle(
             for source in HELD
         ),
         *(
-            _by_reconciler(source, "TIMEOUT", Trigger.DEADLINE, event="job_timed_out", when="deadline passed")
-            for source in HELD
+            _by_reconciler(
+                source,
+                "TIMEOUT",
+                Trigger.DEADLINE,
+                event="job_timed_out",
+                when="deadline passed",
+                extension=source not in HELD,
+            )
+            for source in OPEN
+        ),
+        arrow(
+            "SUCCEEDED",
+            "SUCCEEDED",
+            Trigger.COMPENSATED,
+            Role.WORKER,
+            "job_compensated",
+            "its compensation succeeded",
+            extension=True,
         ),
         *(_cancel(source) for source in OPEN),
     ),

@@ -59,9 +59,13 @@ EVENT_TYPES: tuple[str, ...] = (
     "artifact.finalized",
     "artifact.discarded",
     "artifact.removed",
+    # bus-job: held by the safety kernel, put off by the scheduler, let go by a person
+    "job_held",
+    "job_deferred",
+    "job_approved",
 )
 
-SIGNAL_TYPES: tuple[str, ...] = ("job_heartbeat", "job_lease_renewed", "job_log")
+SIGNAL_TYPES: tuple[str, ...] = ("job_heartbeat", "job_lease_renewed", "job_log", "job_result_refused")
 """Not transitions: kept apart, with a time to live, outside the count of events."""
 
 _CODES = {name: code for code, name in enumerate(EVENT_TYPES, start=1)}

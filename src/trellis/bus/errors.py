@@ -1,0 +1,37 @@
+"""What can go wrong on the bus."""
+
+from trellis.engine.errors import InputError, TrellisError
+
+
+class RequestInvalid(InputError):
+    """The job request does not fit: {detail}"""
+
+
+class BusConfigInvalid(InputError):
+    """{file} does not fit: {detail}"""
+
+
+class PointerUnknown(InputError):
+    """No scheme {scheme!r} is registered for pointers; known: {known}."""
+
+
+class PointerGone(InputError):
+    """Nothing is stored at {pointer}."""
+
+    code = "NOT_FOUND"
+
+
+class BusError(TrellisError):
+    """The bus cannot do it: {detail}"""
+
+
+class BusUnavailable(BusError):
+    """The bus at {url} does not answer: {detail}"""
+
+
+class NoResponders(BusError):
+    """Nobody listens at {subject}."""
+
+
+class KernelUnavailable(TrellisError):
+    """The safety kernel does not answer: {detail}"""

@@ -1,0 +1,197 @@
+"""What travels over the bus, as values. `cap` turns them into CAP v1 packets and back; the local bus hands them over as they are.
+
+The names are those of CAP. A request that goes to a worker carries its wire id `<job id>@<epoch>` (D29); everybody else sees the
+job's own id.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from typing import TypeAlias
+
+from trellis.bus.requests import JobRequest
+from trellis.engine.jobs import Epoch, JobId
+
+SUBMIT = "sys.job.submit"
+RESULT = "sys.job.result"
+PROGRESS = "sys.job.progress"
+CANCEL = "sys.job.cancel"
+HEARTBEAT = "sys.heartbeat"
+HANDSHAKE = "sys.handshake"
+ALERT = "sys.alert"
+ASK_FIRST = "trellis.start"
+"""In a request's env: its worker asks before it begins, and sends its result until it is answered. Only our own workers know it."""
+JOB_ID_IN_ENV = "job_id"
+"""In a request's env: the job's own id, for handlers that recognise work they did before (D29)."""
+
+
+def direct_subject(worker_id: str) -> str:
+    """Where one worker alone listens."""
+    return f"worker.{worker_id}.jobs"
+
+
+class Status(IntEnum):
+    """JobStatus of CAP v1."""
+
+    UNSPECIFIED = 0
+    PENDING = 1
+    SCHEDULED = 2
+    DISPATCHED = 3
+    RUNNING = 4
+    SUCCEEDED = 5
+    FAILED = 6
+    CANCELLED = 7
+    DENIED = 8
+    TIMEOUT = 9
+    FAILED_RETRYABLE = 10
+    FAILED_FATAL = 11
+
+
+class ErrorCode(IntEnum):
+    """What CAP calls the mistakes that the bus itself can make or find."""
+
+    UNSPECIFIED = 0
+    VERSION_MISMATCH = 100
+    MALFORMED_PACKET = 101
+    UNKNOWN_PAYLOAD = 102
+    SIGNATURE_INVALID = 103
+    SIGNATURE_MISSING = 104
+    TIMEOUT = 200
+    RESOURCE_EXHAUSTED = 201
+    PERMISSION_DENIED = 202
+    INVALID_INPUT = 203
+    NOT_FOUND = 204
+    DUPLICATE = 205
+    WORKER_UNAVAILABLE = 206
+    SAFETY_DENIED = 300
+
+
+class Severity(StrEnum):
+    """How bad an alert is."""
+
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    CRITICAL = "CRITICAL"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatch:
+    """Which handing-out of a job is meant. Our own workers echo it; the SDK's do so only in its production profile."""
+
+    dispatch_id: str = ""
+    attempt: int = 0
+    worker_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """A request on its way to a worker: `request.job_id` is the wire id."""
+
+    request: JobRequest
+    dispatch: Dispatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobResult:
+    """How a job ended, as its worker tells it; or, sent by us, as it is."""
+
+    job_id: str
+    status: Status
+    worker_id: str
+    result_ptr: str = ""
+    execution_ms: int = 0
+    error_code: str = ""
+    error_message: str = ""
+    artifact_ptrs: tuple[str, ...] = ()
+    error_code_enum: int = 0
+    dispatch: Dispatch | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobProgress:
+    """A sign of life of one job; also the answer to a worker that asked (`status` is then where the job stands)."""
+
+    job_id: str
+    status: Status = Status.RUNNING
+    step_id: str = ""
+    percent: int = 0
+    message: str = ""
+    result_ptr: str = ""
+    dispatch: Dispatch | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobCancel:
+    """Nobody wants this job any more; toward workers `job_id` is the wire id."""
+
+    job_id: str
+    reason: str = ""
+    requested_by: str
+    dispatch: Dispatch | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    """A sign of life of one worker. It names no jobs."""
+
+    worker_id: str
+    pool: str = ""
+    region: str = ""
+    type: str = ""
+    cpu_load: float = 0.0
+    gpu_utilization: float = 0.0
+    memory_load: float = 0.0
+    active_jobs: int = 0
+    max_parallel_jobs: int = 0
+    capabilities: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handshake:
+    """What a component says when it connects. No `ready_topics` means that it did not say."""
+
+    component_id: str
+    role: str = "worker"
+    supported_versions: tuple[int, ...] = (1,)
+    capabilities: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    sdk_version: str = ""
+    ready_topics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alert:
+    """Something that people should know about the bus."""
+
+    message: str
+    code: ErrorCode
+    severity: Severity
+    details: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+Body: TypeAlias = JobRequest | Order | JobResult | JobProgress | JobCancel | Heartbeat | Handshake | Alert
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packet:
+    """One message with its envelope."""
+
+    trace_id: str
+    sender_id: str
+    created_at: datetime
+    body: Body
+
+
+def wire_id(job_id: JobId, epoch: Epoch) -> str:
+    """How a worker sees one handing-out of a job."""
+    return f"{job_id}@{epoch}"
+
+
+def read_wire_id(text: str) -> tuple[JobId, Epoch] | None:
+    """Which job and which epoch a worker means; None when this is no wire id."""
+    job_id, at, epoch = text.rpartition("@")
+    if not at or not job_id or not (epoch.isascii() and epoch.isdigit()) or len(epoch) > 18:
+        return None
+    return JobId(job_id), Epoch(int(epoch))

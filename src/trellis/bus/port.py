@@ -1,0 +1,76 @@
+"""The bus as everybody here uses it. `local` serves one process, `nats` a fleet; the same suite runs on both.
+
+What every implementation promises, and what not:
+
+- `publish` returns when the bus has taken the packet, or raises BusUnavailable: nothing is kept back to be sent later by itself.
+- `publish(..., needs_listener=True)` also raises NoResponders when the bus knows that nobody listens there.
+- a packet may be lost, come twice, or come late: whoever receives must not care;
+- `listen` with a group gives each packet to one listener of that group, without one to every listener. A handler that raises loses only
+  its own packet; a durable listener gets it again, when the bus can do that.
+- packets that cannot be read, or are not signed where they must be, never reach a handler: they are dropped and an alert is sent.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from trellis.bus.messages import Body, Packet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Received:
+    """A packet as it came in. `answer` sends a packet back to whoever asked; without a question it does nothing."""
+
+    subject: str
+    packet: Packet
+    answer: "Callable[[Body], Awaitable[None]]"
+    wants_answer: bool = False
+
+
+Handler: TypeAlias = Callable[[Received], Awaitable[None]]
+
+
+class Listening(Protocol):
+    """One subscription."""
+
+    async def stop(self) -> None:
+        """No packet is handled after this; those under way are finished."""
+        ...
+
+
+class Bus(Protocol):
+    """One connection. Our sender id is in every packet that goes out."""
+
+    url: str
+    sender_id: str
+
+    async def publish(
+        self,
+        subject: str,
+        body: Body,
+        *,
+        trace_id: str,
+        message_id: str | None = None,
+        needs_listener: bool = False,
+    ) -> None:
+        """Send one packet. The same `message_id` again is one packet for those who listen durably, when the bus can tell."""
+        ...
+
+    async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
+        """Send one packet and wait for the answer; raises NoResponders, BusUnavailable (also when the time is over)."""
+        ...
+
+    async def listen(
+        self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False
+    ) -> Listening:
+        """Have packets of this subject handled. `durable`: also those that came while nobody listened, where the bus keeps them."""
+        ...
+
+    @property
+    def connected(self) -> bool:
+        """Whether the bus answers just now."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is under way and let go."""
+        ...

@@ -1,0 +1,194 @@
+"""A job request with all the fields of document 004, as it is stored: the payload of a bus-job is its JSON, and never changes.
+
+What the engine needs of it (topic, priority, deadline, key) is also in the job's own columns. Pointers stay opaque here (BUS-9).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from trellis.bus.errors import RequestInvalid
+from trellis.bus.topics import Topics
+from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, JobId, NewJob, Priority
+from trellis.lifecycles.bus_job import BUS_JOB
+
+TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
+ENTRIES_MAX = 1_000
+RETRY_OF = "retry_of"
+"""The label that makes a job the retry of another (BUS-7); its parent is then the job before it, and not its workflow's parent."""
+RETRY_ATTEMPT = "trellis.retry_attempt"
+"""The label that says which retry it is, from 1."""
+FIRST_PARENT = "trellis.parent"
+"""The label with which a retry keeps the parent that its first job had."""
+COMPENSATES = "trellis.compensates"
+"""The label of a job that undoes another."""
+OUR_LABELS = "trellis."
+"""Labels that begin so are ours: a request from outside that has one is refused, and placement does not look at them."""
+
+Text = Annotated[str, pydantic.Field(max_length=2_000)]
+Name = Annotated[str, pydantic.Field(max_length=200)]
+Tokens = Annotated[int, pydantic.Field(ge=0, le=10_000_000_000)]
+Pairs = Annotated[dict[Name, Text], pydantic.Field(max_length=ENTRIES_MAX)]
+Names = Annotated[tuple[Name, ...], pydantic.Field(max_length=ENTRIES_MAX)]
+PriorityName = Literal["critical", "interactive", "batch"]
+
+
+class _Shape(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Budget(_Shape):
+    """How much a job may use; `deadline_ms` counts from its submission."""
+
+    max_input_tokens: Tokens = 0
+    max_output_tokens: Tokens = 0
+    max_total_tokens: Tokens = 0
+    deadline_ms: int = pydantic.Field(0, ge=0, le=int(DELAY_S_MAX * 1000))
+
+
+class ContextHints(_Shape):
+    """How a worker may treat the context."""
+
+    max_input_tokens: int = pydantic.Field(0, ge=0, lt=2**31)
+    allow_summarization: bool = False
+    allow_retrieval: bool = False
+    tags: Names = ()
+
+
+class JobMeta(_Shape):
+    """Who asks, and what the job needs."""
+
+    tenant_id: Name = ""
+    actor_id: Name = ""
+    actor_type: Literal["", "human", "service"] = ""
+    idempotency_key: Name = ""
+    capability: Name = ""
+    risk_tags: Names = ()
+    requires: Names = ()
+    pack_id: Name = ""
+    labels: Pairs = pydantic.Field(default_factory=dict[str, str])
+
+
+class Compensation(_Shape):
+    """How to undo a job that succeeded; what is empty is as in the job itself."""
+
+    topic: str = pydantic.Field("", pattern=f"^$|{TOPIC_PATTERN}", max_length=200)
+    context_ptr: Text = ""
+    priority: PriorityName | None = None
+    adapter_id: Name = ""
+    env: Pairs = pydantic.Field(default_factory=dict[str, str])
+    memory_id: Name = ""
+    context_hints: ContextHints | None = None
+    budget: Budget | None = None
+    labels: Pairs = pydantic.Field(default_factory=dict[str, str])
+    meta: JobMeta | None = None
+
+
+class JobRequest(_Shape):
+    """What somebody wants done on a topic."""
+
+    job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
+    topic: str = pydantic.Field(pattern=TOPIC_PATTERN, max_length=200)
+    priority: PriorityName | None = None
+    context_ptr: Text = ""
+    adapter_id: Name = ""
+    env: Pairs = pydantic.Field(default_factory=dict[str, str])
+    parent_job_id: Name = ""
+    workflow_id: Name = ""
+    step_index: int = pydantic.Field(0, ge=0, lt=2**31)
+    memory_id: Name = ""
+    context_hints: ContextHints | None = None
+    budget: Budget | None = None
+    tenant_id: Name = ""
+    principal_id: Name = ""
+    labels: Pairs = pydantic.Field(default_factory=dict[str, str])
+    meta: JobMeta | None = None
+    compensation: Compensation | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose job it is: said in one of two places."""
+        return self.tenant_id or (self.meta.tenant_id if self.meta else "")
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether its parent is the job that it does again."""
+        return RETRY_OF in self.labels
+
+    @property
+    def step_of(self) -> str:
+        """The job whose step it is, also as a retry; empty when it is nobody's."""
+        return self.labels.get(FIRST_PARENT, "") if self.is_retry else self.parent_job_id
+
+    @property
+    def body(self) -> bytes:
+        """As it is stored: canonical, so that equal requests are equal bytes."""
+        return _canonical(self.model_dump(mode="json", exclude_defaults=True))
+
+    @property
+    def hash(self) -> str:
+        """What an approval is bound to."""
+        return hashlib.sha256(self.body).hexdigest()
+
+    @classmethod
+    def read(cls, body: bytes) -> "JobRequest":
+        """A stored request; raises RequestInvalid."""
+        try:
+            return cls.model_validate_json(body)
+        except pydantic.ValidationError as error:
+            raise RequestInvalid(detail=_first(error)) from None
+
+    @classmethod
+    def checked(cls, said: Mapping[str, Any]) -> "JobRequest":
+        """A request from outside; raises RequestInvalid."""
+        try:
+            made = cls.model_validate(said)
+        except pydantic.ValidationError as error:
+            raise RequestInvalid(detail=_first(error)) from None
+        ours = next((name for name in made.labels if name.startswith(OUR_LABELS) or name == RETRY_OF), None)
+        if ours is not None:
+            raise RequestInvalid(detail=f"labels/{ours}: this label is set by the control plane; leave it out")
+        return made
+
+
+def new_bus_job(
+    request: JobRequest, topics: Topics, *, trace_id: str, trace: str | None = None, compensates: JobId | None = None
+) -> NewJob:
+    """The job in the ledger's words. The same id and body again is the same job; another body is refused (BUS-11)."""
+    topic, tenant = topics.of(request.topic), request.tenant
+    key = request.meta.idempotency_key if request.meta else ""
+    limit = topics.tenant(tenant).held_max if tenant else None
+    deadline_ms = request.budget.deadline_ms if request.budget else 0
+    attempts = topic.max_attempts if topic.idempotent else 1
+    return NewJob(
+        job_id=JobId(request.job_id),
+        type=request.topic,
+        payload=request.body,
+        lifecycle=BUS_JOB.name,
+        priority=Priority[(request.priority or "batch").upper()],
+        deadline_s=deadline_ms / 1000 if deadline_ms else topic.deadline_s,
+        max_attempts=attempts,
+        max_deaths=attempts,
+        concurrency_key=None if limit is None else f"bus-tenant:{tenant}",
+        concurrency_limit=limit or 1,
+        idempotency_key=key or None,
+        idempotency_scope=f"bus:{tenant}",
+        fingerprint=hashlib.sha256(request.body).digest(),
+        id_is_given=True,
+        correlation_id=trace_id,
+        trace=trace,
+        parent_id=JobId(request.parent_job_id) if request.parent_job_id else None,
+        compensates=compensates,
+    )
+
+
+def _canonical(told: Mapping[str, Any]) -> bytes:
+    return json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _first(error: pydantic.ValidationError) -> str:
+    found = error.errors(include_url=False, include_input=False)[0]
+    return f"{'/'.join(map(str, found['loc']))}: {found['msg']}"

@@ -1,0 +1,59 @@
+"""What a safety kernel answers, and how one is asked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from trellis.bus.requests import JobRequest
+
+
+class Kind(StrEnum):
+    """The five answers."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    REQUIRE_HUMAN = "require_human"
+    THROTTLE = "throttle"
+    ALLOW_WITH_CONSTRAINTS = "allow_with_constraints"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """One answer, with everything that it is bound to."""
+
+    kind: Kind
+    rule: str
+    """The rule that decided; `default` when none fitted."""
+    reason: str
+    policy_hash: str
+    job_hash: str
+    delay_s: float = 0.0
+    """How long a throttled job waits before it is asked about again."""
+    constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether the job may be dispatched without a person."""
+        return self.kind in {Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As events record it."""
+        told: dict[str, Any] = {
+            "decision": self.kind.value,
+            "rule": self.rule,
+            "reason": self.reason,
+            "policy_hash": self.policy_hash,
+            "job_hash": self.job_hash,
+        }
+        if self.kind is Kind.THROTTLE:
+            told["delay_s"] = self.delay_s
+        return {**told, "constraints": dict(self.constraints)} if self.constraints else told
+
+
+class Kernel(Protocol):
+    """What the scheduler asks."""
+
+    async def check(self, request: JobRequest) -> Decision:
+        """Whether this job may go now; raises KernelUnavailable, and then the job waits."""
+        ...

@@ -1,0 +1,131 @@
+"""How topics, pools and tenants are configured (`bus.toml`), read once and checked whole.
+
+    [topics."job.code.>"]
+    pools = ["code"]
+    idempotent = true
+    max_attempts = 3
+    retry = ["RATE_LIMITED"]
+
+    [pools.code]
+    requires = ["gpu"]
+
+    [tenants.acme]
+    held_max = 10
+
+The first pattern that fits a topic counts, in the file's order; `*` stands for one word, `>` for one or more at the end. A topic that
+nothing fits has no pool and is its own subject (D53).
+"""
+
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import pydantic
+
+from trellis.bus.errors import BusConfigInvalid
+from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX
+
+FILE_NAME = "bus.toml"
+NAMES_MAX = 1_000
+LEASE_S_DEFAULT = 30.0
+RUNNING_S_DEFAULT = 3600.0
+DEADLINE_S_DEFAULT = 7 * 24 * 3600.0
+
+Name = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
+Names = Annotated[tuple[Name, ...], pydantic.Field(max_length=NAMES_MAX)]
+
+
+class _Shape(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Topic(_Shape):
+    """How jobs of one topic are handed out and what happens when they are lost."""
+
+    pools: Names = ()
+    """Pools whose workers may have them; none: whoever listens on the topic itself."""
+    idempotent: bool = False
+    """Doing one again does no harm: it keeps its id over attempts. Else each retry is a new, linked job (BUS-7)."""
+    max_attempts: int = pydantic.Field(3, ge=1, le=ATTEMPTS_MAX)
+    """Over all retries, linked ones too."""
+    retry: Names = ()
+    """Error codes of a FAILED result that are worth another attempt (BUS-13)."""
+    lease_s: float = pydantic.Field(LEASE_S_DEFAULT, ge=0.05, le=86_400)
+    """Not started, or without a sign of life, for so long: the attempt is lost (D30)."""
+    running_s: float = pydantic.Field(RUNNING_S_DEFAULT, gt=0, le=7 * 86_400)
+    """How long signs of life of its worker keep one attempt alive: the bound of a hung handler."""
+    backoff_s: float = pydantic.Field(2.0, ge=0, le=3600)
+    """Before the next attempt."""
+    deadline_s: float = pydantic.Field(DEADLINE_S_DEFAULT, gt=0, le=DELAY_S_MAX)
+    """For requests without a deadline of their own."""
+    context: str = pydantic.Field("objects", pattern="^(objects|redis)$")
+    """Where a payload that comes with the request is put: `redis` for agents of the CAP SDK."""
+
+
+class Pool(_Shape):
+    """What the workers of a pool can do."""
+
+    requires: Names = ()
+    """Every `meta.requires` of a job must be among these, or among the capabilities of the worker."""
+
+
+class Tenant(_Shape):
+    """How much of a tenant may be under way."""
+
+    held_max: int | None = pydantic.Field(None, ge=1, le=100_000)
+
+
+class Topics(_Shape):
+    """The whole configuration."""
+
+    topics: dict[Name, Topic] = pydantic.Field(default_factory=dict[str, Topic], max_length=NAMES_MAX)
+    pools: dict[Name, Pool] = pydantic.Field(default_factory=dict[str, Pool], max_length=NAMES_MAX)
+    tenants: dict[Name, Tenant] = pydantic.Field(default_factory=dict[str, Tenant], max_length=NAMES_MAX)
+    tenant_default: Tenant = Tenant(held_max=None)
+
+    @pydantic.model_validator(mode="after")
+    def _fits_together(self) -> "Topics":
+        for name, topic in self.topics.items():
+            missing = [pool for pool in topic.pools if pool not in self.pools]
+            if missing:
+                raise ValueError(f"topics.{name} names the pool {missing[0]!r}, which is not in [pools]")
+        return self
+
+    def of(self, topic: str) -> Topic:
+        """The settings of a topic."""
+        return next((found for pattern, found in self.topics.items() if fits(pattern, topic)), _PLAIN)
+
+    def tenant(self, name: str) -> Tenant:
+        """The settings of a tenant."""
+        return self.tenants.get(name, self.tenant_default)
+
+
+_PLAIN = Topic.model_validate({})
+
+
+@lru_cache(maxsize=10_000)
+def fits(pattern: str, subject: str) -> bool:
+    """Whether a subject fits a pattern: `*` is one word, `>` is the rest, at least one word."""
+    wanted, words = pattern.split("."), subject.split(".")
+    for number, want in enumerate(wanted):
+        if want == ">":
+            return number == len(wanted) - 1 and len(words) > number
+        if number >= len(words) or want not in {"*", words[number]}:
+            return False
+    return len(wanted) == len(words)
+
+
+def read_topics(file: Path | None) -> Topics:
+    """The configuration in this file; without one everything is as it is by default. Raises BusConfigInvalid."""
+    if file is None:
+        return Topics()
+    try:
+        said = tomllib.loads(file.read_text(encoding="utf-8"))
+        return Topics.model_validate(said)
+    except pydantic.ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        at = ".".join(map(str, found["loc"]))
+        raise BusConfigInvalid(file=file, detail=f"{at}: {found['msg']}" if at else found["msg"]) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BusConfigInvalid(file=file, detail=str(error)) from error
