@@ -156,7 +156,8 @@ dead_lettered  queued         requeue      control-plane                        
 succeeded      succeeded      compensated  worker                                               job_compensated      same        free    D36
 """
 
-# 004's chart and its list of who performs what; the next attempt is D30, a person's refusal D45.
+# 004's chart and its list of who performs what; the next attempt and the deadline of what waits are D30, what rests for a person or a
+# time D45, the compensation of a step D36.
 BUS_JOB = """
 -           PENDING     submit    gateway,reconciler,submitter        job_accepted         same     free    doc
 PENDING     SCHEDULED   validate  scheduler                           job_scheduled        same     free    doc
@@ -177,6 +178,12 @@ DISPATCHED  SCHEDULED   retry     scheduler                           job_retry_
 RUNNING     SCHEDULED   retry     scheduler                           job_retry_scheduled  attempt  fenced  D30
 DISPATCHED  SCHEDULED   expire    reconciler                          job_lease_expired    attempt  free    D30
 RUNNING     SCHEDULED   expire    reconciler                          job_lease_expired    attempt  free    D30
+PENDING     TIMEOUT     deadline  reconciler                          job_timed_out        same     free    D30
+SCHEDULED   TIMEOUT     deadline  reconciler                          job_timed_out        same     free    D30
+SCHEDULED   SCHEDULED   hold      safety-kernel                       job_held             same     free    D45
+SCHEDULED   SCHEDULED   defer     scheduler                           job_deferred         same     free    D45
+SCHEDULED   SCHEDULED   approve   control-plane,owner                 job_approved         same     free    D45
+SUCCEEDED   SUCCEEDED   compensated  worker                           job_compensated      same     free    D36
 """
 
 # D22 is this lifecycle's own table (001 §2.5 has only `pending` and the gateway's answer `auto_applied`).

@@ -9,6 +9,7 @@ from trellis.lifecycles import (
     BY_CODE,
     EVENT_TYPES,
     LIFECYCLES,
+    REMARK_TYPES,
     SIGNAL_TYPES,
     Illegal,
     LeaseLoss,
@@ -135,9 +136,16 @@ def test_requeue_exists_exactly_where_decided():
 
 
 @pytest.mark.requirement("D37")
-def test_only_two_self_transitions_are_declared():
+def test_only_these_self_transitions_are_declared():
     loops = {(n, t.source, t.event) for n, life in LIFECYCLES.items() for t in life.transitions if t.source == t.target}
-    assert loops == {("run", "running", "run.step.completed"), ("leased-job", "succeeded", "job_compensated")}
+    assert loops == {
+        ("run", "running", "run.step.completed"),
+        ("leased-job", "succeeded", "job_compensated"),
+        ("bus-job", "SUCCEEDED", "job_compensated"),
+        ("bus-job", "SCHEDULED", "job_held"),
+        ("bus-job", "SCHEDULED", "job_deferred"),
+        ("bus-job", "SCHEDULED", "job_approved"),
+    }
 
 
 @pytest.mark.requirement("D19")
@@ -332,4 +340,5 @@ def test_every_event_type_is_used_and_known_and_signals_are_none():
     assert used == set(EVENT_TYPES)
     assert len(set(EVENT_TYPES)) == len(EVENT_TYPES)
     assert {"job_heartbeat", "job_lease_renewed"} <= set(SIGNAL_TYPES)
+    assert set(REMARK_TYPES) < set(SIGNAL_TYPES)
     assert not set(SIGNAL_TYPES) & set(EVENT_TYPES)

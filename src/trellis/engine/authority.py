@@ -11,8 +11,8 @@ from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 
-Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow", "restore"]
-"""The ledger's verbs that name no job; a pause is also its end."""
+Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow", "restore", "remark"]
+"""The ledger's verbs that are no step of a job; a pause is also its end."""
 
 ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
     {
@@ -24,6 +24,8 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "sweep": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
         "restore": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
+        # Whoever hears the bus writes down what it refused, in its own name or in the worker's.
+        "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
     }
 )
 """Which roles may. Every ledger asks `require` first; PostgreSQL holds the same table for callers that bypass us."""
@@ -37,6 +39,7 @@ _ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "sweep": "sweep",
         "follow": "follow the feed under a name",
         "restore": "put lost jobs back",
+        "remark": "say something about a job",
     }
 )
 

@@ -24,6 +24,8 @@ DEADLINE_CAUSE = "deadline passed"
 """What the ledgers' sweep gives as the cause when it ends a job, or an attempt, for its deadline."""
 LET_GO_CAUSE = "the holder was stopped and let go"
 """What a holder gives as the cause when it closes an attempt as if it had failed, and without counting it."""
+GIVEN_BACK = "given back: "
+"""How the cause begins when a job that reached nobody is given back, and the attempt does not count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,8 +145,8 @@ def _holder(lifecycle: Lifecycle, own: list[Event]) -> tuple[Event | None, datet
 
 def _spares(lifecycle: Lifecycle, event: Event) -> bool:
     """Whether a step closed an attempt without counting it."""
-    made_by = _triggers(lifecycle, event)
-    return made_by <= SPARING or (event.cause == LET_GO_CAUSE and Trigger.RETRY in made_by)
+    made_by, cause = _triggers(lifecycle, event), event.cause or ""
+    return made_by <= SPARING or (Trigger.RETRY in made_by and (cause == LET_GO_CAUSE or cause.startswith(GIVEN_BACK)))
 
 
 def _triggers(lifecycle: Lifecycle, event: Event) -> frozenset[str]:

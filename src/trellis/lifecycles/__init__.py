@@ -1,6 +1,6 @@
 """What may happen: eight lifecycles as data, and pure functions over them. Imports nothing else of Trellis."""
 
-from trellis.lifecycles.events import EVENT_TYPES, SIGNAL_TYPES, event_code, event_name
+from trellis.lifecycles.events import EVENT_TYPES, REMARK_TYPES, SIGNAL_TYPES, event_code, event_name
 from trellis.lifecycles.lifecycle import (
     Illegal,
     LeaseLoss,
@@ -20,6 +20,7 @@ __all__ = [
     "BY_CODE",
     "EVENT_TYPES",
     "LIFECYCLES",
+    "REMARK_TYPES",
     "SIGNAL_TYPES",
     "Illegal",
     "LeaseLoss",

@@ -68,6 +68,9 @@ EVENT_TYPES: tuple[str, ...] = (
 SIGNAL_TYPES: tuple[str, ...] = ("job_heartbeat", "job_lease_renewed", "job_log", "job_result_refused")
 """Not transitions: kept apart, with a time to live, outside the count of events."""
 
+REMARK_TYPES: tuple[str, ...] = ("job_result_refused",)
+"""Those of them that are not a holder's: what was said about a job and changed nothing."""
+
 _CODES = {name: code for code, name in enumerate(EVENT_TYPES, start=1)}
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, Rig, actor
 from trellis.engine.authority import ADMINISTRATION, Verb
 from trellis.engine.errors import NotAllowed
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import SweepOptions
 from trellis.lifecycles import Role
 
@@ -62,6 +62,14 @@ async def _both_are_handed_out(rig: Rig) -> bool:
     return len(await rig.claim(2)) == 2
 
 
+async def _a_job_with_a_name(rig: Rig) -> None:
+    await rig.submit_one(job_id=JobId("named"))
+
+
+async def _something_was_said(rig: Rig) -> bool:
+    return bool(await rig.ledger.signals(JobId("named"), limit=1))
+
+
 async def _it_is_handed_out(rig: Rig) -> bool:
     return len(await rig.claim(1)) == 1
 
@@ -77,6 +85,12 @@ CASES = [
         _a_rest_that_is_over,
         lambda rig, by: rig.ledger.sweep(by, SweepOptions(elect=False)),
         _it_is_handed_out,
+    ),
+    Case(
+        "remark",
+        _a_job_with_a_name,
+        lambda rig, by: rig.ledger.remark(by, JobId("named"), "job_result_refused", b"{}"),
+        _something_was_said,
     ),
 ]
 
@@ -125,4 +139,5 @@ def test_the_table_says_who_may_do_what():
         "sweep": ["control-plane", "sweeper"],
         "follow": ["control-plane", "projector"],
         "restore": ["control-plane", "owner"],
+        "remark": ["control-plane", "gateway", "reconciler", "scheduler", "worker"],
     }

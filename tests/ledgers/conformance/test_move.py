@@ -57,7 +57,7 @@ async def test_a_request_id_belongs_to_one_job(rig: Rig):
 
 
 @pytest.mark.requirement("D37", "BUS-6")
-@pytest.mark.parametrize("state", ["PENDING", "SCHEDULED", "RUNNING", "CANCELLED"])
+@pytest.mark.parametrize("state", ["PENDING", "DISPATCHED", "RUNNING", "CANCELLED"])
 async def test_the_same_state_twice_is_a_no_op(rig: Rig, state: str):
     job_id = await rig.submit_one(lifecycle="bus-job")
     await rig.drive(job_id, state)

@@ -10,7 +10,7 @@ from trellis.engine.errors import HistoryBroken, NotAllowed, OptionInvalid
 from trellis.engine.jobs import RESTORE_MAX, Applied, CancelMode, JobId, LeaseLost, Mismatch, Moved, Renewed, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, Place, Recorded, Restored
-from trellis.engine.restoring import LET_GO_CAUSE
+from trellis.engine.restoring import GIVEN_BACK, LET_GO_CAUSE
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 OWNER = actor(Role.OWNER)
@@ -330,3 +330,36 @@ async def test_a_compensation_finds_its_original_again(rig: Rig):
     assert (held.lease.job_id, held.compensates) == (undo, original.lease.job_id)
     await rig.pull(held, Trigger.COMPLETE)
     assert (await rig.last_event(original.lease.job_id)).type == "job_compensated"
+
+
+@pytest.mark.requirement("D14", "BUS-4", "BUS-10")
+async def test_bus_jobs_that_were_held_put_off_approved_or_given_back_come_back_where_they_stood(rig: Rig):
+    scheduler, kernel = actor(Role.SCHEDULER), actor(Role.SAFETY_KERNEL)
+    held, put_off, approved, given_back = await rig.submit(4, lifecycle="bus-job", max_attempts=1, concurrency_key="k")
+    for job_id in (held, put_off, approved, given_back):
+        await rig.move(job_id, "SCHEDULED", by=scheduler)
+    for job_id in (held, approved):
+        await rig.move(job_id, "SCHEDULED", by=kernel, delay_s=3_600.0, data=b'{"hold": "human"}')
+    await rig.move(put_off, "SCHEDULED", by=scheduler, delay_s=60.0, data=b'{"hold": "order"}')
+    sent = await rig.move(given_back, "DISPATCHED", by=scheduler)
+    assert isinstance(sent, Moved)
+    assert sent.lease is not None
+    cause = f"{GIVEN_BACK}nobody listens"
+    back = {"source": "DISPATCHED", "by": scheduler, "spare_attempt": True, "delay_s": 60.0, "cause": cause}
+    assert isinstance(await rig.pull(sent.lease, Trigger.RETRY, **back), Applied)
+    await rig.move(approved, "SCHEDULED", by=OWNER, data=b'{"note": "go on"}')
+    jobs = {job_id: await rig.job(job_id) for job_id in (held, put_off, approved, given_back)}
+    known = await lost_and_restored(rig)
+    assert records(await everything(rig.ledger)) == records(known)
+    await rig.sweep()
+    for job_id, before in jobs.items():
+        now = await rig.job(job_id)
+        assert (now.place, now.due_at, now.version, now.attempt, now.max_attempts) == (
+            before.place,
+            before.due_at,
+            before.version,
+            before.attempt,
+            before.max_attempts,
+        )
+    assert (jobs[given_back].attempt, jobs[given_back].max_attempts) == (1, 2)
+    assert (await rig.verify()).ok

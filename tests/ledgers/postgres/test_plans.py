@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from tests.ledgers.conformance.rig import Rig
+from tests.ledgers.conformance.rig import Rig, actor
 from trellis.ledgers.postgres.reads import Read
+from trellis.lifecycles import Role
 
 pytestmark = pytest.mark.only("postgres")
 
@@ -83,7 +84,7 @@ async def test_jobs_that_rest_in_a_state_are_listed_through_their_index_and_no_o
 ):
     """What is final rests for good: a look at what waits, or a page of it, must not cost more with every artifact."""
     await rig.submit(2, lifecycle="artifact")
-    plan = await _plan(rig, getattr(Read, query), before, 10, [8], None, None, None, [2], False)
+    plan = await _plan(rig, getattr(Read, query), before, 10, [8], None, None, None, [2], False, None)
     scans = [line for line in re.findall(r'"Index Name": "(\w+)"', plan) if line.startswith("resting")]
     assert scans[0] == "resting_state", "the others look up what was found"
 
@@ -97,5 +98,38 @@ async def test_final_artifacts_are_paired_through_their_index(rig: Rig):
 @pytest.mark.requirement("DJ-13")
 async def test_jobs_of_a_parent_are_listed_through_their_index(rig: Rig):
     await rig.submit(2, parent_id="p")
-    plan = await _plan(rig, Read.jobs_of_parent, 100, 10, "p", None, None, None, None, None, None, None)
+    plan = await _plan(rig, Read.jobs_of_parent, 100, 10, "p", None, None, None, None, None, None, None, None)
     assert "job_parent" in plan
+
+
+@pytest.mark.requirement("BUS-3", "DJ-13")
+async def test_heads_do_not_read_what_another_lifecycle_has_of_the_same_type(rig: Rig):
+    """A long queue of leased jobs of the same type must not make a look at the bus dear."""
+    plan = await _plan(
+        rig,
+        "SELECT id FROM ready WHERE type = 1 AND lifecycle = 5::smallint AND prio = 2::smallint ORDER BY pos LIMIT 10",
+    )
+    assert "ready_claim" in plan
+    assert '"Sort"' not in plan
+    assert '"Filter"' not in plan
+
+
+@pytest.mark.requirement("BUS-3", "DJ-13")
+async def test_the_function_of_the_heads_reads_no_more_than_it_gives(rig: Rig):
+    assert rig.admin_sql is not None
+    await rig.submit(400, type="shared")
+    for job_id in await rig.submit(3, type="shared", lifecycle="bus-job"):
+        await rig.move(job_id, "SCHEDULED", by=actor(Role.SCHEDULER))
+    assert len(await rig.ledger.heads("bus-job", each=100)) == 3
+    await rig.admin_sql("SELECT pg_stat_force_next_flush()")
+    read = "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'ready'"
+    await rig.admin_sql("BEGIN")
+    try:
+        await rig.admin_sql("SELECT * FROM trellis.heads(5::smallint, 100, 1000)")
+        assert await rig.admin_sql(read) == [(0, 6)]
+    finally:
+        await rig.admin_sql("ROLLBACK")
+
+
+async def test_remarks_are_counted_through_their_own_index(rig: Rig):
+    assert "signal_remark" in await _plan(rig, "SELECT count(*) FROM signal WHERE id = 1 AND type = 4")

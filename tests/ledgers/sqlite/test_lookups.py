@@ -4,8 +4,8 @@ import pytest
 
 from tests.ledgers.sqlite.people import claim, complete, submit
 from tests.ledgers.sqlite.shell import Shell
-from trellis.engine.records import JobFilter
-from trellis.ledgers.sqlite import claims, reads, sweep
+from trellis.engine.records import JobFilter, Place
+from trellis.ledgers.sqlite import claims, holder, reads, sweep
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.steps import Sql as StepSql
 
@@ -28,8 +28,12 @@ LOOKUPS = {
     "the next due time": sweep._Sql.next_due,
     "taken slots": StepSql.taken_slots,
     "parked jobs": StepSql.parked_first,
+    "heads of what is ready": reads._Sql.heads,
+    "held jobs by their ids": reads._Sql.holds,
+    "leases that end soon": reads._Sql.expiring,
+    "remarks about a job": holder._Sql.put_remark,
 }
-BIG = ("trellis_job", "trellis_event", "trellis_submission")
+BIG = ("trellis_job", "trellis_event", "trellis_submission", "trellis_signal")
 
 
 @pytest.mark.requirement("DJ-13")
@@ -49,6 +53,11 @@ def test_no_lookup_reads_a_whole_table(shell: Shell, name: str):
             "key",
             "parent",
             "only",
+            "place",
+            "each",
+            "job_id",
+            "most",
+            "data",
         ]
     )
     bindings = names | dict.fromkeys(["reason", "now"])
@@ -70,7 +79,7 @@ def test_events_by_type_and_time_use_their_index(shell: Shell):
 
 @pytest.mark.requirement("DJ-13")
 def test_jobs_of_a_parent_use_their_index(shell: Shell):
-    values = dict.fromkeys(["lifecycle", "type", "states", "correlation", "key", "reason"])
+    values = dict.fromkeys(["lifecycle", "type", "states", "correlation", "key", "reason", "place"])
     bindings = values | {"parent": "p", "before": 1, "limit": 1}
     plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.jobs_of_parent}", bindings).fetchall()
     assert any("trellis_submission_parent (parent=?" in row[3] for row in plan)
@@ -79,7 +88,7 @@ def test_jobs_of_a_parent_use_their_index(shell: Shell):
 @pytest.mark.requirement("DJ-13")
 def test_jobs_of_a_state_of_rest_are_read_in_order_and_no_others(shell: Shell):
     """What is final rests for good: a look at what waits, or a page of it, must not cost more with every artifact."""
-    values = dict.fromkeys(["lifecycle", "type", "correlation", "key", "reason"])
+    values = dict.fromkeys(["lifecycle", "type", "correlation", "key", "reason", "place"])
     bindings = values | {"only": 130, "states": "[130]", "before": 9, "limit": 1}
     page, any_place = (
         [row[3] for row in shell.db.execute(f"EXPLAIN QUERY PLAN {sql}", bindings).fetchall()]
@@ -99,10 +108,23 @@ def test_jobs_of_a_state_of_rest_are_read_in_order_and_no_others(shell: Shell):
         (JobFilter(lifecycle="queue-job", state="QUEUED"), reads._Sql.jobs_in_places),
         (JobFilter(lifecycle="artifact", state="nowhere"), reads._Sql.jobs_in_places),
         (JobFilter(state="succeeded"), reads._Sql.jobs),
+        (JobFilter(lifecycle="bus-job", state="SCHEDULED", place=Place.RESTING), reads._Sql.jobs_in_places),
+        (JobFilter(place=Place.RESTING), reads._Sql.jobs_in_places),
+        (JobFilter(lifecycle="bus-job", place=Place.READY), reads._Sql.jobs_in_places),
+        (JobFilter(place=Place.ENDED), reads._Sql.jobs),
     ],
 )
 def test_the_listing_is_the_one_whose_index_fits(where: JobFilter, statement: str):
     assert reads._listing(where) == statement
+
+
+@pytest.mark.requirement("BUS-3", "DJ-13")
+def test_the_heads_of_a_type_are_read_in_order_from_the_index_of_claims(shell: Shell):
+    values = {"lifecycle": 5, "each": 3, "limit": 10}
+    rows = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.heads}", values).fetchall()
+    (index,) = [row for row in rows if "trellis_job_ready (type=? AND prio=?)" in row[3]]
+    beside = [row[3] for row in rows if row[1] == index[1]]
+    assert beside == [index[3]], "nothing is sorted there"
 
 
 async def test_a_filtered_feed_gets_ahead_past_events_it_leaves_out(ledger: SqliteLedger):

@@ -52,6 +52,8 @@ class Lane:
         self._options = options
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
+        self.waiting = 0
+        """Calls under way or in line."""
 
     async def call(
         self,
@@ -62,6 +64,15 @@ class Lane:
         window_s: float | None = None,
     ) -> Answer:
         """Ask, and after a lost answer ask again; `ask` is told whether an earlier try may have had its effect."""
+        self.waiting += 1
+        try:
+            return await self._call(verb, request, ask, window_s)
+        finally:
+            self.waiting -= 1
+
+    async def _call(
+        self, verb: str, request: str, ask: Callable[[Connection, bool], Awaitable[Answer]], window_s: float | None
+    ) -> Answer:
         async with self._lock:
             loop = asyncio.get_running_loop()
             end = loop.time() + (self._options.outcome_window_s if window_s is None else window_s)

@@ -21,6 +21,7 @@ from trellis.engine.errors import (
     OutcomeUnknown,
 )
 from trellis.engine.jobs import (
+    REMARKS_MAX,
     RESTORE_MAX,
     SUBMIT_MAX,
     Actor,
@@ -47,6 +48,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
+from trellis.ledgers.bounds import check_remark, check_signals
 from trellis.ledgers.postgres import restore, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import Connection, Row, check_url
@@ -60,6 +62,9 @@ from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Phase, Trigger
 HOLDER_TIMEOUT_S = 5.0
 """A renewal that waits longer is asked again on a new connection: one that fell silent must not outlast a lease."""
 JOURNAL_BATCH_MAX = 500
+ACTORS_CACHED_MAX = 10_000
+MOVES_AT_ONCE = 4
+"""Moves of one process that wait for the database together: a role that takes jobs by name makes one for each."""
 REFUSALS = {
     "undeclared": "not declared",
     "actor": "this role may not",
@@ -85,6 +90,7 @@ class PostgresLedger(Reads):
         self._holder_lane = Lane(url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)))
         self._note_lane = Lane(url, options)
         self._admin_lane = Lane(url, options)
+        self._move_lanes = [Lane(url, options) for _ in range(MOVES_AT_ONCE)]
         self._read_lane = Lane(url, options)
         self._bell = Doorbell(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
@@ -123,6 +129,7 @@ class PostgresLedger(Reads):
             self._holder_lane,
             self._note_lane,
             self._admin_lane,
+            *self._move_lanes,
             self._read_lane,
         )
         await asyncio.gather(*(lane.close() for lane in lanes))
@@ -133,6 +140,8 @@ class PostgresLedger(Reads):
         known = self._actors.get((actor.role, actor.name))
         if known is None:
             known = await self._admin("register_actor", "select register_actor($1, $2)", actor.name, actor.role.code)
+            if len(self._actors) >= ACTORS_CACHED_MAX:
+                self._actors.clear()
             self._actors[actor.role, actor.name] = known
         return known
 
@@ -247,7 +256,16 @@ class PostgresLedger(Reads):
         kept = {row["n"]: row["body"] for row in rows}
         return [kept[n] if n in kept else LeaseLost(lease) for n, (lease, _, _) in enumerate(entries, start=1)]
 
+    async def remark(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
+        require(actor, "remark")
+        check_remark(type_, body)
+        said = (await self._actor(actor), job_id, SIGNAL_TYPES.index(type_) + 1, body, REMARKS_MAX)
+        return await self._note_lane.call(
+            "remark", job_id, lambda c, repeat: c.fetchval("select remark($1, $2, $3, $4, $5, $6)", *said, repeat)
+        )
+
     async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
+        check_signals(signals)
         rows = await self._note(
             "signal",
             "select add_signals($1, $2, $3, $4)",
@@ -267,7 +285,8 @@ class PostgresLedger(Reads):
             reason = f"{lifecycle.name} has no such state"
             return NotMoved(job_id=move.job_id, state=job.state, target=move.target, reason=reason)
         death, number = move.death, await self._actor(actor)
-        rows = await self._admin_lane.call(
+        lane = min(self._move_lanes, key=lambda lane: lane.waiting)
+        rows = await lane.call(
             "move",
             move.request_id,
             lambda c, _: c.fetch(

@@ -36,6 +36,7 @@ select s.*, t.name as type_name, a.name as owner_name,
          order by j.id desc))
    and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
    and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
+   and ($11::text is null or s.place = $11)
  order by s.id desc limit $2
 
 -- name: jobs_ended
@@ -60,16 +61,17 @@ select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select u.id from (
-          select o.id from (select id, lifecycle, state, type, ckey from ready union all
-                            select id, lifecycle, state, type, ckey from parked union all
-                            select id, lifecycle, state, type, ckey from lease) o
-           where $8::boolean and o.id < $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[]))
+          select o.id from (select 'ready' as place, id, lifecycle, state, type, ckey from ready union all
+                            select 'parked', id, lifecycle, state, type, ckey from parked union all
+                            select 'held', id, lifecycle, state, type, ckey from lease) o
+           where $8::boolean and ($9::text is null or o.place = $9) and o.id < $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[]))
              and ($4::int is null or o.type = $4)
              and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
              and ($6::text is null or o.ckey = hashtextextended($6, 42))
           union all
           select r.id from unnest($3::smallint[], $7::smallint[]) w(lifecycle, state) cross join lateral (
             select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id > -$1::bigint
+               and ($9::text is null or $9 = 'resting')
                and ($4::int is null or o.type = $4)
                and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
                and ($6::text is null or o.ckey = hashtextextended($6, 42))
@@ -85,16 +87,17 @@ select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select u.id from (
-          select o.id from (select id, lifecycle, state, type, ckey from ready union all
-                            select id, lifecycle, state, type, ckey from parked union all
-                            select id, lifecycle, state, type, ckey from lease) o
-           where $8::boolean and o.id > $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[]))
+          select o.id from (select 'ready' as place, id, lifecycle, state, type, ckey from ready union all
+                            select 'parked', id, lifecycle, state, type, ckey from parked union all
+                            select 'held', id, lifecycle, state, type, ckey from lease) o
+           where $8::boolean and ($9::text is null or o.place = $9) and o.id > $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[]))
              and ($4::int is null or o.type = $4)
              and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
              and ($6::text is null or o.ckey = hashtextextended($6, 42))
           union all
           select r.id from unnest($3::smallint[], $7::smallint[]) w(lifecycle, state) cross join lateral (
             select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id < -$1::bigint
+               and ($9::text is null or $9 = 'resting')
                and ($4::int is null or o.type = $4)
                and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
                and ($6::text is null or o.ckey = hashtextextended($6, 42))
@@ -189,7 +192,8 @@ select j.job_id from event e join job j on j.id = e.id where e.request = $1 orde
 -- name: queues
 select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked, c.held,
        (select extract(epoch from trellis.now() - max(e.at))::float8
-          from (select r.id from ready r where r.type = t.id order by r.prio, r.pos limit 1) r join event e on e.id = r.id) as oldest_s
+          from (select r.id from ready r where r.type = t.id and r.lifecycle = c.lifecycle order by r.prio, r.pos limit 1) r
+          join event e on e.id = r.id) as oldest_s
   from job_type t left join (
     select o.type, o.lifecycle, count(*) filter (where place = 0) as ready, count(*) filter (where place = 1) as resting,
            count(*) filter (where place = 2) as parked, count(*) filter (where place = 3) as held
@@ -280,3 +284,23 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, e.
   from unnest($1::text[], $2::int[]) w(job_id, version) join job j on j.job_id = w.job_id
   join dead_letter d on d.id = j.id and d.version = w.version join event e on e.id = j.id and e.version = w.version
   join job_type t on t.id = j.type left join actor a on a.id = d.last_owner
+
+-- name: heads
+select h.*, 'ready' as place, null as owner_name, null::timestamptz as until, null::timestamptz as due_at, null::timestamptz as cancel_at
+  from heads($1, $2, $3) h
+
+-- name: holds
+select l.id, l.epoch, j.job_id, l.lifecycle, t.name as type_name, l.state, l.attempt, l.max_attempts, l.version, a.name as owner_name,
+       extract(epoch from l.until - trellis.now())::float8 as left_s, l.cancel_at is not null as cancel,
+       coalesce(j.correlation_id, j.job_id) as correlation_id
+  from job j join lease l on l.id = j.id join job_type t on t.id = l.type left join actor a on a.id = l.owner
+ where j.job_id = any($1::text[])
+
+-- name: expiring
+-- the leases are few, and the sweep reads them all every second
+select l.id, l.epoch, j.job_id, l.lifecycle, t.name as type_name, l.state, l.attempt, l.max_attempts, l.version, a.name as owner_name,
+       extract(epoch from l.until - trellis.now())::float8 as left_s, l.cancel_at is not null as cancel,
+       coalesce(j.correlation_id, j.job_id) as correlation_id
+  from (select d.* from lease d where d.lifecycle = $1 and d.until <= trellis.now() + $2::float8 * interval '1 s' order by d.until limit $3) l
+  join job j on j.id = l.id join job_type t on t.id = l.type left join actor a on a.id = l.owner
+ order by l.until

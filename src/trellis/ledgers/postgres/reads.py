@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
-from trellis.engine.jobs import JobId, Mismatch, Submitted
+from trellis.engine.jobs import HEADS_MAX, Hold, JobId, Mismatch, Submitted
 from trellis.engine.records import (
     DeadLetter,
     Event,
@@ -16,6 +16,7 @@ from trellis.engine.records import (
     JobFilter,
     JobPage,
     KeyOver,
+    Place,
     QueueDepth,
     Recorded,
     Severity,
@@ -24,6 +25,7 @@ from trellis.engine.records import (
     WorkerSeen,
 )
 from trellis.engine.restoring import may_have_letter
+from trellis.ledgers.bounds import check_each, check_expiring, check_ids
 from trellis.ledgers.postgres import restore, rows
 from trellis.ledgers.postgres.connection import Connection, Row
 from trellis.ledgers.postgres.inspection import findings
@@ -77,6 +79,9 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     submissions: LiteralString
     idempotency_keys: LiteralString
     dead_letters_at: LiteralString
+    heads: LiteralString
+    holds: LiteralString
+    expiring: LiteralString
 
 
 def lifecycle_named(name: str) -> Lifecycle:
@@ -125,13 +130,8 @@ class Reads:
         pairs = state_pairs(where)
         if where.parent_id is not None:
             return _page(await self._jobs_of_parent(where, pairs, before, limit, lifecycle, type_id), limit)
-        if pairs is None and where.reason_code is not None:
-            pairs = [
-                (lc, lc.code_of(state.name))
-                for lc in LIFECYCLES.values()
-                for state in lc.states
-                if state.phase is Phase.ENDED
-            ]
+        if pairs is None and (where.reason_code is not None or where.place is not None):
+            pairs = _states_by_place(where)
         if pairs is None:
             found = await self.fetch(
                 Read.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
@@ -147,7 +147,7 @@ class Reads:
         after, type_id = 0 if cursor is None else _cursor(cursor), await self._type_of(where)
         lifecycles, states = [lc.code for lc, _ in pairs], [code for _, code in pairs]
         asked = (after, limit, lifecycles, type_id, where.correlation_id, where.concurrency_key, states, _move(pairs))
-        return _page(await self.fetch(Read.jobs_oldest, *asked), limit)
+        return _page(await self.fetch(Read.jobs_oldest, *asked, where.place), limit)
 
     async def _jobs_of_parent(
         self,
@@ -170,6 +170,7 @@ class Reads:
             None if pairs is None else [lc.code for lc, _ in pairs],
             None if pairs is None else [code for _, code in pairs],
             where.reason_code,
+            where.place,
         )
 
     async def _jobs_in(
@@ -179,7 +180,8 @@ class Reads:
         found: list[Row] = []
         for ended in (True, False):
             of = [(lc, code) for lc, code in pairs if (lc.state_of(code).phase is Phase.ENDED) is ended]
-            if not of or (not ended and where.reason_code is not None):
+            elsewhere = where.place is not None and (where.place is Place.ENDED) is not ended
+            if not of or elsewhere or (not ended and where.reason_code is not None):
                 continue
             args = [
                 before,
@@ -193,7 +195,7 @@ class Reads:
             found += await (
                 self.fetch(Read.jobs_ended, *args, where.reason_code)
                 if ended
-                else self.fetch(Read.jobs_open, *args, _move(of))
+                else self.fetch(Read.jobs_open, *args, _move(of), where.place)
             )
         return sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
 
@@ -203,6 +205,20 @@ class Reads:
             return None
         found = await self.fetch(Read.type_by_name, where.type)
         return found[0]["id"] if found else 0
+
+    async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
+        check_each(each)
+        found = await self.fetch(Read.heads, lifecycle_named(lifecycle).code, each, HEADS_MAX)
+        return [rows.job(row) for row in found]
+
+    async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:
+        check_ids(job_ids)
+        return [rows.hold(row) for row in await self.fetch(Read.holds, list(job_ids))]
+
+    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[Hold]:
+        check_expiring(within_s, limit)
+        found = await self.fetch(Read.expiring, lifecycle_named(lifecycle).code, within_s, limit)
+        return [rows.hold(row) for row in found]
 
     async def events(self, job_id: JobId) -> list[Event]:
         return [rows.event(row) for row in await self.fetch(Read.events, job_id)]
@@ -293,6 +309,8 @@ class Reads:
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
         before = ID_MAX
         lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
+        if where.place not in {None, Place.ENDED}:
+            return []
         if cursor is not None:
             found = await self.fetch("select id from job where job_id = $1", cursor)
             before = found[0]["id"] if found else ID_MAX
@@ -372,6 +390,15 @@ async def _snapshot(connection: Connection, after: int, limit: int) -> tuple[lis
 def state_at(events: list[Event], version: int) -> str:
     """The state an event of this version led to."""
     return next(event.target for event in events if event.version == version)
+
+
+def _states_by_place(where: JobFilter) -> list[tuple[Lifecycle, int]]:
+    """Every state that a filter without a word for one can mean: of dead letters and of what has ended, the ends."""
+    ended = where.reason_code is not None or where.place is Place.ENDED
+    among = [lifecycle_named(where.lifecycle)] if where.lifecycle else list(LIFECYCLES.values())
+    return [
+        (lc, lc.code_of(state.name)) for lc in among for state in lc.states if (state.phase is Phase.ENDED) is ended
+    ]
 
 
 def _move(pairs: list[tuple[Lifecycle, int]]) -> bool:

@@ -7,7 +7,7 @@ second finds them moved.
 from collections.abc import Sequence
 
 from trellis.engine.jobs import JobId, RequestId
-from trellis.engine.records import JobFilter
+from trellis.engine.records import JobFilter, Place
 from trellis.ledgers.postgres.connection import Connection, Row
 from trellis.ledgers.postgres.reads import Read, lifecycle_named, state_pairs
 
@@ -32,6 +32,8 @@ async def _requeueable(connection: Connection, where: JobFilter, limit: int, req
     before = await connection.fetch(Read.requested, request_id)
     if before:
         return [JobId(row["job_id"]) for row in before]
+    if where.place not in {None, Place.ENDED}:
+        return []
     pairs = state_pairs(where)
     rows = await connection.fetch(
         Read.requeueable,

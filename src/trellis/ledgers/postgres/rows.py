@@ -1,6 +1,6 @@
 """Rows of the database as the engine's values."""
 
-from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, Signal
 from trellis.ledgers.postgres.connection import Row
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
@@ -37,6 +37,23 @@ def job(row: Row) -> Job:
         compensates=row["compensates_id"],
         payload=row.get("payload"),
         progress=row.get("progress"),
+    )
+
+
+def hold(row: Row) -> Hold:
+    """A row of `lease` with its names."""
+    lifecycle = BY_CODE[row["lifecycle"]]
+    return Hold(
+        lease=Lease(JobKey(row["id"]), Epoch(row["epoch"]), JobId(row["job_id"]), lifecycle.name),
+        type=row["type_name"],
+        state=lifecycle.state_of(row["state"]).name,
+        attempt=row["attempt"],
+        max_attempts=row["max_attempts"],
+        version=row["version"],
+        owner=row["owner_name"],
+        left_s=row["left_s"],
+        cancel=row["cancel"],
+        correlation_id=row["correlation_id"],
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -78,13 +79,15 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
     name = claim.lifecycle if claim else ordered[0].lease.lifecycle if ordered else "leased-job"
     steps = Steps(lifecycle=LIFECYCLES[name])
     done, starts, others = steps.done, steps.starts, steps.others
-    last_done = last_start = None
+    last_done = last_start = last_other = None
     for advance in ordered:
         (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes = advance
         transition = declared(lifecycle, source, trigger, role)
         if transition is None or transition.finalizes is (finalizes is None):
             raise _refused(advance, role)
-        if lifecycle != name or not (cause is data is death is version is finalizes is None):
+        # What follows a step that goes one by one does too: it must come after it.
+        if lifecycle != name or key == last_other or not (cause is data is death is version is finalizes is None):
+            last_other = key
             others.append(advance)
         elif trigger == Trigger.COMPLETE and steps.done_source in {None, source} and key != last_done:
             steps.done_source, last_done = source, key
@@ -93,8 +96,19 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
             last_start = key
             starts.append(advance)
         else:
+            last_other = key
             others.append(advance)
     return steps
+
+
+def _others(advances: Sequence[Advance]) -> list[dict[str, Any]]:
+    """In their order, each with how many of the same lease follow it."""
+    seen: Counter[Lease] = Counter()
+    told: list[dict[str, Any]] = []
+    for n, advance in reversed(list(enumerate(advances))):
+        told.append(_other(advance) | {"n": n, "later": seen[advance.lease]})
+        seen[advance.lease] += 1
+    return told
 
 
 def _other(advance: Advance) -> dict[str, Any]:
@@ -210,7 +224,7 @@ def arguments(
         ttls,
         [a.lease.key for a in starts] or None,
         [a.lease.epoch for a in starts] or None,
-        json.dumps([_other(a) for a in steps.others]) if steps.others else None,
+        json.dumps(_others(steps.others)) if steps.others else None,
     ]
     if claim is None:
         return [*head, *[None] * 8]
@@ -247,20 +261,27 @@ def answers(
 
 
 def _outcomes(advances: Sequence[Advance], steps: Steps, rows: Sequence[Row]) -> list[Applied | LeaseLost]:
-    told: list[dict[int, Applied]] = [{}, {}, {}]
+    told: list[dict[int, Applied]] = [{}, {}]
+    one_by_one: list[Applied | None] = []
     for row in rows:
         kind, part = row["kind"], row["part"]
+        if kind not in {LOST, REPEATED, APPLIED}:
+            continue
         if kind == APPLIED and row["ids"] is not None:
             told[part] |= zip(row["ids"], map(_applied, row["versions"]), strict=True)
-        elif kind == APPLIED:
-            told[part][row["id"]] = _applied(row["version"])
-        elif kind == REPEATED:
-            told[part][row["id"]] = Applied(row["version"], repeated=True)
+            continue
+        made = None if kind == LOST else Applied(row["version"], repeated=kind == REPEATED)
+        if part == OTHER:
+            one_by_one.append(made)
+        elif made is not None:
+            told[part][row["id"]] = made
     if len(steps.done) == len(advances):
         done = told[DONE]
         return [done.get(advance.lease.key) or LeaseLost(advance.lease) for advance in advances]
-    parts = {id(a): STARTED for a in steps.starts} | {id(a): DONE for a in steps.done}
-    return [told[parts.get(id(a), OTHER)].get(a.lease.key) or LeaseLost(a.lease) for a in advances]
+    answers = {id(a): told[STARTED].get(a.lease.key) for a in steps.starts}
+    answers |= {id(a): told[DONE].get(a.lease.key) for a in steps.done}
+    answers |= zip(map(id, steps.others), one_by_one, strict=True)
+    return [answers[id(a)] or LeaseLost(a.lease) for a in advances]
 
 
 @lru_cache(maxsize=256)

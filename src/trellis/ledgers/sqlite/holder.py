@@ -1,15 +1,12 @@
-"""What a lease holder writes besides steps: heartbeats, checkpoints, journal entries, signals. All fenced."""
+"""What a lease holder writes besides steps: heartbeats, checkpoints, journal entries, signals, all fenced. And others' remarks."""
 
 from collections.abc import Sequence
 from typing import LiteralString
 
-from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import Applied, Lease, LeaseLost, Renewed
+from trellis.engine.jobs import REMARKS_MAX, Applied, JobId, Lease, LeaseLost, Renewed
+from trellis.ledgers.bounds import check_signals
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.lifecycles import SIGNAL_TYPES
-
-SIGNALS_MAX = 1_000
 
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/holder.sql"):
@@ -20,6 +17,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/holder.sql"):
     journal_entry: LiteralString
     put_journal: LiteralString
     put_signal: LiteralString
+    put_remark: LiteralString
 
 
 def renew(tx: Transaction, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
@@ -54,16 +52,17 @@ def journal(tx: Transaction, lease: Lease, entry: str, body: bytes) -> bytes | L
 
 
 def signal(tx: Transaction, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
-    if len(signals) > SIGNALS_MAX:
-        raise OptionInvalid(option="signals", value=len(signals), expected=f"at most {SIGNALS_MAX} in one call")
-    for type_, _ in signals:
-        if type_ not in SIGNAL_TYPES:
-            raise OptionInvalid(option="signal type", value=type_, expected=f"one of {', '.join(SIGNAL_TYPES)}")
+    check_signals(signals)
     version = _version_held(tx, lease)
     if version is None:
         return LeaseLost(lease)
     tx.db.executemany(_Sql.put_signal, [(lease.key, type_, tx.now, data) for type_, data in signals])
     return Applied(version)
+
+
+def remark(tx: Transaction, job_id: JobId, type_: str, body: bytes) -> bool:
+    values = {"type": type_, "now": tx.now, "data": body, "job_id": job_id, "most": REMARKS_MAX}
+    return bool(tx.db.execute(_Sql.put_remark, values).fetchall())
 
 
 def _version_held(tx: Transaction, lease: Lease) -> int | None:

@@ -13,6 +13,7 @@ from trellis.engine.jobs import (
     CancelMode,
     CancelRequested,
     Following,
+    Hold,
     JobId,
     Lease,
     LeaseLost,
@@ -48,6 +49,7 @@ from trellis.engine.records import (
     Unpaired,
     WorkerSeen,
 )
+from trellis.ledgers.bounds import check_each, check_expiring, check_ids, check_remark
 from trellis.ledgers.sqlite import (
     control,
     holder,
@@ -204,6 +206,11 @@ class SqliteLedger:
     async def beat(self, actor: Actor, info: bytes | None) -> None:
         await self._writer.run(lambda tx: control.beat(tx, actor, info))
 
+    async def remark(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
+        require(actor, "remark")
+        check_remark(type_, body)
+        return await self._writer.run(lambda tx: holder.remark(tx, job_id, type_, body))
+
     def submit_on(
         self, connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob]
     ) -> list[Submitted | Mismatch]:
@@ -241,6 +248,18 @@ class SqliteLedger:
     ) -> JobPage:
         read = reads.oldest_jobs if oldest_first else reads.jobs
         return await self._reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
+
+    async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
+        check_each(each)
+        return await self._reader.run(lambda tx: reads.heads(tx, lifecycle, each=each))
+
+    async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:
+        check_ids(job_ids)
+        return await self._reader.run(lambda tx: reads.holds(tx, job_ids))
+
+    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[Hold]:
+        check_expiring(within_s, limit)
+        return await self._reader.run(lambda tx: reads.expiring(tx, lifecycle, within_s=within_s, limit=limit))
 
     async def events(self, job_id: JobId) -> list[Event]:
         return await self._reader.run(lambda tx: reads.events(tx, job_id))

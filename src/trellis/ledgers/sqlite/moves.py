@@ -36,6 +36,7 @@ from trellis.ledgers.sqlite.plan import (
     landing,
     lease_length_us,
     lifecycle_code,
+    place_code,
     state_of,
     step_between,
 )
@@ -207,6 +208,7 @@ def _meant(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int)
             "key": where.concurrency_key,
             "reason": None if where.reason_code is None else where.reason_code.value,
             "parent": where.parent_id,
+            "place": place_code(where.place),
             "limit": limit,
         }
         rows = tx.db.execute(_Sql.requeueable, values).fetchall()

@@ -30,6 +30,11 @@ CLAIMABLE = 1 << READY | 1 << PARKED
 US = 1_000_000
 
 
+def place_code(place: Place | None) -> int | None:
+    """The number of a place that a caller named; of the two for ended jobs the lower one stands for both."""
+    return None if place is None else PLACES.index(place)
+
+
 class Standing(NamedTuple):
     """The row of `job`, in the order of the query `standing`."""
 

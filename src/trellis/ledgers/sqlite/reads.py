@@ -1,11 +1,12 @@
 """Reading: short transactions on the reader's own connection."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import HEADS_MAX, Hold, JobId
 from trellis.engine.records import (
     DeadLetter,
     Event,
@@ -15,6 +16,7 @@ from trellis.engine.records import (
     JobFilter,
     JobPage,
     KeyOver,
+    Place,
     QueueDepth,
     Signal,
     Unpaired,
@@ -23,7 +25,7 @@ from trellis.engine.records import (
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import HELD, PARKED, READY, RESTING, STATE_NAMES, US, lifecycle_code
+from trellis.ledgers.sqlite.plan import HELD, PARKED, READY, RESTING, STATE_NAMES, US, lifecycle_code, place_code
 from trellis.lifecycles import BY_CODE, Phase, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
@@ -62,6 +64,9 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     keys_over: LiteralString
     unpaired: LiteralString
     any_ready: LiteralString
+    heads: LiteralString
+    holds: LiteralString
+    expiring: LiteralString
 
 
 def job(tx: Transaction, job_id: JobId) -> Job | None:
@@ -87,6 +92,21 @@ def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | 
     page = found[:limit]
     more = len(found) > limit
     return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][26]) if more and page else None)
+
+
+def heads(tx: Transaction, lifecycle: str, *, each: int) -> list[Job]:
+    values = {"lifecycle": lifecycle_code(lifecycle), "each": each, "limit": HEADS_MAX}
+    return [rows.job(row) for row in tx.db.execute(_Sql.heads, values)]
+
+
+def holds(tx: Transaction, job_ids: Sequence[JobId]) -> list[Hold]:
+    wanted = json.dumps(sorted(set(job_ids)))
+    return [rows.hold(row, tx.now) for row in tx.db.execute(_Sql.holds, (wanted,))]
+
+
+def expiring(tx: Transaction, lifecycle: str, *, within_s: float, limit: int) -> list[Hold]:
+    values = (lifecycle_code(lifecycle), tx.now + int(within_s * US), limit)
+    return [rows.hold(row, tx.now) for row in tx.db.execute(_Sql.expiring, values)]
 
 
 def events(tx: Transaction, job_id: JobId) -> list[Event]:
@@ -219,10 +239,11 @@ def _listing(where: JobFilter) -> LiteralString:
         return _Sql.jobs_of_parent
     if where.correlation_id is not None:
         return _Sql.jobs_correlated
-    meant = [BY_CODE[code // 16].state_of(code % 16) for code in _states(where) or ()]
+    codes = _states(where)
+    meant = [BY_CODE[code // 16].state_of(code % 16) for code in codes or ()]
     if len(meant) == 1 and meant[0].phase is Phase.WAITING and not meant[0].claimable:
         return _Sql.jobs_resting
-    if where.state is None or any(state.success for state in meant):
+    if codes is None or any(state.success for state in meant):
         return _Sql.jobs
     return _Sql.jobs_in_places
 
@@ -238,19 +259,27 @@ def _filter(where: JobFilter) -> dict[str, str | int | None]:
         "key": where.concurrency_key,
         "reason": None if where.reason_code is None else where.reason_code.value,
         "parent": where.parent_id,
+        "place": place_code(where.place),
     }
 
 
 def _states(where: JobFilter) -> list[int] | None:
-    """What the filter's word for a state means: one for each lifecycle that has it; None for any state."""
-    if where.state is None:
+    """What the filter's word for a state means: one for each lifecycle that has it; None for any state.
+
+    Whoever asks for a place where jobs have not ended means every state that is no end: the few jobs there are have their indexes.
+    """
+    if where.state is None and where.place in {None, Place.ENDED}:
         return None
     among = lifecycle_code(where.lifecycle)
     return [
         lifecycle * 16 + code
         for (lifecycle, code), known in STATE_NAMES.items()
-        if known == where.state and among in {None, lifecycle}
+        if among in {None, lifecycle} and (known == where.state or (where.state is None and _is_open(lifecycle, code)))
     ]
+
+
+def _is_open(lifecycle: int, state: int) -> bool:
+    return BY_CODE[lifecycle].state_of(state).phase is not Phase.ENDED
 
 
 def _key_of(tx: Transaction, job_id: JobId) -> int | None:

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, Job
-from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES
+from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES, US
 from trellis.lifecycles import BY_CODE, event_name
 from trellis.lifecycles.lifecycle import ROLES
 
@@ -89,6 +89,37 @@ def job(row: Row) -> Job:
         compensates=compensates,
         payload=payload,
         progress=progress,
+    )
+
+
+def hold(row: Row, now: int) -> Hold:
+    """A row of the queries of held jobs."""
+    (
+        key,
+        epoch,
+        job_id,
+        lifecycle,
+        kind,
+        state,
+        attempt,
+        max_attempts,
+        version,
+        owner,
+        until,
+        cancel_at,
+        correlation,
+    ) = row
+    return Hold(
+        lease=Lease(JobKey(key), Epoch(epoch), JobId(job_id), BY_CODE[lifecycle].name),
+        type=kind,
+        state=STATE_NAMES[lifecycle, state],
+        attempt=attempt,
+        max_attempts=max_attempts,
+        version=version,
+        owner=owner,
+        left_s=(until - now) / US,
+        cancel=cancel_at is not None,
+        correlation_id=correlation,
     )
 
 

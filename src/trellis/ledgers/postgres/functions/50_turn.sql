@@ -48,7 +48,8 @@ create or replace function _is_final(p_job bigint, p_artifact text) returns bool
                   where a.job_id = p_artifact and j.id = p_job)
 $$;
 
--- The rarer steps come as a JSON array, one object each; most of them carry an error, a delay or a dead letter.
+-- The rarer steps come as a JSON array, one object each; most of them carry an error, a delay or a dead letter. One answer for each, in
+-- their order. `later` is how many steps of the same lease follow.
 create or replace function _advance_others(p_others jsonb, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint)
 returns table (kind smallint, id bigint, version int) language plpgsql set search_path from current as $$
 #variable_conflict use_column
@@ -60,7 +61,8 @@ declare
 begin
   for o in select * from jsonb_to_recordset(p_others) as r(
       id bigint, epoch int, lifecycle smallint, source smallint, trigger text, delay float8, spare boolean, cause text, data text,
-      result text, ttl float8, reason text, stage text, error text, version int, finalizes text) order by r.id loop
+      result text, ttl float8, reason text, stage text, error text, version int, finalizes text, n int, later int)
+      order by r.n loop
     select r.* into x from transition r where r.lifecycle = o.lifecycle and r.source = o.source and r.trigger = o.trigger and r.fenced;
     if not found then
       raise exception 'lifecycle % declares no % from state % for a holder', o.lifecycle, o.trigger, o.source using errcode = 'TR001';
@@ -68,8 +70,15 @@ begin
       raise exception 'job %: exactly a step that finalizes names an artifact', o.id using errcode = 'TR001';
     end if;
     select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
+    if x.trigger = 'start' and exists (select from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source
+         and l.cancel_at is not null and (o.version is null or l.version = o.version))
+       and _cancel_now(o.id, p_actor, p_now, p_batch) is not null then
+      -- Somebody asked for a stop before user code began: nothing has to be waited for.
+      return query select 1::smallint, o.id, null::int;
+      continue;
+    end if;
     if s.phase = 1 then
-      update lease l set state = x.target, version = l.version + 1
+      update lease l set state = x.target, version = l.version + 1, until = p_now + _length(l.lease_ms, l.beat_ms)
        where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
          and (o.version is null or l.version = o.version)
       returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
@@ -105,7 +114,7 @@ begin
     else
       -- A step that let go of a job to be cancelled left the cancel in its place, one epoch on, in the holder's name.
       return query select coalesce(c.kind, r.kind), r.id, coalesce(c.version, r.version)
-        from _was_applied(o.id, o.epoch, x.target, x.event, o.version, o.finalizes) r
+        from _was_applied(o.id, o.epoch, x.target, x.event, o.version, o.finalizes, o.later) r
         left join lateral (select 2::smallint as kind, e.version from event e
                             where s.phase = 0 and e.id = o.id and e.epoch = o.epoch + 1 and e.actor = p_actor
                               and e.from_state = o.source and e.cause = 'cancel was requested'
@@ -115,18 +124,21 @@ begin
   end loop;
 end $$;
 
--- For a step that found no lease to move: kind 2 when the last event of its epoch is this very step (and, where it led to a
--- held state, the job still has that epoch; where it names an artifact, it finalized that one), else 1 (lost).
-create or replace function _was_applied(p_id bigint, p_epoch int, p_target smallint, p_type smallint, p_version int, p_artifact text)
+-- For a step that found no lease to move: kind 2 when the last event of its epoch is this very step, or the last but so many as follow
+-- it in the same turn (and, where it led to a held state, the job still has that epoch; where it names an artifact, it finalized that
+-- one), else 1 (lost).
+create or replace function _was_applied(
+  p_id bigint, p_epoch int, p_target smallint, p_type smallint, p_version int, p_artifact text, p_later int)
 returns table (kind smallint, id bigint, version int) language sql stable set search_path from current as $$
   select case when e.to_state = p_target and e.type = p_type and (p_version is null or e.version = p_version + 1)
                    and (not exists (select from state s where s.lifecycle = e.lifecycle and s.state = p_target and s.phase = 1)
-                        or exists (select from lease d where d.id = p_id and d.epoch = p_epoch))
+                        or exists (select from lease d where d.id = p_id and d.epoch = p_epoch)
+                        or (p_later > 0 and exists (select from ended n where n.id = p_id and n.epoch = p_epoch)))
                    and (p_artifact is null or _is_final(p_id, p_artifact)) then 2 else 1 end::smallint,
          p_id, e.version
     from (select) one left join lateral (
       select o.to_state, o.version, o.type, o.lifecycle from event o where o.id = p_id and o.epoch = p_epoch
-       order by o.version desc limit 1) e on true
+       order by o.version desc offset p_later limit 1) e on true
 $$;
 
 -- Answers: kind 1 to 3 about steps (lost, repeated, applied; `part` says whether as a start, a completion or another step), 0 for
@@ -177,7 +189,7 @@ begin
       for told in select w.*, c.cancel_at from (select u.id, u.epoch from unnest(p_starts, p_start_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m
         left join lease c on c.id = m.id and c.epoch = m.epoch,
-        lateral _was_applied(m.id, m.epoch, c.state, l.start_event[array_position(l.start_to, c.state)], null, null) w loop
+        lateral _was_applied(m.id, m.epoch, c.state, l.start_event[array_position(l.start_to, c.state)], null, null, 0) w loop
         -- Somebody asked for a stop before user code began: nothing has to be waited for.
         if told.cancel_at is not null and told.kind = 1 then perform _cancel_now(told.id, p_actor, now_at, batch_no); end if;
         kind := told.kind; id := told.id; version := told.version; part := 0;
@@ -226,7 +238,7 @@ begin
     if coalesce(cardinality(got), 0) < cardinality(p_done) then
       for told in select w.* from (select u.id, u.epoch from unnest(p_done, p_done_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m,
-        lateral _was_applied(m.id, m.epoch, l.done_to[p_done_source], l.done_event[p_done_source], null, null) w loop
+        lateral _was_applied(m.id, m.epoch, l.done_to[p_done_source], l.done_event[p_done_source], null, null, 0) w loop
         kind := told.kind; id := told.id; version := told.version; part := 1;
         return next;
       end loop;

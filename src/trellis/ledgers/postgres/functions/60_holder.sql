@@ -1,4 +1,4 @@
--- What a holder does between steps: renew, checkpoint, journal, signal. Fenced by epoch like every step.
+-- What a holder does between steps: renew, checkpoint, journal, signal, fenced by epoch like every step. And what others say.
 
 create or replace function renew(p_actor int, p_ids bigint[], p_epochs int[])
 returns table (id bigint, epoch int, cancel boolean) language plpgsql security definer set search_path from current
@@ -70,6 +70,26 @@ begin
   end if;
   insert into signal (id, at, type, data) select p_id, at, u.type, u.data from unnest(p_types, p_data) u(type, data);
   return held;
+end $$;
+
+-- What somebody else than the holder says about a job. A repeat of a lost call finds its own remark as the last one.
+create or replace function remark(p_actor int, p_job_id text, p_type smallint, p_body bytea, p_most int, p_repeat boolean) returns boolean
+language plpgsql security definer set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  of_job bigint;
+begin
+  perform _require(a.role, 'say something about a job', array['scheduler', 'reconciler', 'worker', 'gateway', 'control-plane']);
+  select j.id into of_job from job j where j.job_id = p_job_id;
+  if not found then return false; end if;
+  perform pg_advisory_xact_lock(hashtext('trellis.remark'), hashint8(of_job));
+  if p_repeat and exists (select from (select g.type, g.data from signal g where g.id = of_job and g.type = 4 order by g.no desc limit 1) last
+                           where last.type = p_type and last.data = p_body) then
+    return true;
+  end if;
+  if (select count(*) from signal g where g.id = of_job and g.type = 4) >= p_most then return false; end if;
+  insert into signal (id, at, type, data) values (of_job, trellis.now(), p_type, p_body);
+  return true;
 end $$;
 
 create or replace function beat(p_actor int, p_info bytea) returns void language plpgsql security definer set search_path from current as $$

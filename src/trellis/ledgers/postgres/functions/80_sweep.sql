@@ -1,5 +1,10 @@
 -- The sweep: what time does to jobs. One of many sweepers is elected by the row in `sweeper`.
 
+-- The reason for a dead letter, where a step leads to a state that has one: what only ends leaves none.
+create or replace function _if_buried(x transition, p_reason text) returns text language sql stable set search_path from current as $$
+  select p_reason from state s where s.lifecycle = x.lifecycle and s.state = x.target and s.dead_letter
+$$;
+
 create or replace function _reap(l lease, p_actor int, p_now timestamptz, p_batch bigint) returns text language plpgsql
 set search_path from current as $$
 declare
@@ -30,7 +35,7 @@ begin
   end if;
   if x.trigger is not null then
     perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, case when poison then 'worker died' else 'lease expired' end,
-                  null, null, case when poison then 'infrastructure_failure' else 'exhausted_retries' end, 'exec',
+                  null, null, _if_buried(x, case when poison then 'infrastructure_failure' else 'exhausted_retries' end), 'exec',
                   case when poison then format('worker died %s times while running this job', t.deaths) else 'lease expired' end);
     return 'exhausted';
   end if;
@@ -136,7 +141,7 @@ begin
         perform _remove(d.id, k.place);
         if k.place = 'held' then t.epoch := t.epoch + 1; end if;
         -- Into a state that has a timer: it falls due at once, and the timer finds that the deadline has passed.
-        perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, 'deadline passed', null, null, 'timeout', 'exec',
+        perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, 'deadline passed', null, null, _if_buried(x, 'timeout'), 'exec',
                       'deadline passed');
         done := done + 1;
       end if;

@@ -1,4 +1,4 @@
--- What the holder of a lease writes besides steps. Every statement carries the epoch.
+-- What the holder of a lease writes besides steps: every statement of it carries the epoch. And what others say about a job.
 
 -- name: renew
 UPDATE trellis_job SET until = :now + length WHERE id = :job AND epoch = :epoch AND place = 4
@@ -23,3 +23,11 @@ INSERT INTO trellis_journal (job, entry, epoch, at, body) VALUES (?, ?, ?, ?, ?)
 
 -- name: put_signal
 INSERT OR REPLACE INTO trellis_signal (job, type, at, data) VALUES (?, ?, ?, ?);
+
+-- How many are there is read from an index of remarks alone: a job can have any number of heartbeats.
+-- name: put_remark
+INSERT INTO trellis_signal (job, type, at, data)
+SELECT s.id, :type, :now, :data FROM trellis_submission s WHERE s.job_id = :job_id
+  AND (SELECT count(*) FROM trellis_signal g INDEXED BY trellis_signal_remark
+    WHERE g.job = s.id AND g.type = 'job_result_refused') < :most
+RETURNING id;

@@ -26,6 +26,7 @@ WHERE j.place IN (2, 6) AND j.lifecycle * 16 + j.state IN (SELECT value FROM jso
   AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
   AND (:key IS NULL OR k.name = :key)
   AND (:parent IS NULL OR s.parent = :parent)
+  AND (:place IS NULL OR min(j.place, 5) = :place)
   AND (:reason IS NULL OR EXISTS (
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
 ORDER BY j.id LIMIT :limit;

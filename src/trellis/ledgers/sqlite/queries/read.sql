@@ -25,6 +25,7 @@ WHERE j.id < :before
   AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
   AND (:type IS NULL OR t.name = :type)
   AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
+  AND (:place IS NULL OR min(j.place, 5) = :place)
   AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
   AND (:key IS NULL OR k.name = :key)
   AND (:reason IS NULL OR EXISTS (
@@ -37,12 +38,12 @@ SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM (
-  SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1
+  SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND (:place IS NULL OR :place = 1)
   UNION ALL SELECT r.id FROM json_each(:states) w CROSS JOIN trellis_job r INDEXED BY trellis_job_standing
-    ON r.place = 2 AND r.lifecycle = w.value / 16 AND r.state = w.value % 16
-  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3
-  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4
-  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_unlucky WHERE place = 6
+    ON r.place = 2 AND r.lifecycle = w.value / 16 AND r.state = w.value % 16 AND (:place IS NULL OR :place = 2)
+  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3 AND (:place IS NULL OR :place = 3)
+  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4 AND (:place IS NULL OR :place = 4)
+  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_unlucky WHERE place = 6 AND (:place IS NULL OR :place = 5)
 ) AS live CROSS JOIN trellis_job j ON j.id = live.id
 JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
 JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
@@ -51,6 +52,7 @@ WHERE j.id < :before
   AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
   AND (:type IS NULL OR t.name = :type)
   AND j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states))
+  AND (:place IS NULL OR min(j.place, 5) = :place)
   AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
   AND (:key IS NULL OR k.name = :key)
   AND (:reason IS NULL OR EXISTS (
@@ -64,11 +66,11 @@ SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM (
   SELECT w.id FROM (
-    SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1
+    SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND (:place IS NULL OR :place = 1)
     UNION ALL SELECT r.id FROM json_each(:states) w CROSS JOIN trellis_job r INDEXED BY trellis_job_standing
-    ON r.place = 2 AND r.lifecycle = w.value / 16 AND r.state = w.value % 16
-    UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3
-    UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4
+    ON r.place = 2 AND r.lifecycle = w.value / 16 AND r.state = w.value % 16 AND (:place IS NULL OR :place = 2)
+    UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3 AND (:place IS NULL OR :place = 3)
+    UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4 AND (:place IS NULL OR :place = 4)
   ) AS live CROSS JOIN trellis_job w ON w.id = live.id
   WHERE w.id > :after
     AND (:lifecycle IS NULL OR w.lifecycle = :lifecycle)
@@ -93,7 +95,7 @@ FROM trellis_job j INDEXED BY trellis_job_standing
 JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
 JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
 LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
-WHERE j.place = 2 AND j.lifecycle = :only / 16 AND j.state = :only % 16 AND j.id < :before
+WHERE j.place = 2 AND j.lifecycle = :only / 16 AND j.state = :only % 16 AND j.id < :before AND (:place IS NULL OR :place = 2)
   AND (:type IS NULL OR t.name = :type)
   AND (:key IS NULL OR k.name = :key)
   AND (:reason IS NULL OR EXISTS (
@@ -115,6 +117,7 @@ WHERE j.id < :before
   AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
   AND (:type IS NULL OR t.name = :type)
   AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
+  AND (:place IS NULL OR min(j.place, 5) = :place)
   AND (:key IS NULL OR k.name = :key)
   AND (:reason IS NULL OR EXISTS (
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
@@ -134,6 +137,7 @@ WHERE j.id < :before
   AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
   AND (:type IS NULL OR t.name = :type)
   AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
+  AND (:place IS NULL OR min(j.place, 5) = :place)
   AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
   AND (:key IS NULL OR k.name = :key)
   AND (:reason IS NULL OR EXISTS (
@@ -193,6 +197,7 @@ WHERE d.job < :before
   AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
   AND (:type IS NULL OR t.name = :type)
   AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
+  AND (:place IS NULL OR min(j.place, 5) = :place)
   AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
   AND (:key IS NULL OR k.name = :key)
   AND (:parent IS NULL OR s.parent = :parent)
@@ -255,3 +260,36 @@ SELECT id, job_id FROM trellis_submission WHERE id > ? ORDER BY id LIMIT ?;
 -- name: any_ready
 SELECT 1 WHERE EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_ready WHERE j.place = 1 AND j.type IN (
   SELECT t.id FROM trellis_job_type t WHERE t.name IN (SELECT value FROM json_each(?))));
+
+-- What a role that takes jobs by name may take next: the first of each type and urgency, through the index that claims use. Where even
+-- that is too much, the longest tails go.
+-- name: heads
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, NULL, j.until, j.cancel_at,
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, s.payload, NULL, j.id
+FROM (
+  SELECT h.id, row_number() OVER (PARTITION BY h.type, h.prio ORDER BY h.pos) AS nth
+  FROM trellis_job_type w CROSS JOIN json_each('[0,1,2]') p CROSS JOIN trellis_job h ON h.id IN (
+    SELECT r.id FROM trellis_job r INDEXED BY trellis_job_ready
+    WHERE r.place = 1 AND r.type = w.id AND r.prio = p.value ORDER BY r.pos LIMIT :each)
+  WHERE w.lifecycle = :lifecycle AND NOT EXISTS (SELECT 1 FROM trellis_type_control c WHERE c.name = w.name AND c.paused)
+  ORDER BY nth, h.pos LIMIT :limit
+) AS first CROSS JOIN trellis_job j ON j.id = first.id
+JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+JOIN trellis_event e ON e.seq = j.seq
+LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
+ORDER BY j.pos, j.id;
+
+-- name: holds
+SELECT j.id, j.epoch, s.job_id, j.lifecycle, t.name, j.state, j.attempt, j.max_attempts, j.version, a.name, j.until, j.cancel_at,
+  coalesce(s.correlation, s.job_id)
+FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value CROSS JOIN trellis_job j ON j.id = s.id
+JOIN trellis_job_type t ON t.id = j.type LEFT JOIN trellis_actor a ON a.id = j.owner
+WHERE j.place = 4;
+
+-- name: expiring
+SELECT j.id, j.epoch, s.job_id, j.lifecycle, t.name, j.state, j.attempt, j.max_attempts, j.version, a.name, j.until, j.cancel_at,
+  coalesce(s.correlation, s.job_id)
+FROM trellis_job j INDEXED BY trellis_job_held JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
+LEFT JOIN trellis_actor a ON a.id = j.owner
+WHERE j.place = 4 AND j.lifecycle = ? AND j.until <= ? ORDER BY j.until LIMIT ?;
