@@ -47,6 +47,7 @@ from trellis.agents.runtime_errors import (
     TokensExceeded,
     ToolCallsExceeded,
 )
+from trellis.engine import tracing
 from trellis.engine.text import storable
 from trellis.storage.memory.layout import TokenCounter, count_tokens
 
@@ -120,8 +121,9 @@ class JournalledModel(WrapperModel):
         if left_s <= 0:
             raise OutOfTime(what=f"request {self.number} was made")
         try:
-            async with asyncio.timeout(left_s):
-                return await self.wrapped.request(messages, settings, parameters)
+            with tracing.span("model.request", {"gen_ai.request.model": self.model_name}, kind=tracing.CLIENT):
+                async with asyncio.timeout(left_s):
+                    return await self.wrapped.request(messages, settings, parameters)
         except TimeoutError:
             raise OutOfTime(what=f"request {self.number} was answered") from None
         except ModelHTTPError as error:

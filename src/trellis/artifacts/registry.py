@@ -28,6 +28,7 @@ from trellis.artifacts.errors import (
     TypeNotYielded,
 )
 from trellis.artifacts.rows import FINALIZED, REMOVED, STAGED, Making, Row
+from trellis.engine import tracing
 from trellis.engine.authority import Principal
 from trellis.engine.errors import LeaseConflictError
 from trellis.engine.jobs import Actor, Epoch, JobId, Mismatch, Move, Moved, NewJob, RequestId
@@ -126,6 +127,7 @@ class Artifacts:
             idempotency_scope=key.scope,
             fingerprint=key.fingerprint,
             correlation_id=job.correlation_id,
+            trace=job.trace or tracing.here(),
             parent_id=job.job_id,
         )
         (answer,) = await self.ledger.submit(actor, [new])

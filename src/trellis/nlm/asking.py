@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 from trellis.nlm.citations import verify
@@ -55,7 +56,8 @@ class Asking:
         call = _Call(question, agent, self._clock.monotonic() + deadline_s)
         try:
             # Cut here too: a provider may not keep its promise to stop in time.
-            return await within(self._clock, deadline_s, self._turn(call))
+            with tracing.span("nlm.ask", {"trellis.provider": self._provider.name, "trellis.agent": agent}):
+                return await within(self._clock, deadline_s, self._turn(call))
         except TimeoutError:
             last = f"; last: {call.errors[-1]}" if call.errors else ""
             reason = f"{deadline_s:g} s were not enough{last}"

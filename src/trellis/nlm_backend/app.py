@@ -27,6 +27,7 @@ from trellis.web.correlation import Correlation
 from trellis.web.limits import RateLimits
 from trellis.web.problems import Problem, correlation_of
 from trellis.web.shapes import PROBLEMS, ProblemShape
+from trellis.web.tracing import NO_SPANS, Traced
 
 QUERY_S = 60.0
 UNKNOWN = "unknown"
@@ -291,6 +292,7 @@ def create_backend_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=NO_SPANS,
     )
     app.state.desk = desk
     app.state.door = Door(keys=keys, limits=RateLimits(REQUESTS_PER_SECOND, BURST, monotonic), now=now)
@@ -299,5 +301,6 @@ def create_backend_app(
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
     for router in (jobs, questions, system):
         app.include_router(router)
-    app.add_middleware(Correlation, new_id=new_id)
+    app.add_middleware(Traced)
+    app.add_middleware(Correlation, new_id=new_id)  # around the other: the one added last is outermost
     return app

@@ -19,6 +19,7 @@ import httpx2
 import pydantic
 
 from trellis.artifacts.content import Draft
+from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 from trellis.engine.retries import RetryPolicy
@@ -153,7 +154,9 @@ class Delivery:
         errand = Errand(
             method="POST",
             url=order.callback_url,
-            headers=lambda: around | signed_headers(key, id_=id_, timestamp=int(self.now()), body=notice),
+            headers=lambda: (
+                around | tracing.headers() | signed_headers(key, id_=id_, timestamp=int(self.now()), body=notice)
+            ),
             content=notice,
             transient=TRANSIENT | UNRECOGNISED,
         )
@@ -166,7 +169,7 @@ class Delivery:
         return Delivered() if answer.status < 300 else GivenUp(_told(answer))
 
     def _as_ours(self, order: Order, url: str, correlation_id: str) -> dict[str, str]:
-        headers = {CORRELATION_HEADER: correlation_id, "accept": "application/json"}
+        headers = {CORRELATION_HEADER: correlation_id, "accept": "application/json", **tracing.headers()}
         if self._is_trusted(url):
             headers["authorization"] = f"Bearer {self.token(order.job_id)}"
         return headers

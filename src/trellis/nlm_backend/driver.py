@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from trellis.artifacts.content import Draft
 from trellis.artifacts.snapshot import Snapshot, SnapshotInvalid
 from trellis.artifacts.structuring import Answered, Prompt, Task, ask, build, draft
+from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, LedgerError
 from trellis.engine.holding import Stopped, carried_out, heard, journalled
@@ -51,6 +52,8 @@ SNAPSHOT, PROMPT, ASKED, ANSWER, DRAFT, STAGED, FAULT = (
 """The journal entries of an execution."""
 NEXT_STAGE = "next_stage"
 FETCHING_CONTEXT, BUILDING_PROMPT, NLM_QUERY, STRUCTURING, CALLBACK = HELD
+LEFT = "left"
+"""What a span says of a drive that ended because the execution is another's."""
 CAUSE_CHARS_MAX = 200
 GIVEN_UP = "CALLBACK_GIVEN_UP"
 SUPERSEDED = "SUPERSEDED"
@@ -91,6 +94,12 @@ class NlmDriver:
 
     async def drive(self, claimed: Claimed) -> str | None:
         """Take the execution to its end; the state it ended in, None when another goes on."""
+        with tracing.taken_up(claimed, "nlm.drive") as span:
+            state = await self._drive(claimed)
+            span.note({"trellis.state": state or LEFT})
+            return state
+
+    async def _drive(self, claimed: Claimed) -> str | None:
         execution, id_ = _Execution(self, claimed), claimed.lease.job_id
         try:
             worked = await execution.worked()
@@ -245,7 +254,11 @@ class _Execution:
 
     async def _deliver(self, notice: Mapping[str, Any]) -> Delivered | GivenUp:
         body, until = as_bytes(notice), self._ends_at
-        return await self._driver.delivery.call_back(self._order, body, self._correlation_id, until=until)
+        with tracing.span("nlm.callback", {"trellis.status": notice["status"]}, kind=tracing.CLIENT) as span:
+            told = await self._driver.delivery.call_back(self._order, body, self._correlation_id, until=until)
+            if isinstance(told, GivenUp):
+                span.fail(told.reason)
+            return told
 
     async def _end(self, code: str, message: str, **more: str) -> str:
         data = {"code": code, "message": (storable(message) or "")[:DETAIL_CHARS_MAX], **more}
@@ -281,7 +294,8 @@ class _Execution:
     async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """What was kept under this name, made now if there is nothing."""
         if name not in self._journal:
-            self._journal[name] = await self._keep(name, await make())
+            with tracing.span(f"nlm.{name}"):
+                self._journal[name] = await self._keep(name, await make())
         return self._journal[name]
 
     async def _keep(self, name: str, body: bytes) -> bytes:

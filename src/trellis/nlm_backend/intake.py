@@ -15,6 +15,7 @@ from math import ceil
 from typing import Any
 
 from trellis.artifacts.payloads import read_payload
+from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, JobNotFound
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor, CancelMode, JobId, Mismatch, NewJob, RequestId
 from trellis.engine.ledger import Ledger
@@ -210,6 +211,7 @@ class Intake:
             fingerprint=request.fingerprint,
             id_is_given=True,
             correlation_id=correlation_id,
+            trace=tracing.here(),
             parent_id=JobId(request.job_id),
         )
         (answer,) = await self.ledger.submit(self.actor, [job])

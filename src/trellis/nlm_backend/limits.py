@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 from trellis.nlm.errors import NlmError, NlmTimeout, NlmUnavailable
@@ -197,7 +198,8 @@ class LimitedProvider:
     async def _asked(self, prepared: Prepared, question: Question, deadline_s: float) -> Answer:
         circuit, began, result = self.limits.circuit, self.clock.monotonic(), "cut"
         try:
-            answer = await self.inner.query(prepared, question, deadline_s=deadline_s)
+            with tracing.span("nlm.query", {"trellis.provider": self.name}, kind=tracing.CLIENT):
+                answer = await self.inner.query(prepared, question, deadline_s=deadline_s)
             result = "answered"
             circuit.answered()
         except NlmUnavailable as error:

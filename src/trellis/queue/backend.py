@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 import pydantic
 
+from trellis.engine import tracing
 from trellis.engine.errors import KeyUnusable
 from trellis.net.errors import AnswerRefused, OutgoingError
 from trellis.net.guard import Fetched, GuardedClient, OutgoingPolicy, guarded_client
@@ -168,12 +169,14 @@ class NlmBackend:
         headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": execution.correlation_id}
         if body is not None:
             headers["content-type"] = "application/json"
-        try:
-            return await self._opened().send(method, self._url + path, headers=headers, content=body)
-        except AnswerRefused as error:
-            raise NlmAnswerInvalid(detail=str(error)) from error
-        except OutgoingError as error:
-            raise NlmUnavailable(detail=str(error)) from error
+        with tracing.span(f"nlm_backend.{method}", {"trellis.job_id": execution.job_id}, kind=tracing.CLIENT):
+            headers |= tracing.headers()
+            try:
+                return await self._opened().send(method, self._url + path, headers=headers, content=body)
+            except AnswerRefused as error:
+                raise NlmAnswerInvalid(detail=str(error)) from error
+            except OutgoingError as error:
+                raise NlmUnavailable(detail=str(error)) from error
 
     def _token_now(self) -> str:
         try:

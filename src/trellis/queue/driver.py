@@ -18,6 +18,7 @@ from trellis.artifacts.content import YIELDS
 from trellis.artifacts.keys import journal_entry
 from trellis.artifacts.registry import Artifacts
 from trellis.artifacts.rows import STAGED, Row
+from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InvalidTransition, LedgerError
 from trellis.engine.holding import Stopped, carried_out, heard, journalled
@@ -42,6 +43,8 @@ from trellis.storage.documents import timestamp
 from trellis.storage.objects import ObjectStore, StoreError
 
 CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
+LEFT = "left"
+"""What a span says of a drive that ended because the job is another's."""
 ERROR_CHARS_MAX = 2_000
 CAUSE_CHARS_MAX = 200
 NOT_AT_IT = (
@@ -101,6 +104,12 @@ class Driver:
 
     async def drive(self, claimed: Claimed) -> str | None:
         """Take the job as far as it goes: the state it leaves it in, None when it is another's."""
+        with tracing.taken_up(claimed, "queue.drive") as span:
+            state = await self._drive(claimed)
+            span.note({"trellis.state": state or LEFT})
+            return state
+
+    async def _drive(self, claimed: Claimed) -> str | None:
         drive, job_id = _Drive(self, claimed), claimed.lease.job_id
         try:
             return await self._driven(drive, job_id)
@@ -327,16 +336,17 @@ class _Drive:
         left_s = max(0.0, self._left_s())
         patience_s = min(limit_s, left_s) if limit_s else left_s
         stage = self._stage
-        try:
-            return await within(self._driver.clock, patience_s, work)
-        except TimeoutError:
-            raise self._too_late(stage, limit_s, late) from None
-        except (StageError, Stopped, LedgerError):
-            raise
-        except Exception as error:
-            _log.exception("stage_raised", job_id=self._job_id, stage=self._stage)
-            detail = f"{self._stage}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-            raise errors.StageFailed(detail=detail) from error
+        with tracing.span(f"queue.stage {stage}"):
+            try:
+                return await within(self._driver.clock, patience_s, work)
+            except TimeoutError:
+                raise self._too_late(stage, limit_s, late) from None
+            except (StageError, Stopped, LedgerError):
+                raise
+            except Exception as error:
+                _log.exception("stage_raised", job_id=self._job_id, stage=self._stage)
+                detail = f"{self._stage}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
+                raise errors.StageFailed(detail=detail) from error
 
     def _too_late(self, stage: str, limit_s: float, late: type[StageError]) -> StageError:
         now, options = self._driver.clock.monotonic(), self._driver.options

@@ -13,6 +13,7 @@ import pydantic
 from trellis.agents.definition import checked_slug
 from trellis.artifacts.content import JobType
 from trellis.artifacts.payloads import ENTITY_REFS_MAX, ResearchPayload, read_payload
+from trellis.engine import tracing
 from trellis.engine.errors import InputError, PayloadInvalid, TrellisError
 from trellis.engine.jobs import JobId, NewJob, Priority
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -142,6 +143,7 @@ def new_queue_job(
         max_deaths=0,
         concurrency_key=f"{KEY_NAMESPACE}{request.agent_slug}",
         correlation_id=correlation_id,
+        trace=tracing.here(),
         parent_id=None if parent_id is None else JobId(parent_id),
     )
 
