@@ -37,6 +37,8 @@ class Sizes:
     http_submits: int = 1_000
     listeners: int = 1_000
     told: int = 40
+    trips: int = 600
+    single_trips: int = 150
 
 
 SMALL = Sizes(
@@ -57,6 +59,8 @@ SMALL = Sizes(
     http_submits=32,
     listeners=20,
     told=5,
+    trips=20,
+    single_trips=5,
 )
 """For the test of this program."""
 
@@ -71,6 +75,7 @@ RUN_PROCESSES = 2
 """On PostgreSQL, where DBOS is faster with two; an SQLite file is used by one."""
 HTTP_CONNECTIONS = 16
 TOLD_PER_S = 20.0
+TRIPS_AT_ONCE = 32
 RUN_SUBJECTS = {"runs": "runs", "published": "runs", "peer_dbos": "peer_dbos"}
 """What is measured, and the module that does it."""
 
@@ -191,6 +196,16 @@ def gateway(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
             yield {f"http_{action}_{name}.{store}.gateway": value for name, value in figures.items()}
 
 
+def bus(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Round trips of jobs over NATS, through a worker of the CAP SDK and through ours, one at a time and many at once."""
+    many = Task(url="", jobs=sizes.trips, concurrency=TRIPS_AT_ONCE)
+    alone = Task(url="", jobs=sizes.single_trips)
+    tasks = {"sdk_alone": alone, "ours_alone": alone, "sdk": many, "ours": many}
+    for store in ("pg", "sqlite"):
+        for action, figures in asked(stores, store, "bus", tasks):
+            yield {f"bus_{action}_{name}.{store}.bus": value for name, value in figures.items()}
+
+
 GROUPS: dict[str, Callable[[Stores, Sizes], Iterator[Figures]]] = {
     "submit": submits,
     "drain": drains,
@@ -200,4 +215,5 @@ GROUPS: dict[str, Callable[[Stores, Sizes], Iterator[Figures]]] = {
     "steps": steps,
     "runs": runs,
     "gateway": gateway,
+    "bus": bus,
 }

@@ -66,6 +66,25 @@ def _gateway_lines(store: str) -> list[Line]:
     ]
 
 
+def _bus_lines(store: str) -> list[Line]:
+    def of(figure: str) -> str:
+        return f"bus_{figure}.{store}.bus"
+
+    return [
+        line
+        for worker, name in (("sdk", "CAP SDK worker"), ("ours", "our worker"))
+        for line in (
+            Line(f"bus: round trips, 32 at once, {name}", "jobs/s", of(f"{worker}_per_s")),
+            Line(f"bus: CPU of the control plane, {name}", "ms/job", of(f"{worker}_cpu_ms")),
+            Line(f"bus: submit → result, alone, {name}, p50", "ms", of(f"{worker}_alone_p50_ms")),
+            Line(f"bus: submit → result, alone, {name}, p99", "ms", of(f"{worker}_alone_p99_ms")),
+            Line(f"bus: dispatch → result, alone, {name}, p50", "ms", of(f"{worker}_alone_dispatch_p50_ms")),
+            Line(f"bus: dispatch → result, alone, {name}, p99", "ms", of(f"{worker}_alone_dispatch_p99_ms")),
+            Line(f"bus: submit → result, 32 at once, {name}, p99", "ms", of(f"{worker}_p99_ms")),
+        )
+    ]
+
+
 RUNS_BESIDE_DBOS = 5.0
 RUNS_BESIDE_ABSURD = "aim 6.4x"
 """Twice Absurd, which was 2.3 to 3.2 times DBOS when both were measured in one run."""
@@ -104,6 +123,7 @@ POSTGRES_LINES = (
     Line("4 journalled steps, 2 processes", "runs/s", "steps2.pg.trellis"),
     *_run_lines("pg", "2 processes"),
     *_gateway_lines("pg"),
+    *_bus_lines("pg"),
 )
 SQLITE_LINES = (
     Line("bulk submit, 500 a call", "jobs/s", "bulk.sqlite.trellis"),
@@ -115,6 +135,7 @@ SQLITE_LINES = (
     Line("CPU, 1 process", "µs/job", "cpu1.sqlite.trellis", "cpu1.sqlite.floor_sqlite"),
     *_run_lines("sqlite", "1 process"),
     *_gateway_lines("sqlite"),
+    *_bus_lines("sqlite"),
 )
 NAMES = {
     "peer_pgqueuer": "PgQueuer",

@@ -51,6 +51,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("function", "trellis.wiring", "connect"),
         ("class", "trellis.client", "Trellis"),
         ("fields", "trellis.worker.requests", "SubmitSettings"),
+        ("fields", "trellis.bus.wishes", "TopicWishes"),
         ("class", "trellis.client", "JobHandle"),
         ("fields", "trellis.engine.jobs", "Priority"),
     ),

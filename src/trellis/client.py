@@ -6,12 +6,17 @@ async with connect("sqlite:///trellis.db") as trellis:
 """
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pydantic
 
+from trellis.bus.wishes import TopicWishes
+from trellis.engine import tracing
 from trellis.engine.authority import Principal
 from trellis.engine.clock import Clock
 from trellis.engine.errors import (
@@ -42,12 +47,18 @@ from trellis.engine.matrices import RULES, Grant, permit
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State, Trigger
+from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.worker.app import App
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
+if TYPE_CHECKING:  # the bus is loaded by those who submit to it
+    from trellis.bus.asking import Asking
+
 SUBMITTING = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
 """The roles of `jobs.create` that lifecycles know, the least powerful first. An owner submits through a gateway."""
+_PROCESS = re.compile(r"@[^@]*:\d+$")
+"""Where a process runs, in its name. Who asks for a job is the same when another process of theirs asks again."""
 WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
 FEED_PAGE_MAX = 500
@@ -119,12 +130,14 @@ class Trellis:
         clock: Clock,
         new_id: Callable[[], str],
         app: App | None = None,
+        asking: "Callable[[], AbstractAsyncContextManager[Asking]] | None" = None,
     ) -> None:
         self.ledger = ledger
         self.principal = principal
         self._clock = clock
         self._new_id = new_id
         self._app = app
+        self._asking = asking
 
     # --- submit --------------------------------------------------------------------------------------------------
 
@@ -144,12 +157,16 @@ class Trellis:
             option = min(given)
             raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
         actor = self._permitted("jobs.create", SUBMITTING)
-        jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
-        handles: list[JobHandle] = []
-        for first in range(0, len(jobs), SUBMIT_MAX):
-            answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
-            handles += [self._handle(_accepted(answer), type_, returns) for answer in answers]
-        return handles
+        about = {"trellis.type": type_, "trellis.jobs": len(payloads)}
+        with tracing.span("job.submit", about, kind=tracing.PRODUCER) as span:
+            jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
+            handles: list[JobHandle] = []
+            for first in range(0, len(jobs), SUBMIT_MAX):
+                answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
+                handles += [self._handle(_accepted(answer), type_, returns) for answer in answers]
+            if len(handles) == 1:
+                span.note({"trellis.job_id": handles[0].id})
+            return handles
 
     async def submit_on(
         self, connection: OuterConnection, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]
@@ -164,6 +181,35 @@ class Trellis:
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
         return self._handle(_accepted(answer), type_, None)
+
+    async def submit_topic(
+        self,
+        topic: str,
+        payload: Any = None,
+        *,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+        returns: Any = None,
+        **wishes: Unpack[TopicWishes],
+    ) -> JobHandle:
+        """Submit a job on a topic of the bus; its payload is kept where the topic's workers look for it.
+
+        The handle's result is what its worker reported: with `result_ptr`, where the result itself is.
+        """
+        if self._asking is None:
+            raise OptionInvalid(
+                option="topic", value=topic, expected="only a connection of `connect` has the bus's settings"
+            )
+        actor = self._permitted("jobs.create", SUBMITTING)
+        principal = _PROCESS.sub("", actor.name)
+        async with self._asking() as asking:
+            job = await asking.job(
+                {"topic": topic, **wishes}, payload=payload, principal=principal, correlation_id=correlation_id
+            )
+        if idempotency_key is not None:
+            job = replace(job, idempotency_key=idempotency_key, idempotency_scope=f"topic:{principal}")
+        (answer,) = await self.ledger.submit(_at_the_gate(actor), [job])
+        return self._handle(_accepted(answer), topic, returns)
 
     def handle(self, job_id: str, *, returns: Any = None) -> JobHandle:
         """A handle on a job that exists already."""
@@ -338,6 +384,13 @@ class Trellis:
         return next((letter for letter in letters if letter.job_id == job.job_id), None)
 
 
+def _at_the_gate(actor: Actor) -> Actor:
+    """The actor itself where a job on a topic may begin in its role, else the gateway's part in its name."""
+    declared = BUS_JOB.pull(None, Trigger.SUBMIT)
+    known = declared is not None and actor.role in declared.actors
+    return actor if known else Actor(role=Role.GATEWAY, name=actor.name)
+
+
 def _is_settled(job: Job) -> bool:
     return LIFECYCLES[job.lifecycle].is_settled(job.state)
 
@@ -358,7 +411,7 @@ def _accepted(answer: Submitted | Mismatch) -> Submitted:
 
 def _reason(event: Event) -> str:
     data: Any = json.loads(event.data) if event.data else {}
-    error: Any = data.get("error", {})
+    error: Any = data.get("error", data.get("error_message"))
     message = error.get("message") if isinstance(error, dict) else error  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return str(message or event.cause or event.type)  # pyright: ignore[reportUnknownArgumentType]
 

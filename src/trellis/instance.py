@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,17 @@ from trellis.agents.models import ModelOptions
 from trellis.artifacts.collecting import ArtifactCollector
 from trellis.artifacts.keys import project_id
 from trellis.artifacts.registry import Artifacts
+from trellis.bus.asking import Asking as BusAsking
+from trellis.bus.pointers import Pointers, make_pointers
+from trellis.bus.safety.kernel import SafetyKernel
+from trellis.bus.topics import Topics
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.holding import Heartbeat, HolderOptions
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.fleet import OBJECTS_FOLDER, kernel_of, topics_of
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm.asking import Asking
@@ -52,10 +57,17 @@ from trellis.storage.address import s3_credentials
 from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, open_memory
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
-from trellis.wiring import ComponentToken, SystemClock, component_token, new_id, outgoing_tls, process_name
+from trellis.wiring import (
+    ComponentToken,
+    SystemClock,
+    component_token,
+    elapsed_s,
+    new_id,
+    outgoing_tls,
+    process_name,
+)
 from trellis.worker.kinds import Making, read_job
 
-OBJECTS_FOLDER = "objects"
 MEMORY_FOLDER = "memory.git"
 SEED_RUN = "garden"
 
@@ -193,13 +205,40 @@ class Instance:
             gateway=gateway,
             layer=replace(self.layer, gateway=gateway),
             offering=self.offering(gateway),
-            new_job=lambda asked: read_job(asked, self.making),
+            new_job=lambda asked, by: read_job(asked, self.making(by)),
         )
 
-    @property
-    def making(self) -> Making:
-        """What new jobs are made with, and checked against."""
-        return Making(new_id=new_id, ledger=self.ledger, catalog=self.catalog)
+    def making(self, principal: str) -> Making:
+        """What new jobs are made with, and checked against, for somebody of this name."""
+        return Making(
+            new_id=new_id, ledger=self.ledger, catalog=self.catalog, asking=self._bus_asking, principal=principal
+        )
+
+    @cached_property
+    def topics(self) -> Topics:
+        """How topics, pools and tenants are configured; raises BusConfigInvalid."""
+        return topics_of(self.settings)
+
+    @cached_property
+    def pointers(self) -> Pointers:
+        """What can be behind the pointers of jobs on the bus."""
+        return make_pointers(self.objects, self.settings.redis_url)
+
+    @cached_property
+    def kernel(self) -> SafetyKernel:
+        """What judges jobs before they are handed out; asked about for the first time, it opens nothing."""
+        return kernel_of(self.settings, self.places.ledger, monotonic=elapsed_s)
+
+    def _bus_asking(self) -> BusAsking:
+        """How jobs on topics are asked for."""
+        return BusAsking(topics=self.topics, pointers=self.pointers, new_id=new_id)
+
+    async def let_go(self) -> None:
+        """End connections that were made on the way."""
+        if "pointers" in vars(self):
+            await self.pointers.close()
+        if "kernel" in vars(self):
+            await self.kernel.close()
 
     def queue_orchestrator(self) -> QueueOrchestrator:
         """What drives queue jobs."""
@@ -369,7 +408,7 @@ async def open_instance(settings: Settings, ledger_url: str, *, name: str | None
             )
             memory = await asyncio.to_thread(open_memory, found.memory)
             try:
-                yield Instance(
+                instance = Instance(
                     places=found,
                     ledger=ledger,
                     objects=objects,
@@ -378,6 +417,10 @@ async def open_instance(settings: Settings, ledger_url: str, *, name: str | None
                     settings=settings,
                     name=name or process_name("trellis"),
                 )
+                try:
+                    yield instance
+                finally:
+                    await instance.let_go()
             finally:
                 await provider.close()
         finally:

@@ -5,6 +5,7 @@ silently does nothing is found at three in the morning.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,11 +32,14 @@ LEDGER_DEFAULT = "sqlite:///trellis.db"
 HOST_DEFAULT = "127.0.0.1"
 PORT_DEFAULT = 8420
 NLM_PORT_DEFAULT = 8421
+SAFETY_PORT_DEFAULT = 8422
+LOCAL_BUS = "local"
+BUS_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 PROJECT_DEFAULT = "trellis"
 OUTGOING_MAX = 50
 
 
-_SECRETS = ("key", "token", "ledger", "url")
+_SECRETS = ("key", "token", "ledger", "url", "bus", "redis")
 """How the names of settings end whose value may be or hold a secret."""
 
 AUDIT_OBJECTS_MAX = 50
@@ -96,6 +100,30 @@ class Settings(pydantic.BaseModel):
         tuple[Annotated[str, pydantic.Field(max_length=300)], ...], pydantic.BeforeValidator(_listed)
     ] = pydantic.Field((), max_length=OUTGOING_MAX)
     """Origins (`https://host`, `http://host:port`) that snapshots may come from although they are not public; separated by commas. They get no token."""
+    bus: str = pydantic.Field(LOCAL_BUS, min_length=1, max_length=2_000)
+    """`local` for workers inside `trellis up`, or `nats://host:4222` for a fleet; several addresses of one cluster are separated by commas."""
+    bus_config: Path | None = None
+    """Topics, pools and tenants; by default `bus.toml` in the working folder, if there is one."""
+    bus_sender: str = pydantic.Field("trellis", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
+    """What the control plane calls itself in packets; the same in all its processes."""
+    bus_key_file: Path | None = None
+    """The private key (ECDSA P-256, PEM) that signs our packets; without one they are not signed."""
+    bus_keys_dir: Path | None = None
+    """Public keys of those who send us packets, `<sender id>.pem` each."""
+    bus_require_signatures: bool = False
+    """Whether packets without a good signature are refused; needs `bus_keys_dir`."""
+    bus_creds_file: Path | None = None
+    """A NATS credentials file."""
+    bus_ca_file: Path | None = None
+    """The authority that signed the certificate of the NATS server; by default those the system trusts."""
+    policy: str | None = pydantic.Field(None, min_length=1, max_length=2_000)
+    """The safety policy: the path of a file, or `grpc://host:port` of a kernel. Without one everything on `job.>` may go on a local bus with SQLite, and nothing elsewhere."""
+    safety_host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
+    """Where `trellis up --roles safety-kernel` listens."""
+    safety_port: int = pydantic.Field(SAFETY_PORT_DEFAULT, ge=0, le=65_535)
+    """0 takes a free one."""
+    redis: pydantic.SecretStr | None = None
+    """`redis://host:6379/0`: the server behind `redis://` pointers, for agents of the CAP SDK."""
     model_base_url: str | None = None
     """The server behind agents' `openai:` models."""
     model_key: pydantic.SecretStr | None = None
@@ -134,6 +162,14 @@ class Settings(pydantic.BaseModel):
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
 
+    @pydantic.field_validator("bus")
+    @classmethod
+    def _known_bus(cls, value: str) -> str:
+        """An address that nobody can connect to would only be found out while jobs wait."""
+        if value != LOCAL_BUS and not all(part.strip().startswith(BUS_SCHEMES) for part in value.split(",")):
+            raise ValueError(f"say {LOCAL_BUS} or an address such as nats://127.0.0.1:4222")
+        return value
+
     @pydantic.field_validator("nlm_base_url", "model_base_url")
     @classmethod
     def _no_password(cls, value: str | None) -> str | None:
@@ -151,7 +187,19 @@ class Settings(pydantic.BaseModel):
             raise ValueError("token_jwks_file and token_key_file exclude each other; set one")
         if (self.token_jwks_file or self.token_signing_key_file) and self.token_issuer is None:
             raise ValueError("set token_issuer too: the `iss` of the tokens")
+        if self.bus_require_signatures and self.bus_keys_dir is None:
+            raise ValueError("bus_require_signatures needs bus_keys_dir: the keys that the signatures are held against")
         return self
+
+    @property
+    def shown_bus(self) -> str:
+        """The address of the bus without what is secret in it."""
+        return re.sub(r"//[^/,]*@", "//***@", self.bus)
+
+    @property
+    def redis_url(self) -> str | None:
+        """The address of the Redis server, with its password."""
+        return None if self.redis is None else self.redis.get_secret_value()
 
     def shown_token(self) -> str | None:
         """The token this process acts with, if it has one; raises SettingsInvalid."""

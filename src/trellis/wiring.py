@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -31,7 +32,8 @@ from trellis.worker.drain import open_until_signalled, run_until_signalled
 from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import Worker
 
-if TYPE_CHECKING:  # HTTP is loaded by those who use it: importing it takes as long as all the rest
+if TYPE_CHECKING:  # HTTP and the bus are loaded by those who use them: importing HTTP takes as long as all the rest
+    from trellis.bus.asking import Asking
     from trellis.http.calls import CallOptions
     from trellis.http.client import GatewayClient
     from trellis.http.sync import SyncGatewayClient
@@ -175,9 +177,20 @@ async def _connect_ledger(
     principal = principal_for(address, name=name or process_name("client"), operator=operator, identity=identity)
     ledger = await open_ledger(address)
     try:
-        yield Trellis(ledger, principal, clock=SystemClock(), new_id=new_id, app=app)
+        yield Trellis(
+            ledger, principal, clock=SystemClock(), new_id=new_id, app=app, asking=partial(_asking, settings, address)
+        )
     finally:
         await ledger.close()
+
+
+@asynccontextmanager
+async def _asking(settings: Settings, url: str) -> "AsyncGenerator[Asking]":
+    """How jobs on topics are asked for here, for one of them."""
+    from trellis.fleet import open_asking
+
+    async with open_asking(settings, url, new_id=new_id) as asking:
+        yield asking
 
 
 def _connect_gateway(

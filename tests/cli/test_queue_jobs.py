@@ -6,7 +6,7 @@ import pytest
 
 from tests.artifacts.desk import ORCHESTRATOR, advance, call_again
 from tests.cli.conftest import Terminal
-from trellis.cli import jobs
+from trellis.cli import submitting
 from trellis.engine.jobs import JobId, Move, RequestId
 from trellis.instance import open_instance
 from trellis.ledgers import open_ledger
@@ -141,7 +141,7 @@ def test_failed_queue_jobs_are_told_of_beside_the_dead_letters(planted: Terminal
 def test_who_waits_for_a_queue_job_that_nobody_drives_learns_it_early(
     planted: Terminal, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(jobs, "SERVICE_SLOW_S", 0.05)
+    monkeypatch.setattr(submitting, "SERVICE_SLOW_S", 0.05)
     answer = planted("submit", *RESEARCH, "--wait", "0.1s")
     assert answer.code == 1
     assert "`trellis up` drives queue jobs" in answer.err

@@ -18,6 +18,7 @@ from trellis.engine.errors import NotAllowed
 from trellis.engine.matrices import RULES, Grant, permit
 from trellis.gateway import callbacks
 from trellis.gateway.callers import Requires
+from trellis.gateway.routes.safety import POLICY_EXAMPLE
 from trellis.lifecycles import Role
 from trellis.web.limits import REFUSALS_PER_MINUTE_MAX
 
@@ -148,9 +149,13 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/jobs"): lambda *_: {"json": {"type": "work"}},
     ("GET", "/jobs/{job_id}"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/events"): lambda _, job: {"job_id": job},
+    ("GET", "/jobs/{job_id}/result"): lambda _, job: {"job_id": job, "expect": 404},
     ("GET", "/jobs/{job_id}/context/{epoch}"): lambda world, _: {"job_id": world.waiting, "epoch": 1, "expect": 404},
     ("POST", "/jobs/{job_id}/cancel"): lambda _, job: {"job_id": job},
     ("POST", "/jobs/{job_id}/requeue"): lambda world, _: {"job_id": world.dead},
+    ("POST", "/jobs/{job_id}/approval"): lambda world, _: {"job_id": world.held, "json": {"decision": "approve"}},
+    ("POST", "/safety/explain"): lambda *_: {"json": {"request": {"topic": "job.x"}}},
+    ("POST", "/safety/simulate"): lambda *_: {"json": {"policy": POLICY_EXAMPLE}},
     ("GET", "/dlq/{job_id}"): lambda world, _: {"job_id": world.also_dead},
     ("POST", "/dlq/requeue"): lambda world, _: {"json": {"job_ids": [world.also_dead]}},
     ("GET", "/memory/{agent_id}/read"): lambda *_: {"agent_id": VIOLIN},
@@ -176,7 +181,12 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/lifecycles/{name}"): lambda *_: {"name": "run"},
 }
 """What a request to a route needs beside its method and path; a route that needs nothing is not here."""
-ABOUT_A_JOB = {("GET", "/jobs/{job_id}"), ("GET", "/jobs/{job_id}/events"), ("POST", "/jobs/{job_id}/cancel")}
+ABOUT_A_JOB = {
+    ("GET", "/jobs/{job_id}"),
+    ("GET", "/jobs/{job_id}/events"),
+    ("GET", "/jobs/{job_id}/result"),
+    ("POST", "/jobs/{job_id}/cancel"),
+}
 
 
 async def ask(client: Client, place: tuple[str, str], world: World, job: str) -> tuple[int, dict[str, Any]]:

@@ -91,7 +91,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (entry("job", "work", {"type": "other"}), "VALIDATION_FAILED", "the target is 'work'"),
     (entry("job", "work", {}), "VALIDATION_FAILED", "found none"),
     (entry("job", "RESEARCH", {"job_type": "RESEARCH"}), "VALIDATION_FAILED", "name it as agent_slug"),
-    (entry("job", "mail", {"topic": "mail"}), "VALIDATION_FAILED", "not served here yet"),
+    (entry("job", "mail", {"topic": "mail", "delay_s": 1}), "VALIDATION_FAILED", "not for jobs on a topic"),
     (entry("job", "work", {"type": "work", "max_attempts": 0}), "VALIDATION_FAILED", "max_attempts"),
 ]
 """What the gate refuses, with the code and a part of the reason."""

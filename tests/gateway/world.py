@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tests.agents.files import agent_file
 from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
+from tests.bus.safety.holding import held
 from tests.gateway.conftest import VIOLIN, Gateway
 from trellis.artifacts.content import JobType
 from trellis.engine.jobs import (
@@ -49,6 +50,8 @@ class World:
     waiting: str
     """A queue-job that waits for its artifact."""
     artifact: str
+    held: str
+    """A job on a topic that waits for a person."""
 
 
 async def job(gateway: Gateway, *, by: Actor = SOMEBODY, type_: str = "work") -> JobId:
@@ -115,6 +118,7 @@ async def make_world(gateway: Gateway, name: str) -> World:
         approved=await proposal(gateway, approved=True),
         waiting=waiting,
         artifact=await artifact(gateway),
+        held=await held(instance.ledger),
     )
 
 

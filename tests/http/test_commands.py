@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, artifacts, jobs, over_http, proposals, runs
+from trellis.cli import agents, approvals, artifacts, jobs, over_http, proposals, runs, submitting
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -155,11 +155,14 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (artifacts.list_artifacts, over_http.list_artifacts),
         (artifacts.show_artifact, over_http.show_artifact),
         (artifacts.clean_up, over_http.clean_up_artifacts),
-        (jobs.submit, over_http.submit),
+        (submitting.submit, over_http.submit),
         (jobs.list_jobs, over_http.list_jobs),
         (jobs.show, over_http.show_job),
+        (jobs.result, over_http.job_result),
         (jobs.cancel, over_http.cancel_job),
         (jobs.requeue, over_http.requeue_job),
+        (approvals.approve, approvals.approve_over_http),
+        (approvals.deny, approvals.deny_over_http),
     ],
 )
 def test_both_ways_take_the_same_options(local: Callable[..., Any], remote: Callable[..., Any]):

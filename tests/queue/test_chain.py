@@ -15,7 +15,7 @@ from trellis.cli.together import together
 from trellis.engine.verify import verify
 from trellis.gateway import create_app
 from trellis.http.client import GatewayClient
-from trellis.http.shapes import QueueJob
+from trellis.http.job_shapes import QueueJob
 from trellis.identity import issue
 from trellis.instance import Instance, open_instance
 from trellis.lifecycles import Role

@@ -21,6 +21,22 @@ class PointerGone(InputError):
     code = "NOT_FOUND"
 
 
+class PointerInvalid(InputError):
+    """{pointer!r} is no pointer that can be followed: {reason}."""
+
+
+class PointerTooLarge(InputError):
+    """What is stored at {pointer} has more than {limit} bytes; store less, or fetch it where it lies."""
+
+    code = "PAYLOAD_TOO_LARGE"
+
+
+class PointerUnavailable(TrellisError):
+    """The store behind {pointer} does not answer: {reason}; try again."""
+
+    code = "UPSTREAM_UNAVAILABLE"
+
+
 class BusError(TrellisError):
     """The bus cannot do it: {detail}"""
 

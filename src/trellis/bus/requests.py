@@ -17,6 +17,8 @@ from trellis.lifecycles.bus_job import BUS_JOB
 
 TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
 ENTRIES_MAX = 1_000
+GIVEN_ID_CHARS_MAX = 160
+"""Of an id from outside: its wire ids and the ids of its retries are longer, and must fit too."""
 RETRY_OF = "retry_of"
 """The label that makes a job the retry of another (BUS-7); its parent is then the job before it, and not its workflow's parent."""
 RETRY_ATTEMPT = "trellis.retry_attempt"
@@ -133,6 +135,13 @@ class JobRequest(_Shape):
         """What an approval is bound to."""
         return hashlib.sha256(self.body).hexdigest()
 
+    @property
+    def fingerprint(self) -> bytes:
+        """What "the same request" means: everything but the id, so that one key asked under two ids is one request."""
+        return hashlib.sha256(
+            _canonical(self.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"}))
+        ).digest()
+
     @classmethod
     def read(cls, body: bytes) -> "JobRequest":
         """A stored request; raises RequestInvalid."""
@@ -148,6 +157,8 @@ class JobRequest(_Shape):
             made = cls.model_validate(said)
         except pydantic.ValidationError as error:
             raise RequestInvalid(detail=_first(error)) from None
+        if len(made.job_id) > GIVEN_ID_CHARS_MAX:
+            raise RequestInvalid(detail=f"job_id: at most {GIVEN_ID_CHARS_MAX} characters; choose a shorter one")
         ours = next((name for name in made.labels if name.startswith(OUR_LABELS) or name == RETRY_OF), None)
         if ours is not None:
             raise RequestInvalid(detail=f"labels/{ours}: this label is set by the control plane; leave it out")
@@ -176,7 +187,7 @@ def new_bus_job(
         concurrency_limit=limit or 1,
         idempotency_key=key or None,
         idempotency_scope=f"bus:{tenant}",
-        fingerprint=hashlib.sha256(request.body).digest(),
+        fingerprint=request.fingerprint,
         id_is_given=True,
         correlation_id=trace_id,
         trace=trace,

@@ -1,46 +1,40 @@
-"""`trellis submit`, `trellis jobs`, `trellis job …`: work, one by one."""
+"""`trellis jobs`, `trellis job …`: work, one by one."""
 
 import json as json_
-from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from trellis.cli import over_http, values
-from trellis.cli.applications import load_app
+from trellis.bus.documents import result_pointer
+from trellis.cli import approvals, over_http, values
+from trellis.cli.bus_jobs import bus_facts
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, state_text
-from trellis.cli.queue_jobs import (
-    AgentOption,
-    EntityOption,
-    ForAgent,
-    RunOption,
-    is_queue_job,
-    say_made,
-    say_undriven,
-    submit_queue_job,
-)
 from trellis.cli.reading import signal_lines, surroundings
-from trellis.client import JobHandle, Trellis, cancelling
+from trellis.client import Trellis, cancelling
 from trellis.engine.errors import JobNotFound, Refused
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
+    Actor,
     CancelMode,
     JobId,
     Moved,
     NotMoved,
     Priority,
+    RequestId,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.matrices import permit
 from trellis.engine.records import Job, JobFilter, Place
 from trellis.lifecycles import Role
-from trellis.operations.explain import SERVICE_SLOW_S, duration, explain, goes_on, is_alive, served_types, waits_for
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.operations.explain import duration, explain, goes_on, waits_for
 from trellis.operations.letters import letter_of
-from trellis.worker.requests import SubmitSettings
+from trellis.wiring import new_id
 
 SECTION = "Jobs"
 PAGE_MAX = 500
@@ -49,150 +43,18 @@ PAYLOAD_CHARS_SHOWN = 2_000
 LOG_LINES_SHOWN = 20
 
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
-TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The job type, such as index.document.")]
-PayloadArgument = Annotated[
-    str | None, typer.Argument(metavar="PAYLOAD", help="JSON as text, @file, or - for standard input; else null.")
-]
-WaitOption = Annotated[
-    str | None, typer.Option("--wait", metavar="TIME", help="Wait so long for the end and print the result.")
-]
-KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Jobs with the same key take turns.")]
-KeyLimitOption = Annotated[
-    int | None, typer.Option("--concurrency-limit", metavar="N", help="How many of the key may run at once.")
-]
 
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "submit", section=SECTION, over_http=over_http.submit)(submit)
     command(program, "jobs", section=SECTION, over_http=over_http.list_jobs)(list_jobs)
-    job = group(program, "job", section=SECTION, help_="Show, explain, cancel or requeue one job.")
+    job = group(program, "job", section=SECTION, help_="Show, explain, cancel, requeue, approve or deny one job.")
     command(job, "show", over_http=over_http.show_job)(show)
+    command(job, "result", over_http=over_http.job_result)(result)
     command(job, "explain")(explain_job)
     command(job, "cancel", over_http=over_http.cancel_job)(cancel)
     command(job, "requeue", over_http=over_http.requeue_job)(requeue)
-
-
-# --- submit ----------------------------------------------------------------------------------------------------------
-
-
-async def submit(
-    cli: Cli,
-    type_: TypeArgument,
-    payload: PayloadArgument = None,
-    *,
-    key: Annotated[str | None, typer.Option("--key", help="Idempotency key: the same again is the same job.")] = None,
-    id_: Annotated[str | None, typer.Option("--id", help="Choose the job's id.")] = None,
-    priority: Annotated[str, typer.Option("--priority", help="critical, interactive or batch.")] = "batch",
-    delay: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Not before this long: 30s, 2h.")] = None,
-    run_at: Annotated[
-        str | None, typer.Option("--run-at", metavar="TIME", help="Not before: ISO 8601 with zone.")
-    ] = None,
-    deadline: Annotated[
-        str | None, typer.Option("--deadline", metavar="TIME", help="Must have ended this long after now.")
-    ] = None,
-    max_attempts: Annotated[int | None, typer.Option("--max-attempts", metavar="N", help="Executions at most.")] = None,
-    concurrency_key: KeyOption = None,
-    concurrency_limit: KeyLimitOption = None,
-    correlation: Annotated[str | None, typer.Option("--correlation", help="What the job belongs to.")] = None,
-    parent: Annotated[str | None, typer.Option("--parent", metavar="ID", help="The job that caused this one.")] = None,
-    lifecycle: Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Default: leased-job.")] = None,
-    app: Annotated[
-        str | None,
-        typer.Option("--app", metavar="MODULE:APP", help="Check type and payload against it, take its options."),
-    ] = None,
-    wait: WaitOption = None,
-    agent: AgentOption = None,
-    entity: EntityOption = None,
-    run: RunOption = None,
-) -> int:
-    """Submit one job and print its id.
-
-    RESEARCH, BRIEF and PROPOSAL_PREPROCESS are jobs of the job queue: they need --agent, `trellis up` works on them, and an artifact comes of them.
-    docs/how-to/submit-queue-jobs.md has the fields of their payloads.
-    """
-    settings: dict[str, Any] = {
-        "idempotency_key": key,
-        "job_id": id_,
-        "priority": priority,
-        "delay_s": values.seconds("--delay", delay),
-        "run_at": values.moment("--run-at", run_at),
-        "deadline_s": values.seconds("--deadline", deadline),
-        "max_attempts": max_attempts,
-        "concurrency_key": concurrency_key,
-        "concurrency_limit": concurrency_limit,
-        "correlation_id": correlation,
-        "parent_id": parent,
-        "lifecycle": values.lifecycle(lifecycle),
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    wait_s, body = values.seconds("--wait", wait), values.payload(type_, payload)
-    about = ForAgent(agent=agent, entity=entity, run=run)
-    if is_queue_job(type_, lifecycle):
-        return await _for_agent(cli, about.asked(type_, body, given | {"app": app}), key, wait_s)
-    about.refuse()
-    async with cli.connect(app=load_app(app) if app else None) as trellis:
-        handle = await trellis.submit(type_, body, returns=Any, **SubmitSettings(**given))
-        if wait_s is None:
-            return await _submitted(cli, trellis, handle, type_)
-        return await _waited(cli, handle, wait_s)
-
-
-async def _for_agent(cli: Cli, asked: dict[str, Any], key: str | None, wait_s: float | None) -> int:
-    answer = await submit_queue_job(cli, asked, key)
-    async with cli.connect() as trellis:
-        handle = JobHandle(trellis, answer.job_id, type_=None, created=answer.created, returns=Any)
-        if wait_s is not None:
-            return await _waited_for_queue(cli, trellis, handle, wait_s)
-        return await _submitted(cli, trellis, handle, None)
-
-
-async def _waited_for_queue(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
-    """Wait; say early when nobody drives queue jobs: whoever does accepts one within a moment."""
-    soon_s = min(wait_s, SERVICE_SLOW_S)
-    with suppress(TimeoutError):
-        await trellis.wait(handle.id, soon_s)
-    say_undriven(cli, (await trellis.job(handle.id)).state)
-    return await _waited(cli, handle, wait_s - soon_s, of_s=wait_s)
-
-
-async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str | None) -> int:
-    if cli.out.as_json:
-        job = await trellis.job(handle.id)
-        cli.out.record({**_short(job), "created": handle.created})
-    else:
-        cli.out.line(handle.id)
-    if not handle.created:
-        cli.out.note("this job was there already: nothing new was written")
-    elif type_ is not None and cli.out.console.is_terminal:
-        await _warn_if_unserved(cli, trellis.ledger, type_)
-    return 0
-
-
-async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
-    """A mistyped type would wait for ever; a job whose worker is merely down will not."""
-    now = await ledger.now()
-    served = {one for worker in await ledger.workers() if is_alive(worker, now) for one in served_types(worker)}
-    if type_ not in served:
-        hint = values.perhaps(type_, served) or ": the job waits until one does (trellis worker MODULE:APP)"
-        cli.out.note(f"no living worker serves {type_}{hint}")
-
-
-async def _waited(cli: Cli, handle: JobHandle, wait_s: float, *, of_s: float | None = None) -> int:
-    """Wait so long for the end, and print the result; `of_s` is how long it was meant to be in all."""
-    try:
-        result = await handle.result(timeout_s=wait_s)
-    except TimeoutError:
-        told = duration(wait_s if of_s is None else of_s)
-        cli.out.error(f"job {handle.id} has not ended after {told}", f"trellis job explain {handle.id}")
-        return 1
-    if cli.out.as_json:
-        cli.out.record({"job_id": handle.id, "created": handle.created, "result": result})
-    else:
-        cli.out.line(json_.dumps(result, indent=2, ensure_ascii=False))
-    if of_s is not None:
-        say_made(cli, result)
-    return 0
+    approvals.add_to(job)
 
 
 # --- look ------------------------------------------------------------------------------------------------------------
@@ -293,6 +155,8 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         cli.out.record(record)
         return
     facts = _facts(job, now)
+    if job.lifecycle == BUS_JOB.name:
+        facts += bus_facts(job, events, signals)
     if letter is not None:
         facts.append(("dead letter", f"{letter.reason_code.value} at {letter.stage.value}: {letter.last_error}"))
     for title, body in (("payload", job.payload), ("progress", job.progress), ("result", result)):
@@ -343,6 +207,22 @@ def _pretty(body: bytes) -> str:
     if len(text) <= PAYLOAD_CHARS_SHOWN:
         return text
     return f"{text[:PAYLOAD_CHARS_SHOWN]}\n… {len(body)} bytes in all; --json shows them"
+
+
+async def result(cli: Cli, id_: JobArgument) -> None:
+    """Print what came of a job, itself; of a job on a topic what its worker left at the pointer."""
+    async with cli.open() as ledger:
+        job = await _found(ledger, id_)
+        pointer = result_pointer(await ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
+        body = await ledger.result(job.job_id)
+    if pointer is not None:
+        from trellis.fleet import open_pointers  # nobody else here needs the bus
+
+        async with open_pointers(cli.settings, cli.url) as pointers:
+            body = await pointers.read(pointer)
+    if body is None:
+        raise Refused(detail=f"Job {job.job_id} is {job.state} and has no result.")
+    over_http.print_result(cli, job.job_id, body)
 
 
 async def explain_job(cli: Cli, id_: JobArgument) -> None:
@@ -413,12 +293,29 @@ async def requeue(
     id_: JobArgument,
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the job's event.")] = None,
 ) -> int:
-    """Run a failed or dead-lettered job again, with fresh attempts."""
+    """Run a failed or dead-lettered job again, with fresh attempts; a job on a topic as a new, linked one."""
     async with cli.connect(operator=True) as trellis:
+        found = await trellis.ledger.job(JobId(id_))
+        if found is not None and found.lifecycle == BUS_JOB.name:
+            return await _again(cli, trellis, found)
         (answer,) = await trellis.requeue([id_], cause=cause)
         job = None if isinstance(answer, Moved) else await trellis.ledger.job(answer.job_id)
         why = None if job is None else goes_on(job, await trellis.ledger.now())
     return report_requeued(cli, [answer], why=f"it {why}" if why else None)
+
+
+async def _again(cli: Cli, trellis: Trellis, job: Job) -> int:
+    from trellis.bus.requeueing import run_again
+    from trellis.fleet import topics_of  # nobody else here needs the bus
+
+    actor = permit(trellis.principal, "jobs.requeue")
+    gate = Actor(role=Role.GATEWAY, name=actor.name)
+    made = await run_again(trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()))
+    if cli.out.as_json:
+        cli.out.record({"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""})
+    else:
+        cli.out.line(f"{job.job_id} is run again as {made.job_id}")
+    return 0
 
 
 def report_requeued(cli: Cli, answers: list[Moved | NotMoved], *, why: str | None = None) -> int:

@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from trellis.cli import values
+from trellis.cli.bus_checks import bus_findings
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column, as_record
@@ -169,6 +170,7 @@ async def doctor(cli: Cli) -> int:
         if settings is not None:
             found += _token(url, settings)
             found += await _aside(url, settings)
+            found += await bus_findings(settings, url)
     if cli.out.as_json:
         for name, value, source in _in_force(cli, settings):
             cli.out.record({"setting": name, "value": value, "source": source})
@@ -277,6 +279,8 @@ def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]
             source = f"{PREFIX}{name.upper()}"
         elif name in written:
             source = FILE_NAME
+        if name == "bus":
+            value = settings.shown_bus
         if name == "ledger":
             given = "--ledger" if cli.ledger is not None else "--data" if cli.data is not None else None
             value, source = without_password(cli.url, cli.url), given or source

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from trellis.engine import tracing
 from trellis.settings import Settings
 
 LOGGER = "trellis"
@@ -35,6 +36,8 @@ class _Json(_Lines):
             "logger": record.name,
             "event": getattr(record, "event", record.getMessage()),
         }
+        if (trace_id := tracing.trace_id(tracing.here())) is not None:
+            line["trace_id"] = trace_id
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)

@@ -4,7 +4,8 @@ What a gateway does not offer is refused with the option's name, never left out 
 """
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ import pydantic
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
 from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
+from trellis.cli.bus_jobs import OnBus
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, state_text
@@ -20,16 +22,8 @@ from trellis.cli.queue_jobs import ForAgent, is_queue_job, say_made, say_undrive
 from trellis.cli.run_output import run_facts, say_ended, step_bar, took
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
-from trellis.http.shapes import (
-    AgentShape,
-    ArtifactListed,
-    EventShape,
-    JobDocument,
-    JobShape,
-    JobSubmitted,
-    ProposalShape,
-    RunListed,
-)
+from trellis.http.job_shapes import EventShape, JobDocument, JobShape, JobSubmitted
+from trellis.http.shapes import AgentShape, ArtifactListed, ProposalShape, RunListed
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -260,7 +254,7 @@ async def clean_up_artifacts(cli: Cli, *, older_than_days: int | None, dry_run: 
 
 async def submit(  # noqa: PLR0917 - as its namesake
     cli: Cli,
-    type_: str,
+    type_: str | None,
     payload: str | None,
     key: str | None,
     id_: str | None,
@@ -279,9 +273,16 @@ async def submit(  # noqa: PLR0917 - as its namesake
     agent: str | None,
     entity: list[str] | None,
     run: str | None,
+    topic: str | None,
+    label: list[str] | None,
+    tenant: str | None,
+    context: str | None,
+    request: str | None,
 ) -> int:
     """Submit one job and print its id."""
-    _refuse(id=id_, lifecycle=lifecycle, app=app)
+    on_bus = OnBus(topic=topic, label=label, tenant=tenant, context=context, request=request)
+    on_bus, type_, payload = on_bus.named(type_, payload, lifecycle)
+    _refuse(id=None if on_bus.topic else id_, lifecycle=None if on_bus.topic else lifecycle, app=app)
     wishes: dict[str, Any] = {
         "priority": priority,
         "delay_s": values.seconds("--delay", delay),
@@ -297,12 +298,24 @@ async def submit(  # noqa: PLR0917 - as its namesake
     wait_s, body = values.seconds("--wait", wait), values.payload(type_, payload)
     about = ForAgent(agent=agent, entity=entity, run=run)
     async with cli.client() as client:
-        if is_queue_job(type_, lifecycle):
+        if on_bus.topic is not None:
+            about.refuse()
+            asked = _on_topic(on_bus, given | {"job_id": id_, "app": app}, body)
+            job = await client.jobs.submit_asked(asked, idempotency_key=key)
+        elif is_queue_job(type_, lifecycle):
+            on_bus.refuse()
             job = await client.jobs.submit_asked(about.asked(type_, body, given), idempotency_key=key)
         else:
             about.refuse()
+            on_bus.refuse()
             job = await client.jobs.submit(type_, body, idempotency_key=key, **given)
         return await _after_submit(cli, client, job, wait_s)
+
+
+def _on_topic(on_bus: OnBus, given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
+    """The request as a gateway takes it."""
+    beside = {"payload": payload, "correlation_id": given.get("correlation_id")}
+    return on_bus.asked(given) | {name: value for name, value in beside.items() if value is not None}
 
 
 async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wait_s: float | None) -> int:
@@ -395,6 +408,25 @@ async def show_job(cli: Cli, id_: str) -> None:
         Column[EventShape](title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
     ]
     cli.out.listing(events, columns, empty="")
+
+
+async def job_result(cli: Cli, id_: str) -> None:
+    """What came of a job, itself."""
+    async with cli.client() as client:
+        body = await client.jobs.result(id_)
+    print_result(cli, id_, body)
+
+
+def print_result(cli: Cli, job_id: str, body: bytes) -> None:
+    """The bytes as they are, for a file or a pipe; with --json as text in a record."""
+    if not cli.out.as_json:
+        sys.stdout.buffer.write(body)
+        cli.out.line()
+        return
+    try:
+        cli.out.record({"job_id": job_id, "result": json.loads(body)})
+    except ValueError:
+        cli.out.record({"job_id": job_id, "result": body.decode("utf-8", "replace")})
 
 
 def _plain(value: Any) -> str:

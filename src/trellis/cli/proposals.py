@@ -1,21 +1,27 @@
 """`trellis proposals`: what agents propose, and what a person decides about it."""
 
 import json
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
 import typer
 
+from trellis.bus import approvals
 from trellis.cli import over_http, values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age
-from trellis.engine.jobs import JobId, Moved, RequestId
-from trellis.engine.records import Job, JobFilter
+from trellis.engine.jobs import Actor, JobId, Moved, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter
+from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.errors import ProposalNotFound
 from trellis.wiring import new_id
+
+HELD_MAX = 500
 
 ProposalArgument = Annotated[str, typer.Argument(metavar="ID", help="The proposal's id.")]
 
@@ -34,45 +40,66 @@ async def list_proposals(
     state: Annotated[str | None, typer.Option("--state", help="Only those in this state, such as pending.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
 ) -> None:
-    """List proposals, newest first."""
+    """List proposals, newest first; before them the jobs that the safety kernel held for a person."""
     wanted = values.limit(limit, LIMIT_MAX)
     chosen, lifecycle = values.state(state, PROPOSAL.name)
-    where = JobFilter(lifecycle=lifecycle, state=chosen)
     async with cli.open() as ledger:
         now = await ledger.now()
-        page = await ledger.jobs(where, limit=wanted)
-        full = [await ledger.job(job.job_id) for job in page.jobs]
-        found = [job for job in full if job is not None]
-        if cli.out.as_json:
-            for job in found:
-                document = json.loads(proposals.document(job.payload or b"", await ledger.events(job.job_id)))
-                cli.out.record({"job_id": job.job_id, **document})
-            return
+        found = await _held(ledger, wanted) if chosen in {None, "pending"} else []
+        if len(found) < wanted:
+            where = JobFilter(lifecycle=lifecycle, state=chosen)
+            page = await ledger.jobs(where, limit=wanted - len(found))
+            found += [await _document(ledger, job.job_id) for job in page.jobs]
+    if cli.out.as_json:
+        for document in found:
+            cli.out.record(_record(document))
+        return
     columns = [
-        Column[Job](title="PROPOSAL", cell=lambda job: job.job_id),
-        Column[Job](title="STATUS", cell=lambda job: job.state),
-        Column[Job](title="AGE", cell=lambda job: age(job.created_at, now), right=True),
-        Column[Job](title="WHAT", cell=_what, gives_way=True),
+        Column[dict[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
+        Column[dict[str, Any]](title="STATUS", cell=lambda one: one["status"]),
+        Column[dict[str, Any]](title="AGE", cell=lambda one: age(_moment(one["created_at"]), now), right=True),
+        Column[dict[str, Any]](title="WHAT", cell=_what, gives_way=True),
     ]
     cli.out.listing(found, columns, empty="No proposals.")
 
 
-def _what(job: Job) -> str:
-    body = json.loads(job.payload or b"{}")
-    return (
-        f"{body.get('agent_slug')}: {body.get('action')} {body.get('target')}: {body.get('content', {}).get('summary')}"
-    )
+async def _held(ledger: Ledger, limit: int) -> list[dict[str, Any]]:
+    page = await approvals.waiting(ledger, limit=min(limit, HELD_MAX))
+    return [document for job, events in page.items if (document := approvals.inbox_document(job, events)) is not None]
+
+
+async def _document(ledger: Ledger, id_: str) -> dict[str, Any]:
+    """A proposal, or a held job in its shape; raises ProposalNotFound."""
+    held = approvals.job_of(id_)
+    job = await ledger.job(held or JobId(id_))
+    document: dict[str, Any] | None = None
+    if job is not None and held is not None and job.lifecycle == BUS_JOB.name:
+        document = approvals.inbox_document(job, await ledger.events(job.job_id))
+    elif job is not None and held is None and job.lifecycle == PROPOSAL.name and job.payload is not None:
+        document = json.loads(proposals.document(job.payload, await ledger.events(job.job_id)))
+    if document is None:
+        raise ProposalNotFound(proposal=id_)
+    return document
+
+
+def _record(document: dict[str, Any]) -> dict[str, Any]:
+    return {"job_id": document["id"], **document}
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _what(one: dict[str, Any]) -> str:
+    return f"{one['agent_slug']}: {one['action']} {one['target']}: {one['content'].get('summary')}"
 
 
 async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
     """One proposal with its text, its citations and what became of it."""
     async with cli.open() as ledger:
-        job = await ledger.job(JobId(id_))
-        if job is None or job.payload is None or job.lifecycle != PROPOSAL.name:
-            raise ProposalNotFound(proposal=id_)
-        document = json.loads(proposals.document(job.payload, await ledger.events(JobId(id_))))
+        document = await _document(ledger, id_)
     if cli.out.as_json:
-        cli.out.record({"job_id": job.job_id, **document})
+        cli.out.record(_record(document))
     else:
         cli.out.line(json.dumps(document, ensure_ascii=False, indent=2))
 
@@ -82,7 +109,7 @@ async def approve(
     id_: ProposalArgument,
     note: Annotated[str | None, typer.Option("--note", help="Why, for the record.")] = None,
 ) -> int:
-    """Approve a proposal; it is then applied."""
+    """Approve a proposal, which is then applied; or let a held job go."""
     return await _decide(cli, id_, approve=True, note=note)
 
 
@@ -91,12 +118,14 @@ async def reject(
     id_: ProposalArgument,
     note: Annotated[str | None, typer.Option("--note", help="Why; at least ten characters.")] = None,
 ) -> int:
-    """Reject a proposal, with the reason."""
+    """Reject a proposal, or a held job, with the reason."""
     return await _decide(cli, id_, approve=False, note=note)
 
 
 async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> int:
     actor = owner(cli, "decide about a proposal")
+    if (held := approvals.job_of(id_)) is not None:
+        return await _decide_held(cli, actor, held, approve=approve, note=note)
     async with opened(cli) as instance:
         answer = await proposals.decide(
             instance.ledger, actor, JobId(id_), approve=approve, note=note, request_id=RequestId(new_id())
@@ -110,3 +139,14 @@ async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> int
     else:
         cli.out.line(f"{id_} is {state}")
     return 0 if isinstance(answer, Moved) else 1
+
+
+async def _decide_held(cli: Cli, actor: Actor, job_id: JobId, *, approve: bool, note: str | None) -> int:
+    async with cli.open() as ledger:
+        await approvals.decide(ledger, actor, job_id, approve=approve, note=note, request_id=RequestId(new_id()))
+        document = await _document(ledger, approvals.inbox_id(job_id))
+    if cli.out.as_json:
+        cli.out.record({"proposal": document["id"], "status": document["status"], "decided": True})
+    else:
+        cli.out.line(f"{document['id']} is {document['status']}")
+    return 0

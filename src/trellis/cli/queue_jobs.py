@@ -94,9 +94,9 @@ def say_made(cli: Cli, result: Any) -> None:
 
 async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:
     """Check the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
-    owner(cli, "submit a job of the job queue")
+    person = owner(cli, "submit a job of the job queue")
     async with opened(cli) as instance:
-        job = await read_job(asked, instance.making)
+        job = await read_job(asked, instance.making(person.name))
         if key is not None:
             said = json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()
             job = replace(

@@ -14,6 +14,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Column, age, state_text
 from trellis.cli.run_output import run_facts, say_ended, step_bar, took
+from trellis.cli.tracing import configure_tracing
 from trellis.cli.values import params_of
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import CancelMode, JobId, RequestId
@@ -62,6 +63,7 @@ async def run(
     `trellis up` works on runs. With --watch this process does so too, until the run has ended; exit code 1 when it failed.
     """
     configure_logging(cli.settings)
+    configure_tracing()
     params = params_of(param or [])
     owner(cli, "begin a run")
     async with opened(cli) as instance:

@@ -5,7 +5,16 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from trellis.cli.applications import load_app
 from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.serving_bus import (
+    BusPart,
+    bus_roles,
+    check_app,
+    serve_safety_kernel,
+    serve_services,
+    wants_kernel,
+)
 from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
 from trellis.cli.together import together
 from trellis.cli.up import GATEWAY, ORCHESTRATOR, say_ready, say_services
@@ -17,12 +26,21 @@ from trellis.nlm_backend import Backend
 from trellis.settings import Settings
 from trellis.web.server import Listening, ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, is_key_configured, new_id, process_name, trusted_keys
+from trellis.worker.app import App
 
 
 async def serve_all(
-    cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, host: str | None, port: int | None, demo: bool
+    cli: Cli,
+    roles: frozenset[str] | None,
+    stop: asyncio.Event,
+    *,
+    host: str | None,
+    port: int | None,
+    demo: bool,
+    app: str | None,
 ) -> None:
     """Serve these roles, or all, until `stop` is set."""
+    loaded = _loaded(cli, roles, app)
     options = ServerOptions(
         host=cli.settings.host if host is None else host,
         port=cli.settings.port if port is None else port,
@@ -45,9 +63,15 @@ async def serve_all(
             queue_jobs = _drives_queue_jobs(cli, roles, settings, backend)
             names = [service.name for service in instance.services() if queue_jobs or not is_of_queue(service)]
             say_services(cli, [name for name in names if roles is None or role_of(name) in roles])
+            part = _bus(instance, roles, loaded)
+            on_bus = None if part is None else await stack.enter_async_context(part.opened(cli))
             parts = [instance.serve(stop, roles, queue_jobs=queue_jobs)]
             if nlm is not None and backend is not None:
                 parts.append(nlm.serve(backend, stop))
+            if on_bus is not None:
+                parts.append(serve_services(on_bus, stop))
+            if wants_kernel(roles):
+                parts.append(serve_safety_kernel(cli, stop, alone=False))
             if listening is None:
                 _say_no_gateway(cli, roles)
             else:
@@ -57,6 +81,30 @@ async def serve_all(
         for place in (listening, None if nlm is None else nlm.listening):
             if place is not None:
                 place.close()
+
+
+def _loaded(cli: Cli, roles: frozenset[str] | None, app: str | None) -> App | None:
+    """The application whose topics are served here, before anything begins; raises OptionInvalid."""
+    if app is None:
+        return None
+    check_app(cli.settings, roles)
+    return load_app(app)
+
+
+def _bus(instance: Instance, roles: frozenset[str] | None, app: App | None) -> BusPart | None:
+    """What this process does on the bus."""
+    on_bus = bus_roles(roles)
+    if not on_bus:
+        return None
+    return BusPart(
+        settings=instance.settings,
+        ledger=instance.ledger,
+        topics=instance.topics,
+        kernel=instance.kernel,
+        roles=on_bus,
+        app=app,
+        pointers=instance.pointers,
+    )
 
 
 def _drives_queue_jobs(cli: Cli, roles: frozenset[str] | None, settings: Settings, backend: Backend | None) -> bool:

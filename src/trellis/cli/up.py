@@ -3,6 +3,7 @@
 import asyncio
 import random
 import signal
+from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +12,11 @@ from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
 from trellis.cli.logs import configure_logging
 from trellis.cli.problems import without_password
+from trellis.cli.together import together
+from trellis.cli.tracing import configure_tracing
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
@@ -22,6 +26,8 @@ from trellis.wiring import SystemClock, make_development_key, open_when_there, p
 GATEWAY = "gateway"
 ORCHESTRATOR = "orchestrator"
 NLM = "nlm"
+SAFETY_KERNEL = "safety-kernel"
+ON_BUS = ("scheduler", "reconciler")
 ROLES = (
     GATEWAY,
     ORCHESTRATOR,
@@ -34,6 +40,8 @@ ROLES = (
     "artifact-collector",
     "sweeper",
     "retention",
+    *ON_BUS,
+    SAFETY_KERNEL,
 )
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -53,6 +61,10 @@ async def up(
     port: Annotated[
         int | None, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
     ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:APP", help="Serve its topics here, on the local bus."),
+    ] = None,
 ) -> None:
     """Serve the gateway and run the services of an instance until stopped.
 
@@ -60,16 +72,15 @@ async def up(
     key. The orchestrator drives agent runs, schedules begin them by themselves, the projector publishes their documents, agent-health stops an agent that
     failed three times in a row, the apply engine applies what was approved; the NLM backend makes what queue jobs ask for (on 127.0.0.1:8421, or where
     TRELLIS_NLM_HOST and TRELLIS_NLM_PORT say; `--roles nlm` runs it alone); the sweeper takes back jobs whose worker died and ends backoffs, deadlines and
-    soft cancels; retention removes ended work whose time is over. Jobs themselves are run by `trellis worker`. On PostgreSQL gateway and runs need
-    TRELLIS_OBJECTS and TRELLIS_MEMORY, and the gateway a key.
+    soft cancels; retention removes ended work whose time is over. The scheduler hands out jobs on topics over the bus (TRELLIS_BUS) after asking the
+    safety kernel (TRELLIS_POLICY), and the reconciler looks after them; `--roles safety-kernel` is a kernel that other processes ask, on 127.0.0.1:8422.
+    Jobs themselves are run by `trellis worker`, those of the local bus by `--app`. On PostgreSQL gateway and runs need TRELLIS_OBJECTS and
+    TRELLIS_MEMORY, and the gateway a key.
     """
     configure_logging(cli.settings)
+    configure_tracing()
     wanted = _wanted(roles)
-    if wanted == frozenset({NLM}):
-        from trellis.cli.serving_nlm import serve_nlm_alone
-
-        make_folder(cli.url)
-        await serve_nlm_alone(cli, _stopped_by_signals())
+    if await _served_alone(cli, wanted):
         cli.out.line("stopped")
         return
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
@@ -85,13 +96,29 @@ async def up(
     stop = _stopped_by_signals()
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
     if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):
-        await _serve_jobs(cli, wanted, stop)
+        await _serve_jobs(cli, wanted, stop, app=app)
     else:
         # The web framework takes a while to import, and only this command needs it.
         from trellis.cli.serving import serve_all
 
-        await serve_all(cli, wanted, stop, host=host, port=port, demo=demo)
+        await serve_all(cli, wanted, stop, host=host, port=port, demo=demo, app=app)
     cli.out.line("stopped")
+
+
+async def _served_alone(cli: Cli, wanted: frozenset[str] | None) -> bool:
+    """Whether all that was wanted is a part that needs no ledger of ours; it has ended then."""
+    if wanted == frozenset({NLM}):
+        from trellis.cli.serving_nlm import serve_nlm_alone
+
+        make_folder(cli.url)
+        await serve_nlm_alone(cli, _stopped_by_signals())
+        return True
+    if wanted == frozenset({SAFETY_KERNEL}):
+        from trellis.cli.serving_bus import serve_safety_kernel
+
+        await serve_safety_kernel(cli, _stopped_by_signals(), alone=True)
+        return True
+    return False
 
 
 def _stopped_by_signals() -> asyncio.Event:
@@ -114,29 +141,38 @@ def _wanted(roles: str | None) -> frozenset[str] | None:
     return wanted
 
 
-async def _serve_jobs(cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event) -> None:
+async def _serve_jobs(cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, app: str | None) -> None:
     """Without a place for documents there are no runs, but jobs are looked after all the same."""
-    ledger = await open_ledger(cli.url)
-    try:
-        services: list[Service[Any]] = [
-            Sweeper(
-                ledger=ledger,
-                actor=Actor(role=Role.SWEEPER, name=process_name("up")),
-                options=SweepOptions(windows_s=cli.settings.windows_s),
-            ),
-            Retention(ledger=ledger),
-        ]
-        services = [service for service in services if roles is None or service.name in roles]
-        missing = sorted((roles or frozenset()) - {service.name for service in services})
+    from trellis.cli.serving_bus import bus_roles, open_part, serve_safety_kernel, serve_services, wants_kernel
+
+    if app is not None:
+        raise SettingsInvalid(source="--app", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
+    async with AsyncExitStack() as stack:
+        ledger = await open_ledger(cli.url)
+        stack.push_async_callback(ledger.close)
+        services = [service for service in _looking_after(cli, ledger) if roles is None or service.name in roles]
+        missing = sorted((roles or frozenset()) - {service.name for service in services} - {*ON_BUS, SAFETY_KERNEL})
         if missing:
             raise SettingsInvalid(source=f"--roles {missing[0]}", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
         cli.out.line("runs      none: set TRELLIS_OBJECTS and TRELLIS_MEMORY")
         say_services(cli, [service.name for service in services])
-        say_ready(cli)
+        wanted = bus_roles(roles)
+        on_bus = await stack.enter_async_context(open_part(cli, ledger, wanted)) if wanted else None
         rng = random.Random()  # noqa: S311 - spreads retries of services, nothing secret
-        await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
-    finally:
-        await ledger.close()
+        parts = [serve(service, SystemClock(), rng, stop) for service in services]
+        if on_bus is not None:
+            parts.append(serve_services(on_bus, stop))
+        if wants_kernel(roles):
+            parts.append(serve_safety_kernel(cli, stop, alone=False))
+        say_ready(cli)
+        await together(stop, *parts)
+
+
+def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:
+    """What every ledger with jobs needs."""
+    sweeper = Actor(role=Role.SWEEPER, name=process_name("up"))
+    options = SweepOptions(windows_s=cli.settings.windows_s)
+    return [Sweeper(ledger=ledger, actor=sweeper, options=options), Retention(ledger=ledger)]
 
 
 def say_services(cli: Cli, names: list[str]) -> None:

@@ -155,6 +155,17 @@ def _finite(text: str) -> float:
     return value
 
 
+def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """`name=text` of an option that may be repeated."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark or not name:
+            raise OptionInvalid(option=option, value=text, expected="write NAME=TEXT")
+        found[name] = value
+    return found
+
+
 def params_of(pairs: list[str]) -> dict[str, Any]:
     """`k=v` pairs as parameters of a run; a value that is JSON is taken as such. Raises SettingsInvalid."""
     params: dict[str, Any] = {}

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, cast
@@ -18,6 +18,8 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Column, age, as_record
+from trellis.cli.tracing import configure_tracing
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import WorkerSeen
 from trellis.lifecycles import Role
 from trellis.operations.explain import Presence, about, presence, runs_alone, served_types
@@ -27,6 +29,23 @@ from trellis.worker.drain import ExitCode
 from trellis.worker.options import WorkerOptions
 
 SECTION = "Workers"
+LEDGER_ONLY = ("--prefetch", "--no-hints")
+BUS_ONLY = ("--pool", "--region", "--capability", "--label", "--heartbeat-s")
+
+BusOption = Annotated[
+    str | None, typer.Option("--bus", metavar="URL", help="Serve topics of this bus (nats://…) instead of a ledger.")
+]
+PoolOption = Annotated[str | None, typer.Option("--pool", help="On the bus: the pool it belongs to.")]
+RegionOption = Annotated[str | None, typer.Option("--region", help="On the bus: where it stands.")]
+CapabilityOption = Annotated[
+    list[str] | None, typer.Option("--capability", metavar="WORD", help="On the bus: what jobs may require.")
+]
+LabelOption = Annotated[
+    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="On the bus: what jobs may choose it by.")
+]
+HeartbeatOption = Annotated[
+    str | None, typer.Option("--heartbeat-s", metavar="TIME", help="On the bus: how often it says it is alive.")
+]
 
 
 def add_to(program: typer.Typer) -> None:
@@ -48,28 +67,56 @@ def worker(
     ] = None,
     no_hints: Annotated[bool, typer.Option("--no-hints", help="Rely on polling alone.")] = False,  # noqa: FBT002
     name: Annotated[str | None, typer.Option("--name", help="What people see; by default host and process.")] = None,
+    *,
+    bus: BusOption = None,
+    pool: PoolOption = None,
+    region: RegionOption = None,
+    capability: CapabilityOption = None,
+    label: LabelOption = None,
+    heartbeat_s: HeartbeatOption = None,
 ) -> int:
     """Run the jobs of an application until stopped.
 
-    It ends with SIGTERM or Ctrl-C. The first signal lets running handlers end, the second gives their jobs back at once. Exit code 0: every job
+    With --bus its job types are topics, and their jobs come over the bus. It ends with SIGTERM or Ctrl-C. The first signal lets running handlers end, the second gives their jobs back at once. Exit code 0: every job
     begun has ended; 75: some were given back; 69: the ledger could not be told some outcomes.
     """
     loaded = load_app(app)
     loaded.check()
+    drain = values.seconds("--drain-s", drain_s)
+    if bus is not None:
+        _refuse(LEDGER_ONLY, (prefetch, no_hints), "it is for workers on a ledger; leave it out with --bus")
+        from trellis.cli import bus_worker
+
+        own = {"pool": pool, "region": region, "heartbeat_s": values.seconds("--heartbeat-s", heartbeat_s)}
+        given = {"max_parallel_jobs": concurrency, "threads": threads, "drain_s": drain, **own}
+        on_bus = bus_worker.chosen_options(cli.settings, given, capability or (), label or ())
+        return _run(cli, bus_worker.run_on_bus(cli, loaded, bus, name, on_bus))
+    _refuse(BUS_ONLY, (pool, region, capability, label, heartbeat_s), "it is for workers on the bus; give --bus too")
     cli.require(Role.WORKER, action="run jobs")
     chosen: dict[str, Any] = {
         "concurrency": concurrency,
         "prefetch": prefetch,
         "threads": threads,
-        "drain_s": values.seconds("--drain-s", drain_s),
+        "drain_s": drain,
         "hints": False if no_hints else None,
     }
     given = {option: value for option, value in chosen.items() if value is not None}
     options = replace(cli.settings.worker_options(name or process_name("worker")), **given)
+    return _run(cli, _work(cli, loaded, options))
+
+
+def _refuse(options: tuple[str, ...], given: tuple[object, ...], expected: str) -> None:
+    for option, value in zip(options, given, strict=True):
+        if value:
+            raise OptionInvalid(option=option, value=value, expected=expected)
+
+
+def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
     configure_logging(cli.settings)
+    configure_tracing()
     _tune_process()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        return runner.run(_work(cli, loaded, options))
+        return runner.run(work)
 
 
 async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:

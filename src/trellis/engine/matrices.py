@@ -71,6 +71,7 @@ _RULES = (
     _rule("jobs.delete", "delete jobs", _JOBS),
     _rule("jobs.cancel", "cancel jobs", "D43", Role.CONTROL_PLANE, own=(Role.SUBMITTER,)),
     _rule("jobs.requeue", "requeue jobs", "D9", Role.CONTROL_PLANE),
+    _rule("jobs.approve", "decide about a job that the safety kernel held", "D45", *_PEOPLE),
     # 4.2 Artifact store.
     _rule("artifacts.write", "write new artifacts", _ARTIFACTS, Role.NLM_BACKEND),
     _rule(
@@ -117,6 +118,10 @@ _RULES = (
     _rule("dead-letters.read", "read dead letters", "DJ-12", *_PEOPLE),
     _rule("nlm.process", "give jobs to the NLM backend", "NLM-1", Role.ORCHESTRATOR, Role.CONTROL_PLANE),
     _rule("nlm.query", "ask the NLM backend", "NLM-7", Role.AGENT_RUNTIME, Role.ORCHESTRATOR, Role.OWNER),
+    _rule(
+        "safety.explain", "ask what the safety policy says", "BUS-4", *(*_PEOPLE, Role.SCHEDULER, Role.SAFETY_KERNEL)
+    ),
+    _rule("safety.simulate", "try a safety policy", "BUS-4", *(*_PEOPLE, Role.SAFETY_KERNEL)),
     _rule("system.read", "see how the system is", "OBS-5", *(*_PEOPLE, Role.GATEWAY)),
     _rule("rules.read", "read lifecycles and this table", "AUTH-7", *Role),
 )

@@ -16,6 +16,7 @@ from trellis.gateway.refusals import refused
 from trellis.gateway.remembering import Remembered
 from trellis.gateway.routes import (
     agents,
+    approvals,
     artifacts,
     dead_letters,
     inbox,
@@ -24,6 +25,7 @@ from trellis.gateway.routes import (
     proposals,
     rules,
     runs,
+    safety,
     stream,
     system,
 )
@@ -35,12 +37,31 @@ from trellis.web import problems
 from trellis.web.bodies import BodiesUnderWay
 from trellis.web.correlation import Correlation
 from trellis.web.limits import RateLimits, RefusalBounds
+from trellis.web.tracing import NO_SPANS, Traced
 from trellis.wiring import SystemClock
 
 DESCRIPTION = """Run AI agents and background jobs so that nothing is lost, nothing happens twice, and a person stays in control.
 
 Errors are `application/problem+json` with a `code` and the `correlation_id` that logs have. Listings are pages:
 `{items, next_cursor}`. A POST that creates takes an `Idempotency-Key`; the same key and body again give the same answer."""
+
+ROUTES = (
+    runs,
+    jobs,
+    approvals,
+    agents,
+    artifacts,
+    callbacks,
+    dead_letters,
+    inbox,
+    memory,
+    proposals,
+    rules,
+    safety,
+    stream,
+    system,
+)
+"""The modules whose routers make the application."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +90,13 @@ def create_app(
     """The application over an open instance. Without a secret no callback is taken."""
     chosen = options or GatewayOptions()
     app = FastAPI(
-        title="Trellis", version="0.1.0", description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="Trellis",
+        version="0.1.0",
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry=NO_SPANS,
     )
     app.state.gateway = Gateway(
         instance=instance,
@@ -94,20 +121,8 @@ def create_app(
     app.state.bodies = BodiesUnderWay()
     problems.install(app)
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
-    for module in (
-        runs,
-        jobs,
-        agents,
-        artifacts,
-        callbacks,
-        dead_letters,
-        inbox,
-        memory,
-        proposals,
-        rules,
-        stream,
-        system,
-    ):
+    for module in ROUTES:
         app.include_router(module.router)
-    app.add_middleware(Correlation, new_id=new_id)
+    app.add_middleware(Traced)
+    app.add_middleware(Correlation, new_id=new_id)  # around the other: the one added last is outermost
     return app

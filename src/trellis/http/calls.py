@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx2
 import pydantic
 
+from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import OptionInvalid, TokenRefused
 from trellis.engine.retries import RetryPolicy
@@ -206,7 +207,7 @@ class Calls:
             headers["Content-Type"] = "application/json"
         if ask.key is not None:
             headers["Idempotency-Key"] = ask.key
-        return headers | dict(ask.headers)
+        return headers | tracing.headers() | dict(ask.headers)
 
     def _given_up(self, ask: Ask, tries: _Tries, waited_s: float) -> GatewayRefused | GatewayUnavailable:
         if tries.refused is not None and tries.refused.status not in _UNAVAILABLE:

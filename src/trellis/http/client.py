@@ -26,6 +26,7 @@ from trellis.http.logic import Logic
 from trellis.http.memory import Memory
 from trellis.http.proposals import Proposals
 from trellis.http.runs import Runs
+from trellis.http.safety import Safety
 from trellis.http.shapes import Health, LiveEvent
 from trellis.http.streams import follow, position
 
@@ -47,6 +48,7 @@ class GatewayClient:
         self.memory = Memory(calls)
         self.logic = Logic(calls)
         self.inbox = Inbox(calls)
+        self.safety = Safety(calls)
 
     def events(
         self,

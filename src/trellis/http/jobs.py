@@ -5,9 +5,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
+from trellis.bus.wishes import TopicWishes
 from trellis.http.calls import Ask, Calls, path_of, read
+from trellis.http.job_shapes import AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole
 from trellis.http.listing import LIMIT_DEFAULT, listed
-from trellis.http.shapes import REPLAYED, AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole, Page
+from trellis.http.shapes import REPLAYED, Page
 from trellis.http.streams import follow
 from trellis.http.watching import changes, last_of
 from trellis.lifecycles import LIFECYCLES
@@ -81,6 +83,22 @@ class Jobs:
         body = {"job_type": job_type, "agent_slug": agent_slug, "payload": dict(payload), **wishes}
         return await self.submit_asked(body, idempotency_key=idempotency_key)
 
+    async def submit_topic(
+        self,
+        topic: str,
+        payload: Any = None,
+        *,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+        **wishes: Unpack[TopicWishes],
+    ) -> JobSubmitted:
+        """Submit a job on a topic of the bus; its payload is kept where the topic's workers look for it."""
+        body: dict[str, Any] = {"topic": topic, **wishes}
+        body |= {} if payload is None else {"payload": payload}
+        body |= {} if correlation_id is None else {"correlation_id": correlation_id}
+        own = wishes.get("meta", {}).get("idempotency_key")  # the request's key and the call's are one
+        return await self.submit_asked(body, idempotency_key=idempotency_key or own or None)
+
     async def submit_asked(self, body: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobSubmitted:
         """Submit what is written as `POST /jobs` takes it, of whichever kind."""
         ask = Ask(method="POST", path="/jobs", body=body, key=self._calls.key(idempotency_key))
@@ -89,8 +107,12 @@ class Jobs:
         return read(JobSubmitted, answer, ask).model_copy(update={"created": created})
 
     async def get(self, job_id: str) -> JobWhole:
-        """One job, with its payload, its progress and its result; of the job queue a `QueueJob`."""
+        """One job, with its payload, its progress and its result; of the job queue a `QueueJob`, on a topic a `BusJob`."""
         return (await self._calls.get(AnyJob, path_of("jobs", job_id))).root
+
+    async def result(self, job_id: str) -> bytes:
+        """What came of a job: of one on a topic the bytes at its `result_ptr`, of any other its result as JSON. Raises NotFound."""
+        return (await self._calls.ask(Ask(method="GET", path=path_of("jobs", job_id, "result")))).body
 
     async def list(
         self,
@@ -99,11 +121,18 @@ class Jobs:
         type_: str | None = None,
         status: str | None = None,
         correlation_id: str | None = None,
+        parent_id: str | None = None,
         limit: int = LIMIT_DEFAULT,
         cursor: str | None = None,
     ) -> Page[JobDocument]:
-        """Jobs, newest first."""
-        filters = {"lifecycle": lifecycle, "type": type_, "status": status, "correlation_id": correlation_id}
+        """Jobs, newest first; with `parent_id` those that this one caused."""
+        filters = {
+            "lifecycle": lifecycle,
+            "type": type_,
+            "status": status,
+            "correlation_id": correlation_id,
+            "parent_id": parent_id,
+        }
         return await listed(self._calls, JobDocument, "/jobs", limit, cursor, **filters)
 
     async def events(self, job_id: str, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[EventShape]:
@@ -138,6 +167,25 @@ class Jobs:
         """Run a failed or dead-lettered job again; an operator's act."""
         body = {"reason": reason}
         return await self._calls.post(JobShape, path_of("jobs", job_id, "requeue"), body, key=idempotency_key)
+
+    async def approve(
+        self,
+        job_id: str,
+        note: str | None = None,
+        *,
+        policy_hash: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> JobShape:
+        """Let a job go that the safety kernel held; with `policy_hash` only while it is held under that policy. Raises WrongState."""
+        body = {"decision": "approve", "note": note, "policy_hash": policy_hash}
+        return await self._calls.post(JobShape, path_of("jobs", job_id, "approval"), body, key=idempotency_key)
+
+    async def deny(
+        self, job_id: str, note: str, *, policy_hash: str | None = None, idempotency_key: str | None = None
+    ) -> JobShape:
+        """Refuse a job that the safety kernel held, and say why; it is then DENIED. Raises WrongState."""
+        body = {"decision": "reject", "note": note, "policy_hash": policy_hash}
+        return await self._calls.post(JobShape, path_of("jobs", job_id, "approval"), body, key=idempotency_key)
 
 
 def has_ended(job: JobShape) -> bool:

@@ -23,6 +23,7 @@ from trellis.http.logic import Logic
 from trellis.http.memory import Memory
 from trellis.http.proposals import Proposals
 from trellis.http.runs import Runs
+from trellis.http.safety import Safety
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -158,14 +159,18 @@ class SyncJobs(Twin):
 
     submit = Blocking(Jobs.submit)
     submit_for = Blocking(Jobs.submit_for)
+    submit_topic = Blocking(Jobs.submit_topic)
     submit_asked = Blocking(Jobs.submit_asked)
     get = Blocking(Jobs.get)
+    result = Blocking(Jobs.result)
     list = Blocking(Jobs.list)
     events = Blocking(Jobs.events)
     wait = Blocking(Jobs.wait)
     watch = Flowing(Jobs.watch)
     cancel = Blocking(Jobs.cancel)
     requeue = Blocking(Jobs.requeue)
+    approve = Blocking(Jobs.approve)
+    deny = Blocking(Jobs.deny)
 
 
 class SyncDeadLetters(Twin):
@@ -198,6 +203,13 @@ class SyncInbox(Twin):
     stats = Blocking(Inbox.stats)
 
 
+class SyncSafety(Twin):
+    """`client.safety`"""
+
+    explain = Blocking(Safety.explain)
+    simulate = Blocking(Safety.simulate)
+
+
 class SyncGatewayClient(Twin):
     """One gateway, for scripts. Made by `connect_sync(gateway=…)`; for one thread at a time."""
 
@@ -212,6 +224,7 @@ class SyncGatewayClient(Twin):
         self.memory = SyncMemory(inner.memory, thread)
         self.logic = SyncLogic(inner.logic, thread)
         self.inbox = SyncInbox(inner.inbox, thread)
+        self.safety = SyncSafety(inner.safety, thread)
 
     events = Flowing(GatewayClient.events)
     position = Blocking(GatewayClient.position)

@@ -1,7 +1,8 @@
 """Why a job is where it is and what will happen next, in sentences.
 
 Pure: everything comes from the job's row, its events, its lifecycle's table and what the ledger says about the type,
-the concurrency key and the workers. No state is known here by name, so a new lifecycle is explained without a change.
+the concurrency key and the workers. No state is known here by name, so a new lifecycle is explained without a change; what only a
+job on a topic has is said by `bus_words`.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any, cast
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Opens, Phase, Role, State, Transition, Trigger
+from trellis.operations import bus_words
 
 WORKER_SILENT_S = 30.0
 """A worker says it is alive every 10 s; after three missed signs people should stop counting on it."""
@@ -68,9 +70,9 @@ def explain(job: Job, events: tuple[Event, ...], around: Surroundings) -> Explan
     last = events[-1] if events else None
     return Explanation(
         where=tuple(_where(job, state, last, around)),
-        why=tuple(_why(job, state, last, around)),
+        why=(*_why(job, state, last, around), *bus_words.why(job, events)),
         next=tuple(_next(job, lifecycle, state, around)),
-        you_can=tuple(_you_can(job, lifecycle, state, last, around)),
+        you_can=(*bus_words.you_can(job, events), *_you_can(job, lifecycle, state, last, around)),
     )
 
 
@@ -78,7 +80,8 @@ def waits_for(job: Job) -> str | None:
     """Who has to act on a job that rests: `a person`, or the role of a service; None when nobody has to."""
     lifecycle = LIFECYCLES[job.lifecycle]
     onward = [t for t in lifecycle.transitions if t.source == job.state and t.trigger not in BESIDE]
-    if not onward or (job.due_at is None and lifecycle.is_settled(job.state)):
+    becomes_ready = job.due_at is not None and lifecycle.by_name[job.state].claimable
+    if not onward or becomes_ready or (job.due_at is None and lifecycle.is_settled(job.state)):
         return None
     actors = frozenset[Role]().union(*(t.actors for t in onward))
     if actors & PEOPLE:
@@ -142,8 +145,9 @@ def runs_alone(worker: WorkerSeen) -> str | None:
 
 def event_note(event: Event) -> str:
     """What an event says about itself: the error, the reason, or nothing."""
-    data: Any = json.loads(event.data) if event.data else None
-    error: Any = cast("dict[str, Any]", data).get("error") if isinstance(data, dict) else None
+    read: Any = json.loads(event.data) if event.data else None
+    data = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
+    error = data.get("error", {"message": data.get("error_message"), "code": data.get("error_code")})
     told = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
     message, code = told.get("message"), told.get("code")
     return f"{code}: {message}" if code and message else str(message or event.cause or "")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError, TrellisError
 from trellis.engine.jobs import (
@@ -99,7 +100,7 @@ class ApplyEngine:
             claimed = (await self.ledger.turn(Turn(actor=self.actor, claim=claim))).claimed
             if not claimed:
                 break
-            done += [await self._apply(one.lease, one.payload) for one in claimed]
+            done += [await self._apply(one.lease, one.payload, one.trace) for one in claimed]
         return Pass(applied=done.count(True), failed=done.count(False))
 
     async def _take_up(self) -> list[bool | None]:
@@ -146,10 +147,16 @@ class ApplyEngine:
         job = await self.ledger.job(proposal)
         if not isinstance(answer, Moved) or answer.lease is None or job is None or job.payload is None:
             return None
-        return await self._apply(answer.lease, job.payload)
+        return await self._apply(answer.lease, job.payload, job.trace)
 
-    async def _apply(self, lease: Lease, payload: bytes) -> bool | None:
+    async def _apply(self, lease: Lease, payload: bytes, trace: str | None) -> bool | None:
         """Whether it was applied; None when it is another engine's now."""
+        with tracing.carried(trace, "proposal.apply", {"trellis.job_id": lease.job_id}) as span:
+            applied = await self._applied(lease, payload)
+            span.note({"trellis.applied": bool(applied)})
+            return applied
+
+    async def _applied(self, lease: Lease, payload: bytes) -> bool | None:
         try:
             told = await self._do(lease, json.loads(payload))
         except (StoreUnavailable, LedgerError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from trellis.engine import tracing
 from trellis.engine.batching import Batcher
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError
@@ -33,6 +34,8 @@ LOOKS_MAX = 1_000
 CLOCKS_ALIKE_S = 1.0
 """In so short a time no two clocks come apart by a millisecond, and the ledger need not be asked what time it is."""
 RUNNING = "running"
+LEFT = "left"
+"""What a span says of a drive that ended because the run is another's."""
 STEP = "step"
 EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -87,6 +90,12 @@ class Driver:
 
     async def drive(self, claimed: Claimed) -> Outcome:
         """Take the run as far as it goes."""
+        with tracing.taken_up(claimed, "run.drive") as span:
+            outcome = await self._drive(claimed)
+            span.note({"trellis.state": outcome.state or LEFT})
+            return outcome
+
+    async def _drive(self, claimed: Claimed) -> Outcome:
         drive, run_id = _Drive(self, claimed), claimed.lease.job_id
         log = _log.bind(run_id=run_id, epoch=claimed.lease.epoch)
         try:
@@ -213,17 +222,18 @@ class _Drive:
             once=self._once,
             left_s=lambda: ends_at - clock.monotonic(),
         )
-        try:
-            return await within(clock, ends_at - clock.monotonic(), self._driver.steps[name](context))
-        except TimeoutError:
-            raise self._too_late(name, ends_at) from None
-        except (StepError, Stopped, LedgerError):
-            raise
-        except StoreUnavailable as error:
-            raise UpstreamUnavailable(detail=str(error)) from error
-        except Exception as error:
-            _log.exception("step_raised", run_id=self._run_id, step=name)
-            raise StepFailed(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]) from error
+        with tracing.span(f"run.step {name}"):
+            try:
+                return await within(clock, ends_at - clock.monotonic(), self._driver.steps[name](context))
+            except TimeoutError:
+                raise self._too_late(name, ends_at) from None
+            except (StepError, Stopped, LedgerError):
+                raise
+            except StoreUnavailable as error:
+                raise UpstreamUnavailable(detail=str(error)) from error
+            except Exception as error:
+                _log.exception("step_raised", run_id=self._run_id, step=name)
+                raise StepFailed(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]) from error
 
     def _too_late(self, name: str, ends_at: float) -> StepError:
         options = self._driver.options

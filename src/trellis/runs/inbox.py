@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trellis.agents.errors import AgentError
+from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, InputError
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId, Submitted
 from trellis.engine.ledger import Ledger
@@ -98,13 +99,13 @@ class Stats:
 
 @dataclass(frozen=True, kw_only=True)
 class Inbox:
-    """Takes entries in the gateway's name. `new_job` makes the job that an entry asks for, or raises an InputError."""
+    """Takes entries in the gateway's name. `new_job` makes the job that an entry asks for in its sender's name, or raises an InputError."""
 
     ledger: Ledger
     gateway: Actor
     layer: OrchestrationLayer
     offering: Offering
-    new_job: Callable[[Mapping[str, Any]], Awaitable[NewJob]]
+    new_job: Callable[[Mapping[str, Any], str], Awaitable[NewJob]]
 
     async def submit(
         self, entry: Entry, *, key: IdempotencyKey | None, fingerprint: bytes = b"", given: bool = False
@@ -125,6 +126,7 @@ class Inbox:
             fingerprint=fingerprint,
             id_is_given=given,
             correlation_id=entry.correlation_id,
+            trace=tracing.here(),
         )
         (answer,) = await self.ledger.submit(self.gateway, [job])
         if isinstance(answer, Mismatch):
@@ -135,7 +137,8 @@ class Inbox:
         """Do what the verdict says, once; how the entry stands then. Raises EntryNotFound."""
         job = await self.found(entry)
         if job.state == "pending":
-            await self._settle(job)
+            with tracing.carried(job.trace, "inbox.settle", {"trellis.job_id": entry}):
+                await self._settle(job)
         return await self.standing(entry)
 
     async def found(self, entry: str) -> Job:
@@ -232,7 +235,8 @@ class Inbox:
         return {"proposal_id": (await self.offering.make_first(await self._offer(told), proposal)).id}
 
     async def _job(self, told: Mapping[str, Any], key: str | None = None) -> NewJob:
-        asked, target = await self.new_job(told["intent"]["payload"]), told["intent"]["target"]
+        asked = await self.new_job(told["intent"]["payload"], told["source"]["identity"])
+        target = told["intent"]["target"]
         if asked.type != target:
             raise InputError(detail=f"the target is {target!r} and the job would be a {asked.type!r}; name the same")
         return replace(

@@ -13,6 +13,7 @@ from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.cron import EXPECTED as CRON_EXPECTED
 from trellis.agents.cron import cron_problem
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
+from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, LedgerError, QueueFull
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Mismatch, Moved, NewJob, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
@@ -139,22 +140,24 @@ class BuiltinLayer:
             return earlier.job_id
         await self._check(agent_slug, kind)
         run_id = ids.make_run_id(await self.ledger.now(), self.random_text())
-        job = NewJob(
-            job_id=run_id,
-            type=TYPE,
-            lifecycle=RUN.name,
-            payload=request.to_bytes(),
-            concurrency_key=f"run:{agent_slug}",
-            waiting_max=self.waiting_max,
-            idempotency_key=key,
-            idempotency_scope=scope,
-            fingerprint=asked,
-        )
-        try:
-            (answer,) = await self.ledger.submit(self.gateway, [job])
-        except QueueFull as full:
-            waiting, limit = full.data["waiting"], full.data["limit"]
-            raise TooManyWaiting(slug=agent_slug, waiting=waiting, limit=limit) from full
+        with tracing.span("job.submit", {"trellis.job_id": run_id, "trellis.type": TYPE}, kind=tracing.PRODUCER):
+            job = NewJob(
+                job_id=run_id,
+                type=TYPE,
+                lifecycle=RUN.name,
+                payload=request.to_bytes(),
+                concurrency_key=f"run:{agent_slug}",
+                waiting_max=self.waiting_max,
+                idempotency_key=key,
+                idempotency_scope=scope,
+                fingerprint=asked,
+                trace=tracing.here(),
+            )
+            try:
+                (answer,) = await self.ledger.submit(self.gateway, [job])
+            except QueueFull as full:
+                waiting, limit = full.data["waiting"], full.data["limit"]
+                raise TooManyWaiting(slug=agent_slug, waiting=waiting, limit=limit) from full
         if isinstance(answer, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=answer.job_id)
         await self._take_in(answer.job_id, request)

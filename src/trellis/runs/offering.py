@@ -14,6 +14,7 @@ from typing import Any
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
+from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.jobs import Actor, JobId, Mismatch, NewJob, Submitted
@@ -181,6 +182,7 @@ class Offering:
             id_is_given=given,
             parent_id=None if parent is None else JobId(parent),
             correlation_id=offer.source.run_id or offer.correlation_id,
+            trace=tracing.here(),
         )
 
     async def _status(self, proposal: JobId) -> str:

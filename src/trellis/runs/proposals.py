@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from trellis.engine import tracing
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, Moved, NewJob, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
@@ -114,6 +115,7 @@ async def store(ledger: Ledger, actor: Actor, proposals: Sequence[Proposal]) -> 
             fingerprint=hashlib.sha256(proposal.body).digest(),
             parent_id=JobId(proposal.run_id),
             correlation_id=proposal.run_id,
+            trace=tracing.here(),
         )
         for proposal in proposals
     ]

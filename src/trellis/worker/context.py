@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack, cast
 
 import pydantic_core
 
+from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError
 from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
@@ -183,7 +184,7 @@ class Context:
         self._refuse_if_lost()
         settings.setdefault("parent_id", self.job_id)
         settings.setdefault("correlation_id", self.correlation_id)
-        settings.setdefault("trace", self.trace)
+        settings.setdefault("trace", tracing.here() or self.trace)
         job = self._desk.request(type_, payload, settings)
         (answer,) = await self._desk.ledger.submit(self._desk.actor, [job])
         if isinstance(answer, Mismatch):

@@ -4,12 +4,13 @@ import asyncio
 import random
 import signal
 from enum import IntEnum
+from typing import Protocol
 
 from trellis.engine.clock import Clock
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.waiting import Opening, wait_for_ledger
-from trellis.worker.worker import Drained, Worker
+from trellis.worker.worker import Drained
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -27,6 +28,24 @@ class ExitCode(IntEnum):
     """Some running jobs were cut short and given back."""
 
 
+class Process(Protocol):
+    """A worker, on a ledger or on the bus."""
+
+    loop: asyncio.AbstractEventLoop
+
+    async def start(self) -> None:
+        """Begin to work."""
+        ...
+
+    async def until_stopped(self, stop: asyncio.Event) -> None:
+        """Come back when `stop` is set, or raise what broke the worker."""
+        ...
+
+    async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
+        """Stop as gently as there is time for."""
+        ...
+
+
 async def open_until_signalled(open_ledger: Opening, clock: Clock, rng: random.Random) -> Ledger | None:
     """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -39,7 +58,7 @@ async def open_until_signalled(open_ledger: Opening, clock: Clock, rng: random.R
             loop.remove_signal_handler(number)
 
 
-async def run_until_signalled(worker: Worker) -> ExitCode:
+async def run_until_signalled(worker: Process) -> ExitCode:
     """Run a worker on this event loop until SIGTERM or SIGINT; raises what breaks it."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 

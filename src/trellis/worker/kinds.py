@@ -1,6 +1,6 @@
 """What a job can be asked for as, over HTTP and by the inbox: each kind by the field that names it.
 
-A kind is one entry of the table. One without `make` is known, and refused with that word, until something serves it.
+A kind is one entry of the table.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,6 +11,8 @@ import pydantic
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
+from trellis.bus.asking import Asking
+from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, Name, Pairs, Text
 from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
 from trellis.engine.ledger import Ledger
@@ -30,19 +32,37 @@ from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job
 PROBLEMS_MAX = 5
 QUEUE_FIELDS = ("agent_slug", "entity_refs", "run_id")
 """What only a job of the job queue has."""
+BUS_FIELDS = (
+    "job_id",
+    "context_ptr",
+    "adapter_id",
+    "env",
+    "parent_job_id",
+    "workflow_id",
+    "step_index",
+    "memory_id",
+    "context_hints",
+    "budget",
+    "tenant_id",
+    "labels",
+    "meta",
+    "compensation",
+)
+"""What only a job on a topic has: the fields of a JobRequest (document 004)."""
 NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit")
+NOT_OF_BUS = (*NOT_OF_QUEUE, "deadline_s", "parent_id")
 
 
 class KindUnclear(InputError):
     """A job is named by exactly one of {fields}; found {found}."""
 
 
-class KindNotServed(InputError):
-    """Jobs named by {field!r} ({lifecycle}) are not served here yet; name a leased-job by 'type', a queue-job by 'job_type'."""
-
-
 class FieldsNotOfKind(InputError):
-    """{fields} belongs to jobs named by 'job_type'; leave it out, or name the job so."""
+    """{fields} belongs to jobs named by {kind!r}; leave it out, or name the job so."""
+
+
+class SettingNotForBus(InputError):
+    """{fields} is not for jobs on a topic: say budget.deadline_ms for a deadline and parent_job_id for a parent; attempts and limits are the topic's and the tenant's, and time is given by whoever submits."""
 
 
 class AgentUnknown(InputError):
@@ -54,7 +74,7 @@ class RunUnknown(InputError):
 
 
 class JobAsked(pydantic.BaseModel):
-    """A job to submit: `type` for a leased-job, `job_type` with `agent_slug` for the job queue; `topic` (bus-job) is not served yet."""
+    """A job to submit: `type` for a leased-job, `job_type` with `agent_slug` for the job queue, `topic` with the fields of a JobRequest for the bus."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -66,6 +86,14 @@ class JobAsked(pydantic.BaseModel):
                     "agent_slug": "archivist-violin",
                     "payload": {"query": "Who made the violin?"},
                     "entity_refs": ["violin"],
+                },
+                {
+                    "topic": "job.echo",
+                    "payload": {"text": "hello"},
+                    "priority": "interactive",
+                    "tenant_id": "acme",
+                    "labels": {"worker.region": "eu"},
+                    "budget": {"deadline_ms": 60_000},
                 },
             ]
         },
@@ -87,6 +115,20 @@ class JobAsked(pydantic.BaseModel):
     concurrency_limit: int | None = pydantic.Field(None, ge=1, le=KEY_LIMIT_MAX)
     correlation_id: str | None = pydantic.Field(None, min_length=1, max_length=KEY_CHARS_MAX)
     parent_id: str | None = pydantic.Field(None, min_length=1, max_length=KEY_CHARS_MAX)
+    job_id: Name | None = None
+    context_ptr: Text | None = None
+    adapter_id: Name | None = None
+    env: Pairs | None = None
+    parent_job_id: Name | None = None
+    workflow_id: Name | None = None
+    step_index: int | None = pydantic.Field(None, ge=0, lt=2**31)
+    memory_id: Name | None = None
+    context_hints: ContextHints | None = None
+    budget: Budget | None = None
+    tenant_id: Name | None = None
+    labels: Pairs | None = None
+    meta: JobMeta | None = None
+    compensation: Compensation | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +138,10 @@ class Making:
     new_id: Callable[[], str]
     ledger: Ledger
     catalog: Catalog
+    asking: Callable[[], Asking]
+    """How jobs on topics are asked for; the configuration of the bus is read when one is."""
+    principal: str
+    """Who asks, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,18 +150,18 @@ class Kind:
 
     field: str
     lifecycle: str
-    make: Callable[[JobAsked, Making], Awaitable[NewJob]] | None = None
+    make: Callable[[JobAsked, Making], Awaitable[NewJob]]
 
 
 async def _leased_job(asked: JobAsked, making: Making) -> NewJob:
-    foreign = _given(asked, QUEUE_FIELDS)
-    if foreign:
-        raise FieldsNotOfKind(fields=foreign)
-    said = asked.model_dump(exclude_none=True, exclude={kind.field for kind in KINDS} | {"payload", *QUEUE_FIELDS})
+    _refuse_foreign(asked, queue=QUEUE_FIELDS, bus=BUS_FIELDS)
+    beside = {kind.field for kind in KINDS} | {"payload", *QUEUE_FIELDS, *BUS_FIELDS}
+    said = asked.model_dump(exclude_none=True, exclude=beside)
     return new_job(str(asked.type), asked.payload, cast("SubmitSettings", said), app=None, new_id=making.new_id)
 
 
 async def _queue_job(asked: JobAsked, making: Making) -> NewJob:
+    _refuse_foreign(asked, bus=BUS_FIELDS)
     foreign = _given(asked, NOT_OF_QUEUE)
     if foreign:
         raise SettingNotForQueue(fields=foreign)
@@ -140,6 +186,17 @@ async def _queue_job(asked: JobAsked, making: Making) -> NewJob:
     )
 
 
+async def _bus_job(asked: JobAsked, making: Making) -> NewJob:
+    _refuse_foreign(asked, queue=QUEUE_FIELDS)
+    foreign = _given(asked, NOT_OF_BUS)
+    if foreign:
+        raise SettingNotForBus(fields=foreign)
+    said = asked.model_dump(exclude_none=True, include={"topic", "priority", *BUS_FIELDS})
+    return await making.asking().job(
+        said, payload=asked.payload, principal=making.principal, correlation_id=asked.correlation_id
+    )
+
+
 async def _run(run_id: str, slug: str | None, making: Making) -> JobId:
     """The run that is meant, of this agent; raises RunUnknown, RunOfAnother."""
     try:
@@ -153,6 +210,13 @@ async def _run(run_id: str, slug: str | None, making: Making) -> JobId:
     return found
 
 
+def _refuse_foreign(asked: JobAsked, *, queue: tuple[str, ...] = (), bus: tuple[str, ...] = ()) -> None:
+    """Raise FieldsNotOfKind for what belongs to another kind."""
+    for kind, fields in (("job_type", queue), ("topic", bus)):
+        if given := _given(asked, fields):
+            raise FieldsNotOfKind(fields=given, kind=kind)
+
+
 def _given(asked: JobAsked, fields: tuple[str, ...]) -> str:
     """Which of these the request says, for a message."""
     return " and ".join(repr(name) for name in fields if getattr(asked, name) is not None)
@@ -161,18 +225,19 @@ def _given(asked: JobAsked, fields: tuple[str, ...]) -> str:
 KINDS: tuple[Kind, ...] = (
     Kind(field="type", lifecycle=LEASED_JOB.name, make=_leased_job),
     Kind(field="job_type", lifecycle=QUEUE_JOB.name, make=_queue_job),
-    Kind(field="topic", lifecycle=BUS_JOB.name),
+    Kind(field="topic", lifecycle=BUS_JOB.name, make=_bus_job),
 )
 
 
 async def job_of(asked: JobAsked, making: Making) -> NewJob:
-    """The job that is asked for; raises an InputError (an AgentError, a RunError) that says what to change. Nothing is written."""
+    """The job that is asked for; raises an InputError (an AgentError, a RunError) that says what to change.
+
+    The job is not written; of a job on a topic its payload is, where its workers look for it.
+    """
     named = [kind for kind in KINDS if getattr(asked, kind.field) is not None]
     if len(named) != 1:
         fields = ", ".join(repr(kind.field) for kind in KINDS)
         raise KindUnclear(fields=fields, found=" and ".join(repr(kind.field) for kind in named) or "none")
-    if named[0].make is None:
-        raise KindNotServed(field=named[0].field, lifecycle=named[0].lifecycle)
     return await named[0].make(asked, making)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
+from trellis.engine import tracing
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import (
     ATTEMPTS_DEFAULT,
@@ -62,7 +63,7 @@ class SubmitSettings(TypedDict, total=False):
     correlation_id: str | None
     """What the job belongs to; by default its own id."""
     trace: str | None
-    """The caller's trace context, passed on to the handler."""
+    """The caller's trace context (a W3C `traceparent`), which the handler goes on with; by default the one under way."""
     parent_id: str | None
     """The job that caused this one."""
     compensates: str | None
@@ -100,7 +101,7 @@ def new_job(
         ),
         id_is_given=given is not None,
         correlation_id=_text("correlation_id", settings.get("correlation_id")),
-        trace=_trace(settings.get("trace")),
+        trace=_trace(settings["trace"] if "trace" in settings else tracing.here()),
         parent_id=_job_id("parent_id", settings.get("parent_id")),
         compensates=_job_id("compensates", settings.get("compensates")),
     )

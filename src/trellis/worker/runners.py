@@ -10,6 +10,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from trellis.engine import tracing
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import LeaseLost
 from trellis.engine.logs import log_of
@@ -134,16 +135,18 @@ class Runners:
         held.began_at = now
         context = Context(held, self._desk)
         value, error = None, None
-        try:
-            if held.spec.kind is HandlerKind.SYNC:
-                value = await self._threads.run(self._sync_call(held, context))
-            else:
-                held.task = asyncio.current_task()
-                handler = held.spec.handler
-                value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
-        # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
-        except (Exception, asyncio.CancelledError, SystemExit) as problem:  # noqa: BLE001
-            error = problem
+        with tracing.taken_up(held.claimed, f"job.handle {held.claimed.type}") as span:
+            try:
+                if held.spec.kind is HandlerKind.SYNC:
+                    value = await self._threads.run(self._sync_call(held, context))
+                else:
+                    held.task = asyncio.current_task()
+                    handler = held.spec.handler
+                    value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
+            # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
+            except (Exception, asyncio.CancelledError, SystemExit) as problem:  # noqa: BLE001
+                error = problem
+                _tell(span, problem)
         self._handler_ended(held, error)
         if held.progress is not None or held.logs is not None:
             await self._flush(held)
@@ -159,12 +162,15 @@ class Runners:
             held.began_at = now
             held.task = asyncio.current_task()
             held.shares_handler = len(batch) > 1
-        error = None
-        try:
-            await first.spec.handler(items)
-        # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
-        except (Exception, asyncio.CancelledError, SystemExit) as problem:  # noqa: BLE001
-            error = problem
+        error, others = None, tuple(held.claimed.trace for held in batch[1:])
+        with tracing.taken_up(batch[0].claimed, f"job.handle {first.claimed.type}", besides=others) as span:
+            span.note({"trellis.jobs": len(batch)})
+            try:
+                await first.spec.handler(items)
+            # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
+            except (Exception, asyncio.CancelledError, SystemExit) as problem:  # noqa: BLE001
+                error = problem
+                _tell(span, problem)
         for held, item in zip(batch, items, strict=True):
             self._handler_ended(held, error)
             await self._flush(held)
@@ -216,6 +222,15 @@ class Runners:
         if isinstance(error, Exception) and not isinstance(error, Snooze):
             _note_failure(held, step.trigger, error)
         self._holdings.settle(held, step)
+
+
+def _tell(span: tracing.Span, problem: BaseException) -> None:
+    """What a span says of a handler that did not come to its end."""
+    if isinstance(problem, Snooze | asyncio.CancelledError):
+        span.note({"trellis.outcome": type(problem).__name__})
+    else:
+        span.note({"error.type": type(problem).__name__})
+        span.fail(f"{type(problem).__name__}: {problem}")
 
 
 def _note_failure(held: Held, then: str, error: Exception) -> None:

@@ -11,16 +11,31 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
 from trellis.artifacts.snapshot import Snapshot
-from trellis.engine.errors import InvalidTransition, JobNotFound
-from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, CancelMode, CancelRequested, JobId, Mismatch, Moved, NotMoved
+from trellis.bus.documents import SIGNALS_READ_MAX, result_pointer
+from trellis.bus.documents import document as bus_document
+from trellis.bus.errors import RequestInvalid
+from trellis.bus.requests import JobRequest
+from trellis.bus.requeueing import run_again
+from trellis.engine import tracing
+from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
+from trellis.engine.jobs import (
+    CANCEL_GRACE_S_DEFAULT,
+    CancelMode,
+    CancelRequested,
+    JobId,
+    Mismatch,
+    Moved,
+    NewJob,
+    NotMoved,
+)
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, WorkerSeen
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.idempotency import Asked, Once, mark
 from trellis.gateway.owning import checked, is_own, may_cancel, relayed, sees_all, within_scope
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve, wish
-from trellis.http.shapes import EventShape, JobDocument, JobShape, JobWhole, QueueJob
+from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
 from trellis.instance import Instance
 from trellis.lifecycles import LIFECYCLES, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -85,36 +100,59 @@ async def submit(
     response: Response,
 ) -> dict[str, Any]:
     """Submit a job; it is in the ledger when this answers. The answer tells the job as it was made."""
-    job = await job_of(body, instance.making)
-    if asked.key is not None:
-        key = asked.key
-        job = replace(
-            job, idempotency_key=key.key, idempotency_scope=key.scope, fingerprint=key.fingerprint, id_is_given=False
-        )
-    job = replace(job, correlation_id=job.correlation_id or caller.correlation_id)
-    actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
-    (answer,) = await instance.ledger.submit(actor, [job])
+    with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
+        job = _keyed(await job_of(body, instance.making(caller.principal.name)), asked)
+        job = replace(job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here())
+        actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
+        (answer,) = await instance.ledger.submit(actor, [job])
+        about = {"trellis.job_id": answer.job_id, "trellis.type": job.type, "trellis.lifecycle": job.lifecycle}
+        span.note({**about, "trellis.correlation_id": job.correlation_id or ""})
     if isinstance(answer, Mismatch):
-        raise asked.mismatch(answer.job_id)
+        raise IdempotencyMismatch(key=asked.given or answer.key, job_id=answer.job_id)
     mark(response, replayed=not answer.created)
     response.headers["Location"] = f"/jobs/{answer.job_id}"
     first = LIFECYCLES[job.lifecycle].initial.name
     return {"job_id": answer.job_id, "lifecycle": job.lifecycle, "status": first, "type": job.type, "version": 1}
 
 
+def _keyed(job: NewJob, asked: Asked) -> NewJob:
+    """The job under the request's key. A job on a topic says itself what the same request is, and may have a key of its own (DJ-5, BUS-11)."""
+    key = asked.key
+    if key is None:
+        return job
+    if job.lifecycle != BUS_JOB.name:
+        return replace(
+            job, idempotency_key=key.key, idempotency_scope=key.scope, fingerprint=key.fingerprint, id_is_given=False
+        )
+    if job.idempotency_key is None:
+        return replace(job, idempotency_key=key.key, idempotency_scope=key.scope)
+    if job.idempotency_key != asked.given:
+        detail = "Idempotency-Key and meta.idempotency_key name the same thing; send one of them, or the same in both."
+        raise Problem("VALIDATION_FAILED", detail)
+    return job
+
+
 @router.get("/jobs", response_model=Page[JobDocument], responses=PROBLEMS)
 async def listing(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.read")],
+    *,
     lifecycle: Literal["leased-job", "queue-job", "bus-job", "nlm-job"] | None = None,
     type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
     status: Annotated[str | None, Query(max_length=50, examples=["queued"])] = None,
     correlation_id: Annotated[str | None, Query(max_length=200)] = None,
+    parent_id: Annotated[str | None, Query(max_length=200, description="Only jobs that this one caused.")] = None,
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """Jobs, newest first. Whoever has a right to its own alone sees its own; a page may then be short and still have a next one."""
-    where = JobFilter(lifecycle=lifecycle, type=type, state=_state(status), correlation_id=correlation_id)
+    where = JobFilter(
+        lifecycle=lifecycle,
+        type=type,
+        state=_state(status),
+        correlation_id=correlation_id,
+        parent_id=None if parent_id is None else JobId(parent_id),
+    )
     found: list[Job] = []
     for _ in range(ROUNDS_MAX):
         part = await instance.ledger.jobs(where, limit=limit - len(found), cursor=cursor)
@@ -137,11 +175,11 @@ async def _may_see(caller: Caller, ledger: Ledger, job: Job) -> bool:
     return sees_all(caller, "jobs.read") or await is_own(caller, ledger, job)
 
 
-@router.get("/jobs/{job_id}", response_model=QueueJob | JobWhole, responses=PROBLEMS)
+@router.get("/jobs/{job_id}", response_model=QueueJob | BusJob | JobWhole, responses=PROBLEMS)
 async def one(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> dict[str, Any]:
-    """One job, with its payload, its progress and its result; a job of the job queue as its document says (document 000, 1.3)."""
+    """One job, with its payload, its progress and its result; a job of the job queue or on a topic as its document says (000, 1.3; 004)."""
     job = await _found(caller, "jobs.read", instance.ledger, job_id)
     whole = {
         **_document(job),
@@ -149,7 +187,19 @@ async def one(
         "progress": _json(job.progress),
         "result": _json(await instance.ledger.result(job.job_id)),
     }
+    if job.lifecycle == BUS_JOB.name:
+        return {**whole, **await _bus_job(instance, job)}
     return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(instance, job)}
+
+
+async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
+    """The fields of a JobRequest and of what came of it; of a stored request that is none of ours there are no such fields."""
+    try:
+        request = JobRequest.read(job.payload or b"")
+    except RequestInvalid:
+        return {}
+    events = await instance.ledger.events(job.job_id)
+    return bus_document(job, request, events, await instance.ledger.signals(job.job_id, limit=SIGNALS_READ_MAX))
 
 
 async def _queue_job(instance: Instance, job: Job) -> dict[str, Any]:
@@ -180,6 +230,19 @@ async def context(
     return Response(found.body, media_type="application/json")
 
 
+@router.get("/jobs/{job_id}/result", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
+async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]) -> Response:
+    """What came of a job, itself: of a job on a topic the bytes at its `result_ptr` (BUS-9), of any other its result as JSON."""
+    job = await _found(caller, "jobs.read", instance.ledger, job_id)
+    body, media_type = await instance.ledger.result(job.job_id), "application/json"
+    pointer = result_pointer(await instance.ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
+    if pointer is not None:
+        body, media_type = await instance.pointers.read(pointer), "application/octet-stream"
+    if body is None:
+        raise Problem("NOT_FOUND", f"Job {job_id[:200]} is {job.state} and has no result.")
+    return Response(body, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
+
+
 @router.get("/jobs/{job_id}/events", response_model=Page[EventShape], responses=PROBLEMS)
 async def events(
     job_id: JobIdPath,
@@ -192,7 +255,8 @@ async def events(
     job = await _found(caller, "jobs.read", instance.ledger, job_id)
     found = [event for event in await instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
     more = len(found) > limit
-    return page([_event(event) for event in found[:limit]], str(found[limit - 1].version) if more else None)
+    told = [_event(event, tracing.trace_id(job.trace)) for event in found[:limit]]
+    return page(told, str(found[limit - 1].version) if more else None)
 
 
 @router.post("/jobs/{job_id}/cancel", response_model=JobShape, responses=PROBLEMS)
@@ -231,9 +295,15 @@ async def requeue(
     response: Response,
     body: JobRequeue | None = None,
 ) -> dict[str, Any]:
-    """Run a failed or dead-lettered job again, in its next generation; an operator's act (D9)."""
+    """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. An operator's act (D9, D39)."""
     job = await _found(caller, "jobs.requeue", instance.ledger, job_id)
     await reserve(instance, asked, job.job_id)
+    if job.lifecycle == BUS_JOB.name:
+        actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
+        made = await run_again(instance.ledger, actor, job, instance.topics, asked.request_id)
+        mark(response, replayed=not made.created)
+        response.headers["Location"] = f"/jobs/{made.job_id}"
+        return {**_short(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}
     cause = None if body is None else body.reason
     (answer,) = await instance.ledger.requeue(caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause)
     return _after(job, answer, caller.actor.role.value, response)
@@ -298,8 +368,8 @@ def _document(job: Job) -> dict[str, Any]:
     }
 
 
-def _event(event: Event) -> dict[str, Any]:
-    """The nine fields of document 003."""
+def _event(event: Event, trace_id: str | None) -> dict[str, Any]:
+    """The nine fields of document 003; the trace is the job's."""
     data: Any = _json(event.data)
     return {
         "id": event.id,
@@ -316,6 +386,7 @@ def _event(event: Event) -> dict[str, Any]:
             "generation": event.generation,
             "attempt": event.attempt,
             "epoch": event.epoch,
+            "trace_id": trace_id,
             "data": data,
         },
         "version": event.version,

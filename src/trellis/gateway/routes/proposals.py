@@ -7,19 +7,23 @@ import pydantic
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 
+from trellis.bus import approvals
 from trellis.engine.errors import InvalidTransition
-from trellis.engine.jobs import JobId, NotMoved
+from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.idempotency import Asked, Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve
 from trellis.gateway.versions import etag, expected, is_known
 from trellis.http.shapes import ProposalShape
+from trellis.instance import Instance
+from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.applying import APPLYING, FAILED, settled
+from trellis.runs.errors import ProposalNotFound
 from trellis.runs.proposals import NOTE_CHARS_MAX
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
@@ -29,11 +33,13 @@ from trellis.wiring import SystemClock
 APPLY_PATIENCE_S = 5.0
 """Less than any client waits for one answer; who wants to know more asks again."""
 APPLY_RETRY_S = 1
+HELD_FIRST, PROPOSALS_NEXT = "held:", "proposals:"
+"""Where a cursor goes on: among held jobs, or at the first proposal; without either it is the proposals' own."""
 OPEN = frozenset({"approved", "auto_approved", APPLYING})
 
 router = APIRouter(tags=["proposals"], route_class=StrictRoute)
 
-ProposalId = Annotated[str, Path(max_length=100, examples=["prop_2026-02-14_0123456789ab"])]
+ProposalId = Annotated[str, Path(max_length=250, examples=["prop_2026-02-14_0123456789ab"])]
 State = Literal["pending", "approved", "auto_approved", "applying", "failed", "applied", "rejected", "expired"]
 
 
@@ -57,7 +63,7 @@ async def listing(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Proposals, newest first."""
+    """Proposals, newest first; before them the jobs that wait for a person, unless another status is meant."""
     return await _page(instance.ledger, status, limit, cursor)
 
 
@@ -68,7 +74,7 @@ async def pending(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Those that wait for a person, newest first."""
+    """What waits for a person: jobs that the safety kernel held, then proposals, each newest first."""
     return await _page(instance.ledger, "pending", limit, cursor)
 
 
@@ -105,11 +111,17 @@ async def decide(
     response: Response,
     if_match: Annotated[str | None, Header(description="Decide only about this version.")] = None,
 ) -> dict[str, Any]:
-    """Approve or reject. With If-Match it is about what was seen, or refused.
+    """Approve or reject a proposal, or a held job. With If-Match it is about what was seen, or refused.
 
     The answer is the proposal right after this decision, also when the decision comes again and it has been applied since.
     """
-    version, proposal = expected(if_match), (await proposals.found(instance.ledger, proposal_id)).job_id
+    version, held = expected(if_match), approvals.job_of(proposal_id)
+    if held is not None:
+        decided = await _decide_held(instance, caller, held, body, asked, version)
+        mark(response, replayed=decided.repeated)
+        response.headers["ETag"] = etag(decided.version)
+        return await _document(instance.ledger, proposal_id, version=decided.version)
+    proposal = (await proposals.found(instance.ledger, proposal_id)).job_id
     await reserve(instance, asked, proposal)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     answer = await proposals.decide(
@@ -124,8 +136,7 @@ async def decide(
     if isinstance(answer, NotMoved):
         document = await _document(instance.ledger, proposal_id)
         if version is not None and document["version"] != version:
-            detail = f"{proposal_id} has version {document['version']} and not {version}: look at it again."
-            raise Problem("PRECONDITION_FAILED", detail, headers={"ETag": etag(document["version"])})
+            raise _other_version(document, version)
         raise _refused(answer, caller)
     mark(response, replayed=replayed)
     response.headers["ETag"] = etag(answer.version)
@@ -144,11 +155,14 @@ async def apply(
     asked: Once,
     response: Response,
 ) -> dict[str, Any]:
-    """Have an approved proposal applied now, or once more if it failed; it is applied once, however often this is asked.
+    """Have an approved proposal applied now, or once more if it failed; it is applied once, however often this is asked. An approved job
+    goes by itself: there the answer is how it stands.
 
     The answer is how it stands. If somebody else is at it for longer than a few seconds, that is `applying`: ask again after `Retry-After`.
     """
     state, proposal = (await _document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
+    if approvals.job_of(proposal_id) is not None and state == "approved":
+        return await _document(instance.ledger, proposal_id)
     await reserve(instance, asked, proposal)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     engine = instance.apply_engine()
@@ -171,15 +185,65 @@ async def apply(
 
 
 async def _page(ledger: Ledger, state: str | None, limit: int, cursor: str | None) -> dict[str, Any]:
-    found = await ledger.jobs(JobFilter(lifecycle=PROPOSAL.name, state=state), limit=limit, cursor=cursor)
-    return page([await _document(ledger, job.job_id) for job in found.jobs], found.cursor)
+    """Held jobs come first: work waits for them. A cursor says in which of the two lists it goes on."""
+    items = list[dict[str, Any]]()
+    if state in {None, "pending"} and (cursor is None or cursor.startswith(HELD_FIRST)):
+        after = cursor.removeprefix(HELD_FIRST) if cursor else None
+        held = await approvals.waiting(ledger, limit=limit, cursor=after)
+        items = [document for job, events in held.items if (document := approvals.inbox_document(job, events))]
+        cursor = None
+        if held.cursor is not None:
+            return page(items, f"{HELD_FIRST}{held.cursor}")
+        if len(items) == limit:
+            return page(items, PROPOSALS_NEXT)
+    where = JobFilter(lifecycle=PROPOSAL.name, state=state)
+    after = None if cursor == PROPOSALS_NEXT else cursor
+    found = await ledger.jobs(where, limit=limit - len(items), cursor=after)
+    return page([*items, *[await _document(ledger, job.job_id) for job in found.jobs]], found.cursor)
 
 
 async def _document(ledger: Ledger, proposal_id: str, *, version: int | None = None) -> dict[str, Any]:
     """As the ledger has it now, or had it in this version; raises ProposalNotFound."""
+    if (held := approvals.job_of(proposal_id)) is not None:
+        return await _held_document(ledger, held, version=version)
     job = await proposals.found(ledger, proposal_id)
     events = [event for event in await ledger.events(job.job_id) if version is None or event.version <= version]
     return json.loads(proposals.document(job.payload or b"", events))
+
+
+async def _held_document(ledger: Ledger, job_id: JobId, *, version: int | None = None) -> dict[str, Any]:
+    """A job that was held at least once; raises ProposalNotFound."""
+    job = await ledger.job(job_id)
+    events = [event for event in await ledger.events(job_id) if version is None or event.version <= version]
+    is_of_bus = job is not None and job.lifecycle == BUS_JOB.name
+    document = approvals.inbox_document(job, events) if job is not None and is_of_bus else None
+    if document is None:
+        raise ProposalNotFound(proposal=approvals.inbox_id(job_id))
+    return document
+
+
+async def _decide_held(
+    instance: Instance, caller: Caller, job_id: JobId, body: Decision, asked: Asked, version: int | None
+) -> Moved:
+    """The decision about a held job; raises Problem, NotHeld, NoteTooShort."""
+    document = await _held_document(instance.ledger, job_id)
+    await reserve(instance, asked, job_id)
+    if version is not None and document["version"] != version and not await asked.moved(instance.ledger, job_id):
+        raise _other_version(document, version)
+    return await approvals.decide(
+        instance.ledger,
+        caller.permit("jobs.approve"),
+        job_id,
+        approve=body.decision == "approve",
+        note=body.note,
+        request_id=asked.request_id,
+        version=version,
+    )
+
+
+def _other_version(document: dict[str, Any], version: int) -> Problem:
+    detail = f"{document['id']} has version {document['version']} and not {version}: look at it again."
+    return Problem("PRECONDITION_FAILED", detail, headers={"ETag": etag(document["version"])})
 
 
 def _refused(answer: NotMoved, caller: Caller) -> InvalidTransition:

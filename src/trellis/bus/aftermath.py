@@ -1,0 +1,268 @@
+"""What follows from the end of a job: its retry as a linked job, its children's cancellation, its siblings' turn, its workflow's undoing.
+
+It follows the feed and writes to the ledger only. Each step is decided from where the jobs stand now and has an id of its own, so after a
+crash anywhere the same page is taken again and nothing happens twice. One process at a time follows; should two, for a moment, they do the
+same.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trellis.bus.compensation import Plan, compensation_of, in_reverse, plan
+from trellis.bus.derived import submit_first
+from trellis.bus.documents import data_of
+from trellis.bus.families import SUCCEEDED, Families, Standing
+from trellis.bus.following import Follower, TakenOver
+from trellis.bus.publisher import ENDS
+from trellis.bus.requests import COMPENSATES, RETRY_OF, JobRequest
+from trellis.bus.retrying import is_wanted, retry_of
+from trellis.bus.topics import Topics
+from trellis.engine.jobs import ATTEMPTS_MAX, Actor, CancelMode, JobId, Move, Moved, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event, Job, Place
+from trellis.lifecycles import Role
+
+FOLLOWS_AS = "bus-aftermath"
+AT_ONCE = 16
+"""Families that are looked after at the same time."""
+TREE_MAX = 100_000
+"""Jobs of one tree that a cancellation looks at."""
+
+_log = log_of("trellis.bus.aftermath")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settled:
+    """What one pass did. `following` false: another process does the work."""
+
+    following: bool = False
+    events: int = 0
+    made: int = 0
+    """Steps that were taken: jobs submitted, cancelled or let go."""
+
+
+@dataclass(kw_only=True)
+class Aftermath:
+    """The service: a pass reads a page of the feed, does what follows from it, and remembers how far it came."""
+
+    ledger: Ledger
+    topics: Topics
+    follower: Follower
+    wake: Callable[[], None] | None = None
+    """Called when a job may have become ready."""
+    name: str = FOLLOWS_AS
+    _families: Families = field(init=False)
+    _made: int = 0
+
+    def __post_init__(self) -> None:
+        self._families = Families(ledger=self.ledger, topics=self.topics)
+
+    async def run_once(self) -> Settled:
+        """One page."""
+        page = await self.follower.page()
+        if page is None:
+            return Settled()
+        self._made = 0
+        try:
+            if page.events:
+                await self._take(page.events)
+                await self.follower.remember(page.position)
+            else:
+                await self.follower.keep()
+        except TakenOver:
+            return Settled(events=len(page.events), made=self._made)
+        if self._made and self.wake is not None:
+            self.wake()
+        return Settled(following=True, events=len(page.events), made=self._made)
+
+    def pause_s(self, report: Settled) -> float:
+        """At once while there is more."""
+        options = self.follower.options
+        if not report.following:
+            return options.lease_s / 5
+        return 0.0 if report.events else options.poll_s
+
+    async def let_go(self) -> None:
+        """Let another go on at once."""
+        await self.follower.let_go()
+
+    # --- one page --------------------------------------------------------------------------------------------------
+
+    async def _take(self, events: Sequence[Event]) -> None:
+        accepted = [event for event in events if event.source is None]
+        for record in await self.ledger.recorded(accepted):
+            if record.submission is not None:
+                self._families.learn(record.event.job_id, record.submission.payload)
+        by_family: dict[str, list[tuple[Event, JobRequest]]] = {}
+        for event in events:
+            if event.source is None or event.type in ENDS:
+                request = await self._families.request(event.job_id)
+                if request is not None and _concerns(event, request):
+                    family = request.labels.get(COMPENSATES) or request.step_of or event.job_id
+                    by_family.setdefault(family, []).append((event, request))
+        room = asyncio.Semaphore(AT_ONCE)
+        await _all(self._look_after(family, room) for family in by_family.values())
+
+    async def _look_after(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
+        async with room:
+            for event, request in family:
+                await self._follow_up(event, request)
+                await self.follower.keep()
+
+    async def _follow_up(self, event: Event, request: JobRequest) -> None:
+        if event.source is None:
+            await self._not_after_cancel(event, request)
+            return
+        if event.type in {"job_failed", "job_timed_out"}:
+            await self._retry(event, request)
+        if event.type == "job_cancelled":
+            await self._cascade(event, request)
+        await self._tend(request)
+
+    # --- retries ---------------------------------------------------------------------------------------------------
+
+    async def _retry(self, event: Event, request: JobRequest) -> None:
+        topic = self.topics.of(request.topic)
+        job = None if topic.idempotent else await self.ledger.job(event.job_id)
+        if job is None or not is_wanted(job, request, event, topic):
+            return
+        if await self._families.is_cancelled(request.step_of):
+            return
+        retry = await submit_first(self.ledger, self._reconciler, retry_of(job, request, event, self.topics))
+        if retry is None:
+            return
+        self._made += 1
+        _log.info("retried_as", job_id=event.job_id, retry=retry, state=event.target)
+        if topic.backoff_s:
+            pause = Move(
+                job_id=retry, target="SCHEDULED", request_id=RequestId(f"validate:{retry}"), delay_s=topic.backoff_s
+            )
+            await self.ledger.move(self._scheduler, pause)
+
+    # --- cancellation ----------------------------------------------------------------------------------------------
+
+    async def _cascade(self, event: Event, request: JobRequest) -> None:
+        """Cancel everything below a cancelled job, also below those of its retries that ended before; each tells of its own children."""
+        waiting: list[str] = await self._incarnations(event.job_id, request)
+        seen = set(waiting)
+        while waiting and len(seen) < TREE_MAX:
+            for child in await self._families.children(waiting.pop()):
+                if child.job_id in seen or child.compensates is not None:
+                    continue
+                seen.add(child.job_id)
+                if child.place is Place.ENDED:
+                    waiting.append(child.job_id)
+                else:
+                    await self._cancel(child.job_id, f"cascade:{event.job_id}", f"{event.job_id} was cancelled")
+            await self.follower.keep()
+        if waiting:
+            _log.error("tree_too_large", job_id=event.job_id, looked_at=len(seen))
+
+    async def _incarnations(self, job_id: JobId, request: JobRequest) -> list[str]:
+        """The job, and those that it did again."""
+        found: list[str] = [job_id]
+        current: JobRequest | None = request
+        for _ in range(ATTEMPTS_MAX):
+            before = "" if current is None else current.labels.get(RETRY_OF, "")
+            if not before or before in found:
+                break
+            found.append(before)
+            current = await self._families.request(before)
+        return found
+
+    async def _not_after_cancel(self, event: Event, request: JobRequest) -> None:
+        """A child that came when its parent was cancelled already."""
+        if await self._families.is_cancelled(request.step_of):
+            cause = f"{request.step_of} was cancelled"
+            await self._cancel(event.job_id, f"cascade:{request.step_of}", cause)
+
+    async def _cancel(self, job_id: JobId, request_id: str, cause: str) -> None:
+        answer = await self.ledger.cancel(
+            self._reconciler, job_id, CancelMode.HARD, RequestId(f"{request_id}:{job_id}"), grace_s=0.0, cause=cause
+        )
+        self._made += isinstance(answer, Moved) and not answer.repeated
+
+    # --- workflows -------------------------------------------------------------------------------------------------
+
+    async def _tend(self, request: JobRequest) -> None:
+        """Let the steps of its workflow go, end or undo them, if it is a step or undoes one."""
+        original = request.labels.get(COMPENSATES)
+        step = request if original is None else await self._families.request(original)
+        if step is None or not step.step_of or not step.workflow_id:
+            return
+        steps = await self._families.steps(step.step_of, step.workflow_id)
+        decided = plan(steps)
+        for one in decided.let_go:
+            await self._let_go(one)
+        await self._end_doomed(decided)
+        if decided.roll_back:
+            await self._undo_next([one for one in steps if one.job.state == SUCCEEDED])
+
+    async def _let_go(self, step: Standing) -> None:
+        """Only a step that rests because it was not its turn: what waits for a person or a time goes on waiting."""
+        last = (await self.ledger.events(step.job.job_id))[-1]
+        if last.type != "job_deferred" or data_of(last).get("hold") != "order":
+            return
+        said = {"hold": "none", "reason": "the steps before it have ended"}
+        move = Move(
+            job_id=step.job.job_id,
+            target="SCHEDULED",
+            request_id=RequestId(f"turn:{last.id}"),
+            version=last.version,
+            delay_s=0.0,
+            cause=said["reason"],
+            data=json.dumps(said).encode(),
+        )
+        moved = await self.ledger.move(self._scheduler, move)
+        self._made += isinstance(moved, Moved) and not moved.repeated
+
+    async def _end_doomed(self, decided: Plan) -> None:
+        if decided.failed is not None:
+            cause = f"step {decided.failed.index} did not succeed"
+            for one in decided.doomed:
+                await self._cancel(one.job.job_id, f"doomed:{decided.failed.job.job_id}", cause)
+
+    async def _undo_next(self, succeeded: Sequence[Standing]) -> None:
+        """Make the compensation whose turn it is; while one is under way it is nobody's."""
+        able = [step for step in succeeded if step.request.compensation is not None]
+        for step in in_reverse([(step, await self._success(step.job)) for step in able]):
+            undoing = await self._families.compensation(step.job.job_id)
+            if undoing is not None and undoing.open:
+                return
+            if undoing is None:
+                made = await submit_first(
+                    self.ledger, self._reconciler, compensation_of(step.job, step.request, self.topics)
+                )
+                if made is not None:
+                    self._made += 1
+                    _log.info("undone_by", job_id=step.job.job_id, compensation=made)
+                    return
+
+    async def _success(self, job: Job) -> Event:
+        events = await self.ledger.events(job.job_id)
+        return next(event for event in events if event.type == "job_succeeded")
+
+    @property
+    def _reconciler(self) -> Actor:
+        return Actor(role=Role.RECONCILER, name=self.follower.actor.name)
+
+    @property
+    def _scheduler(self) -> Actor:
+        return Actor(role=Role.SCHEDULER, name=self.follower.actor.name)
+
+
+def _concerns(event: Event, request: JobRequest) -> bool:
+    """Whether something can follow from an event: nothing does from the success of a job that is nobody's step."""
+    if event.source is None:
+        return bool(request.step_of)
+    return event.type not in {"job_succeeded", "job_denied"} or bool(request.step_of) or COMPENSATES in request.labels
+
+
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """Do it side by side; an error is raised when all have come to an end."""
+    for answer in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer

@@ -1,0 +1,250 @@
+"""What a person decides about a job that the safety kernel held (D45). The job is the one record of it: an inbox shows it in the shape of
+a proposal, and a decision there is a step of the job.
+
+A decision is about the last hold and nothing else: it is refused when the job has moved since, and it names the job and the policy that the
+hold named. Approved, the job is ready again and the kernel is asked once more before it goes; refused, it is DENIED.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+from trellis.bus.documents import data_of, decision_of
+from trellis.bus.safety.errors import NotHeld, PolicyDiffers
+from trellis.engine.errors import JobNotFound, NotAllowed
+from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, Job, JobFilter, Place
+from trellis.lifecycles import Role
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.runs.documents import timestamp
+from trellis.runs.errors import NoteTooShort
+from trellis.runs.proposals import NOTE_CHARS_MAX, NOTE_CHARS_MIN
+
+INBOX_PREFIX = "approval-"
+"""How the inbox calls a held job: this and the job's id."""
+ACTION = "bus-dispatch"
+AGENT = "bus"
+"""What stands where a proposal has its agent."""
+CAUSE_CHARS_MAX = 200
+ROUNDS_MAX = 10
+"""How many pages of resting jobs one page of held ones looks at."""
+HOLD_S = 72 * 3600.0
+"""How long a hold lasts before the kernel is asked again."""
+
+PEOPLE = frozenset({Role.OWNER, Role.CONTROL_PLANE})
+_DECIDED = frozenset({"job_held", "job_approved", "job_denied"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A job that waits for a person, and the event that says so."""
+
+    job: Job
+    event: Event
+
+    @property
+    def decision(self) -> dict[str, Any]:
+        """What the kernel said."""
+        return _decision(self.event)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldPage:
+    """Held jobs, newest first; `cursor` asks on."""
+
+    items: tuple[tuple[Job, Sequence[Event]], ...]
+    cursor: str | None
+
+
+def held_now(job: Job, events: Sequence[Event]) -> Held | None:
+    """The hold that a decision would be about; None when the job waits for nobody."""
+    last = events[-1] if events else None
+    if job.state != "SCHEDULED" or last is None or last.type != "job_held" or last.version != job.version:
+        return None
+    return Held(job=job, event=last)
+
+
+async def decide(
+    ledger: Ledger,
+    actor: Actor,
+    job_id: JobId,
+    *,
+    approve: bool,
+    note: str | None,
+    request_id: RequestId,
+    policy_hash: str | None = None,
+    version: int | None = None,
+) -> Moved:
+    """A person's decision about a held job, perhaps only as it was seen. The same request again is answered as the first.
+
+    Raises NotAllowed, JobNotFound, NotHeld, PolicyDiffers, NoteTooShort.
+    """
+    if actor.role not in PEOPLE:
+        raise NotAllowed(role=actor.role.value, action="decide about a held job", reason="a person does that")
+    note = note.strip()[:NOTE_CHARS_MAX] if note else None
+    if not approve and (note is None or len(note) < NOTE_CHARS_MIN):
+        raise NoteTooShort(least=NOTE_CHARS_MIN)
+    job = await found(ledger, job_id)
+    hold = await _hold(ledger, job, request_id)
+    told = _decision(hold)
+    if policy_hash is not None and policy_hash != told.get("policy_hash"):
+        raise PolicyDiffers(job_id=job_id, held=told.get("policy_hash"), given=policy_hash[:64])
+    if version is not None and version != hold.version:
+        raise NotHeld(job_id=job_id, reason=f"it has version {job.version} and not {version}")
+    bound = {name: told.get(name, "") for name in ("job_hash", "policy_hash", "rule")}
+    move = Move(
+        job_id=job_id,
+        target="SCHEDULED" if approve else "DENIED",
+        request_id=request_id,
+        version=hold.version,
+        delay_s=0.0 if approve else None,
+        cause=note and note[:CAUSE_CHARS_MAX],
+        data=json.dumps({**bound, "note": note}, ensure_ascii=False).encode(),
+    )
+    answer = await ledger.move(actor, move)
+    if isinstance(answer, Moved):
+        return answer
+    raise NotHeld(job_id=job_id, reason=f"it is {answer.state} now ({answer.reason})")
+
+
+async def found(ledger: Ledger, job_id: JobId) -> Job:
+    """The job, if it is one of the bus; raises JobNotFound."""
+    job = await ledger.job(job_id)
+    if job is None or job.lifecycle != BUS_JOB.name:
+        raise JobNotFound(job_id=job_id)
+    return job
+
+
+async def _hold(ledger: Ledger, job: Job, request_id: RequestId) -> Event:
+    """What the decision is about: the hold it waits in, or that which this very request has ended before. Raises NotHeld."""
+    events = await ledger.events(job.job_id)
+    waits = held_now(job, events)
+    if waits is not None:
+        return waits.event
+    made = next((one.event for one in await ledger.recorded(events) if one.request == request_id), None)
+    before = next((one for one in events if made is not None and one.version == made.version - 1), None)
+    if before is not None and before.type == "job_held":
+        return before
+    raise NotHeld(job_id=job.job_id, reason=f"it is {job.state}, and {_last_word(events)}")
+
+
+def _last_word(events: Sequence[Event]) -> str:
+    decided = [event for event in events if event.type in _DECIDED]
+    match decided[-1].type if decided else "":
+        case "job_approved":
+            return f"{decided[-1].actor} has approved it"
+        case "job_denied":
+            return f"{decided[-1].actor} has refused it"
+        case "job_held":
+            return "it has gone on since it was held"
+        case _:
+            return "the safety kernel has not held it"
+
+
+# --- the inbox -------------------------------------------------------------------------------------------------------
+
+
+async def waiting(ledger: Ledger, *, limit: int, cursor: str | None = None) -> HeldPage:
+    """Jobs that wait for a person, newest first. Others rest beside them: a page may be short and still have a next one."""
+    where = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=Place.RESTING)
+    items = list[tuple[Job, Sequence[Event]]]()
+    for _ in range(ROUNDS_MAX):
+        page = await ledger.jobs(where, limit=limit - len(items), cursor=cursor)
+        for listed in page.jobs:
+            events = await ledger.events(listed.job_id)
+            job = await ledger.job(listed.job_id) if held_now(listed, events) is not None else None
+            if job is not None:
+                items.append((job, events))
+        cursor = page.cursor
+        if cursor is None or len(items) >= limit:
+            break
+    return HeldPage(items=tuple(items), cursor=cursor)
+
+
+def inbox_id(job_id: str) -> str:
+    """How the inbox calls a held job."""
+    return f"{INBOX_PREFIX}{job_id}"
+
+
+def job_of(inbox: str) -> JobId | None:
+    """The job that the inbox calls so; None for a proposal."""
+    return JobId(inbox.removeprefix(INBOX_PREFIX)) if inbox.startswith(INBOX_PREFIX) else None
+
+
+def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
+    """A held job in the shape of a proposal, after the last of these events; None for one that was never held."""
+    holds = [event for event in events if event.type == "job_held"]
+    if not holds:
+        return None
+    hold, last, told = holds[-1], events[-1], _decision(holds[-1])
+    request = _request(job)
+    meta: dict[str, Any] = request.get("meta") or {}
+    tenant = request.get("tenant_id") or meta.get("tenant_id") or ""
+    principal = request.get("principal_id", "")
+    ends_at = job.deadline_at or hold.ts + timedelta(seconds=HOLD_S)
+    return {
+        "id": inbox_id(job.job_id),
+        "status": _status(events, hold),
+        "created_at": timestamp(hold.ts),
+        "updated_at": timestamp(last.ts),
+        "expires_at": timestamp(ends_at),
+        "agent_slug": AGENT,
+        "source": {"type": AGENT, "identity": principal or tenant or "unknown", "run_id": None, "job_id": job.job_id},
+        "action": ACTION,
+        "target": job.type,
+        "content": {
+            "summary": f"{told.get('rule')}: {told.get('reason')}",
+            "job_id": job.job_id,
+            "topic": job.type,
+            "tenant": tenant,
+            "principal": principal,
+            "labels": request.get("labels") or {},
+            "risk_tags": meta.get("risk_tags") or [],
+            "capability": meta.get("capability", ""),
+            **{name: told.get(name, "") for name in ("decision", "rule", "reason", "policy_hash", "job_hash")},
+        },
+        "target_hash": told.get("job_hash"),
+        "priority": "high",
+        "requiresHumanReview": True,
+        "approval": _approval(events, hold),
+        "apply_result": None,
+        "version": last.version,
+    }
+
+
+def _status(events: Sequence[Event], hold: Event) -> str:
+    last = events[-1]
+    if last.version == hold.version:
+        return "pending"
+    person = _verdict(events, hold)
+    if person is None:
+        return "expired"
+    return "approved" if person.type == "job_approved" else "rejected"
+
+
+def _verdict(events: Sequence[Event], hold: Event) -> Event | None:
+    """What a person said to this hold; it is the very next thing that happened."""
+    after = next((event for event in events if event.version == hold.version + 1), None)
+    if after is None or after.role not in PEOPLE:
+        return None
+    return after if after.type in _DECIDED else None
+
+
+def _approval(events: Sequence[Event], hold: Event) -> dict[str, Any] | None:
+    person = _verdict(events, hold)
+    if person is None:
+        return None
+    note = data_of(person).get("note")
+    return {"decided_by": person.actor, "decided_at": timestamp(person.ts), "decision_note": note}
+
+
+def _decision(hold: Event) -> dict[str, Any]:
+    return decision_of([hold]) or {}
+
+
+def _request(job: Job) -> dict[str, Any]:
+    read: Any = json.loads(job.payload or b"{}")
+    return cast("dict[str, Any]", read) if isinstance(read, dict) else {}

@@ -1,0 +1,56 @@
+"""A job for the bus as somebody asks for it here, over HTTP or at the command line: with a payload, or a pointer to one.
+
+A payload is kept where the topic's workers look for it, and the request says where; so the ledger has the pointer, as for every request
+that comes over the bus. Everything is checked before the payload is kept, and keeping it twice is as once.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trellis.bus.errors import PointerTooLarge, RequestInvalid
+from trellis.bus.pointers import BYTES_MAX, KEPT_S_DEFAULT, Part, Pointers
+from trellis.bus.requests import JobRequest, new_bus_job
+from trellis.bus.topics import Topics
+from trellis.engine import tracing
+from trellis.engine.errors import PayloadTooLarge
+from trellis.engine.jobs import NewJob
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """What requests are made with, and checked against."""
+
+    topics: Topics
+    pointers: Pointers
+    new_id: Callable[[], str]
+
+    async def job(
+        self,
+        said: Mapping[str, Any],
+        *,
+        payload: Any = None,
+        principal: str,
+        correlation_id: str | None = None,
+    ) -> NewJob:
+        """The job that is asked for with these fields of a JobRequest, by this principal; raises an InputError that says what to change."""
+        whole = {"job_id": self.new_id(), **said, "principal_id": principal}
+        if payload is None:
+            return self._made(JobRequest.checked(whole), correlation_id)
+        if whole.get("context_ptr"):
+            raise RequestInvalid(detail="payload and context_ptr exclude each other; give one")
+        body = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+        scheme = self.topics.of(JobRequest.checked(whole).topic).context
+        try:
+            pointer = self.pointers.pointer_to(body, part=Part.CONTEXT, scheme=scheme)
+        except PointerTooLarge:
+            raise PayloadTooLarge(size=len(body), limit=BYTES_MAX) from None
+        made = self._made(JobRequest.checked(whole | {"context_ptr": pointer}), correlation_id)
+        keep_s = KEPT_S_DEFAULT + (made.deadline_s or 0)
+        await self.pointers.put(body, part=Part.CONTEXT, scheme=scheme, keep_s=keep_s)
+        return made
+
+    def _made(self, request: JobRequest, correlation_id: str | None) -> NewJob:
+        made = new_bus_job(request, self.topics, trace_id=correlation_id or "", trace=tracing.here())
+        return replace(made, correlation_id=correlation_id)

@@ -1,0 +1,99 @@
+"""The attempts that are under way, as this process sees them: who has each, since when, and whether it was asked to stop."""
+
+from dataclasses import replace
+from typing import Protocol
+
+from trellis.bus.errors import BusUnavailable
+from trellis.bus.messages import CANCEL, JobCancel, wire_id
+from trellis.bus.port import Bus
+from trellis.bus.recent import Recent
+from trellis.bus.reports import Attempt, attempt_in
+from trellis.engine.jobs import Epoch, Hold, JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.lifecycles.bus_job import BUS_JOB
+
+REMEMBERED_MAX = 20_000
+CANCEL_ASKED = "somebody asked for it to stop"
+
+_log = log_of("trellis.bus.attempts")
+
+
+class Sign(Protocol):
+    """What is known of a worker that is not lost."""
+
+    @property
+    def heard_at(self) -> float | None:
+        """This process's clock when its last heartbeat came; None before the first."""
+        ...
+
+    @property
+    def active_jobs(self) -> int:
+        """How many jobs it had then, as it says."""
+        ...
+
+
+class Signs(Protocol):
+    """The workers on the bus, as this process has heard of them."""
+
+    def alive(self, worker_id: str) -> Sign | None:
+        """A worker that is not lost; None for every other."""
+        ...
+
+    def settled(self, wire_id: str) -> None:
+        """An attempt has ended: its worker has room again."""
+        ...
+
+
+class Attempts:
+    """Reads attempts and remembers them; an attempt changes once, when it is started."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._known: Recent[tuple[JobId, Epoch], Attempt] = Recent(REMEMBERED_MAX)
+
+    async def of(self, hold: Hold) -> Attempt | None:
+        """The attempt that holds a job now; None when its events do not tell of one."""
+        if hold.lease.lifecycle != BUS_JOB.name:
+            return None
+        key = (hold.lease.job_id, hold.lease.epoch)
+        known = self._known.get(key)
+        if known is not None and (known.starter is not None or hold.state == "DISPATCHED"):
+            return known
+        return await self.read(*key)
+
+    async def read(self, job_id: JobId, epoch: Epoch) -> Attempt | None:
+        """As it is in the ledger now."""
+        found = attempt_in(await self._ledger.events(job_id), epoch)
+        if found is not None:
+            self._known.put((job_id, epoch), found)
+        return found
+
+    def began(self, job_id: JobId, attempt: Attempt, worker_id: str, token: str) -> Attempt:
+        """The same attempt, now that this worker has started it."""
+        started = replace(attempt, starter=worker_id, token=token)
+        self._known.put((job_id, attempt.epoch), started)
+        return started
+
+
+class Stopping:
+    """Tells workers over the bus that nobody wants what they do any more, once for each attempt."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._told: Recent[str, bool] = Recent(REMEMBERED_MAX)
+
+    async def tell(self, hold: Hold, attempt: Attempt) -> None:
+        """Ask the holder to stop; while the bus is down a later call does it."""
+        named = wire_id(hold.lease.job_id, hold.lease.epoch)
+        if self._told.get(named):
+            return
+        self._told.put(named, value=True)
+        cancel = JobCancel(
+            job_id=named, reason=CANCEL_ASKED, requested_by=self._bus.sender_id, dispatch=attempt.dispatch
+        )
+        try:
+            await self._bus.publish(CANCEL, cancel, trace_id=hold.correlation_id, message_id=f"stop:{named}")
+        except BusUnavailable as error:
+            self._told.drop(named)
+            _log.info("stop_not_told", job_id=hold.lease.job_id, error=str(error))

@@ -1,0 +1,398 @@
+"""Packets as CAP v1 puts them on the wire (protobuf `BusPacket`, protocol version 1), with the messages of CAP's own SDK.
+
+What comes in is refused with the code that CAP gives to the mistake (`PacketRefused`); what goes out passes the SDK's validator, or
+is not sent. Fields of CAP that have no meaning here (identities, resource references, session tokens) are neither sent nor kept.
+"""
+
+import importlib
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pydantic
+
+from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused, PacketWrong, check
+from trellis.bus.errors import RequestInvalid
+from trellis.bus.messages import (
+    SUBMIT,
+    Alert,
+    Body,
+    Dispatch,
+    ErrorCode,
+    Handshake,
+    Heartbeat,
+    JobCancel,
+    JobProgress,
+    JobResult,
+    Order,
+    Packet,
+    Severity,
+    Status,
+)
+from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, JobRequest
+from trellis.bus.signing import Keys
+from trellis.engine.errors import SettingsInvalid
+
+PROTOCOL_VERSION = 1
+PACKET_BYTES_MAX = 1024 * 1024
+DETAIL_CHARS_MAX = 500
+PRIORITIES: Mapping[str | None, int] = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
+ACTOR_TYPES: Mapping[str, int] = {"": 0, "human": 1, "service": 2}
+ROLES = ("", "gateway", "scheduler", "worker", "orchestrator", "controller")
+SEVERITIES = (Severity.INFO, Severity.INFO, Severity.WARNING, Severity.ERROR, Severity.CRITICAL)
+"""By CAP's number; an alert that says none is an information."""
+_PARTS: Mapping[str, type[pydantic.BaseModel]] = {
+    "context_hints": ContextHints,
+    "budget": Budget,
+    "meta": JobMeta,
+    "compensation": Compensation,
+}
+_PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
+_ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def load() -> None:
+    """Import the SDK, which takes a while, before the first packet needs it; raises SettingsInvalid."""
+    for module in ("buspacket_pb2", "job_pb2", "heartbeat_pb2", "handshake_pb2", "alert_pb2"):
+        _sdk(module)
+    _validator()
+
+
+def encode(packet: Packet, keys: Keys) -> bytes:
+    """The packet on the wire, signed when we have a key; raises PacketWrong."""
+    check(packet)
+    message = _sdk("buspacket_pb2").BusPacket(
+        trace_id=packet.trace_id, sender_id=packet.sender_id, protocol_version=PROTOCOL_VERSION
+    )
+    try:
+        since = packet.created_at - _EPOCH
+        message.created_at.seconds = since // timedelta(seconds=1)
+        message.created_at.nanos = since % timedelta(seconds=1) // timedelta(microseconds=1) * 1000
+        _put(message, packet)
+    except (ValueError, TypeError) as error:  # a number or a text that does not fit into its field
+        raise PacketWrong(detail=str(error)) from error
+    faults = _validator().validate_bus_packet(message)
+    if faults:
+        raise PacketWrong(detail="; ".join(f"{fault.field}: {fault.message}" for fault in faults)[:DETAIL_CHARS_MAX])
+    if keys.own is not None:
+        message.signature = keys.sign(message.SerializeToString(deterministic=True))
+    data: bytes = message.SerializeToString(deterministic=True)
+    if len(data) > PACKET_BYTES_MAX:
+        raise PacketWrong(
+            detail=f"it has {len(data)} bytes and the limit is {PACKET_BYTES_MAX}; store the data and send a pointer"
+        )
+    return data
+
+
+def decode(data: bytes, keys: Keys, subject: str = "") -> Packet:
+    """The packet that came in. On the subject of submissions a request is held to the rules for requests from outside.
+
+    Raises PacketRefused.
+    """
+    message = _parsed(data)
+    _check_version(message)
+    if message.WhichOneof("payload") not in _READERS:
+        raise _refused(message, ErrorCode.UNKNOWN_PAYLOAD, "there is no payload that this side knows")
+    _check_signature(message, keys)
+    _check_meaning(message)
+    return Packet(
+        trace_id=message.trace_id,
+        sender_id=message.sender_id,
+        created_at=_time(message),
+        body=_read(message, subject),
+    )
+
+
+# -- coming in ------------------------------------------------------------------------------------------------------
+
+
+def _parsed(data: bytes) -> Any:
+    if len(data) > PACKET_BYTES_MAX:
+        raise PacketRefused(ErrorCode.MALFORMED_PACKET, f"it has {len(data)} bytes and the limit is {PACKET_BYTES_MAX}")
+    message = _sdk("buspacket_pb2").BusPacket()
+    try:
+        message.ParseFromString(data)
+    except _decode_error() as error:
+        raise PacketRefused(ErrorCode.MALFORMED_PACKET, f"it is no BusPacket: {error}"[:DETAIL_CHARS_MAX]) from None
+    return message
+
+
+def _check_version(message: Any) -> None:
+    if message.protocol_version != PROTOCOL_VERSION:
+        detail = f"its protocol version is {message.protocol_version}, and this side speaks {PROTOCOL_VERSION}"
+        raise _refused(message, ErrorCode.VERSION_MISMATCH, detail)
+
+
+def _check_signature(message: Any, keys: Keys) -> None:
+    signature: bytes = message.signature
+    if not signature and not keys.required:
+        return
+    unsigned = type(message)()
+    unsigned.CopyFrom(message)
+    unsigned.ClearField("signature")
+    fault = keys.fault(message.sender_id, unsigned.SerializeToString(deterministic=True), signature)
+    if fault is not None:
+        missing = fault is ErrorCode.SIGNATURE_MISSING
+        raise _refused(message, fault, "it is not signed" if missing else "its signature is not its sender's")
+
+
+def _check_meaning(message: Any) -> None:
+    faults = _validator().validate_bus_packet(message)
+    if message.WhichOneof("payload") == "job_request":
+        of_request = _validator().validate_job_request(message.job_request)
+        if of_request and len(of_request) == len(faults):
+            raise _refused(message, ErrorCode.INVALID_INPUT, f"{of_request[0].field}: {of_request[0].message}")
+    if faults:
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{faults[0].field}: {faults[0].message}")
+    if max(len(message.trace_id), len(message.sender_id)) > NAME_CHARS_MAX:
+        detail = f"trace_id and sender_id have at most {NAME_CHARS_MAX} characters"
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
+
+
+def _time(message: Any) -> datetime:
+    try:
+        return _EPOCH + timedelta(seconds=message.created_at.seconds, microseconds=message.created_at.nanos // 1000)
+    except OverflowError:
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, "created_at is out of range") from None
+
+
+def _read(message: Any, subject: str) -> Body:
+    name = message.WhichOneof("payload")
+    try:
+        if name == "job_request":
+            return _read_request(message.job_request, from_outside=subject == SUBMIT)
+        return _READERS[name](getattr(message, name))
+    except RequestInvalid as error:
+        raise _refused(message, ErrorCode.INVALID_INPUT, str(error.data["detail"])) from None
+    except ValueError as error:
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, str(error)) from None
+
+
+def _refused(message: Any, code: ErrorCode, detail: str) -> PacketRefused:
+    request = message.WhichOneof("payload") == "job_request"
+    return PacketRefused(
+        code,
+        detail[:DETAIL_CHARS_MAX],
+        job_id=message.job_request.job_id[:NAME_CHARS_MAX] if request else "",
+        trace_id=message.trace_id[:NAME_CHARS_MAX],
+        sender_id=message.sender_id[:NAME_CHARS_MAX],
+    )
+
+
+def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | Order:
+    told = _told(said, JobRequest)
+    if from_outside:
+        return JobRequest.checked(told)
+    request = JobRequest.read(json.dumps(told).encode())
+    dispatch = _dispatch(said)
+    return request if dispatch is None else Order(request=request, dispatch=dispatch)
+
+
+def _told(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """The fields of a message that our shape has."""
+    told: dict[str, Any] = {}
+    for name in shape.model_fields:
+        value = getattr(said, name)
+        if name in _PARTS:
+            if said.HasField(name):
+                told[name] = _told(value, _PARTS[name])
+        elif name == "priority":
+            told[name] = _PRIORITY_NAMES.get(value, value)
+        elif name == "actor_type":
+            told[name] = _ACTOR_NAMES.get(value, value)
+        else:
+            told[name] = value if isinstance(value, str | int) else _plain(value)
+    return told
+
+
+def _plain(value: Any) -> dict[str, str] | list[str]:
+    return dict(value) if hasattr(value, "items") else list(value)
+
+
+def _dispatch(said: Any) -> Dispatch | None:
+    if not said.HasField("dispatch"):
+        return None
+    found = said.dispatch
+    return Dispatch(dispatch_id=found.dispatch_id, attempt=found.attempt, worker_id=found.assigned_worker_id)
+
+
+def _read_result(said: Any) -> JobResult:
+    return JobResult(
+        job_id=said.job_id,
+        status=Status(said.status),
+        worker_id=said.worker_id,
+        result_ptr=said.result_ptr,
+        execution_ms=said.execution_ms,
+        error_code=said.error_code,
+        error_message=said.error_message,
+        artifact_ptrs=tuple(said.artifact_ptrs),
+        error_code_enum=said.error_code_enum,
+        dispatch=_dispatch(said),
+    )
+
+
+def _read_progress(said: Any) -> JobProgress:
+    return JobProgress(
+        job_id=said.job_id,
+        status=Status(said.status),
+        step_id=said.step_id,
+        percent=said.percent,
+        message=said.message,
+        result_ptr=said.result_ptr,
+        dispatch=_dispatch(said),
+    )
+
+
+def _read_cancel(said: Any) -> JobCancel:
+    return JobCancel(job_id=said.job_id, reason=said.reason, requested_by=said.requested_by, dispatch=_dispatch(said))
+
+
+def _read_heartbeat(said: Any) -> Heartbeat:
+    loads = {name: getattr(said, name) for name in ("cpu_load", "gpu_utilization", "memory_load")}
+    for name, load in loads.items():
+        if not math.isfinite(load):
+            raise ValueError(f"heartbeat.{name}: must be a number")
+    if said.active_jobs < 0 or said.max_parallel_jobs < 0:
+        raise ValueError("heartbeat.active_jobs and heartbeat.max_parallel_jobs: must not be negative")
+    return Heartbeat(
+        worker_id=said.worker_id,
+        pool=said.pool,
+        region=said.region,
+        type=said.type,
+        active_jobs=said.active_jobs,
+        max_parallel_jobs=said.max_parallel_jobs,
+        capabilities=tuple(said.capabilities),
+        labels=dict(said.labels),
+        **loads,
+    )
+
+
+def _read_handshake(said: Any) -> Handshake:
+    role: int = said.role
+    return Handshake(
+        component_id=said.component_id,
+        role=ROLES[role] if 0 <= role < len(ROLES) else "",
+        supported_versions=tuple(said.supported_versions),
+        capabilities=dict(said.capabilities),
+        sdk_version=said.sdk_version,
+        ready_topics=tuple(said.ready_topics),
+    )
+
+
+def _read_alert(said: Any) -> Alert:
+    known = said.error_code_enum in ErrorCode.__members__.values()
+    level, severity = str(said.level).upper(), int(said.severity)
+    by_level = Severity(level) if level in Severity.__members__ else Severity.INFO
+    return Alert(
+        message=said.message,
+        code=ErrorCode(said.error_code_enum) if known else ErrorCode.UNSPECIFIED,
+        severity=SEVERITIES[severity] if 0 < severity < len(SEVERITIES) else by_level,
+        details=dict(said.details),
+    )
+
+
+_READERS: Mapping[str | None, Any] = {
+    "job_request": _read_request,
+    "job_result": _read_result,
+    "job_progress": _read_progress,
+    "job_cancel": _read_cancel,
+    "heartbeat": _read_heartbeat,
+    "handshake": _read_handshake,
+    "alert": _read_alert,
+}
+
+
+# -- going out ------------------------------------------------------------------------------------------------------
+
+
+def _put(message: Any, packet: Packet) -> None:
+    match packet.body:
+        case JobRequest() as request:
+            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**_fields(request.model_dump(exclude_none=True))))
+        case Order(request=request, dispatch=dispatch):
+            told = _fields(request.model_dump(exclude_none=True))
+            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**told, dispatch=_identity(dispatch)))
+        case JobResult() | JobProgress() | JobCancel() as body:
+            _put_report(message, body)
+        case Heartbeat() as body:
+            message.heartbeat.CopyFrom(_sdk("heartbeat_pb2").Heartbeat(**_slots(body)))
+        case Handshake() as body:
+            role = ROLES.index(body.role) if body.role in ROLES else 0
+            message.handshake.CopyFrom(_sdk("handshake_pb2").Handshake(**{**_slots(body), "role": role}))
+        case Alert() as body:
+            message.alert.CopyFrom(_alert(body, packet))
+
+
+def _put_report(message: Any, body: JobResult | JobProgress | JobCancel) -> None:
+    told = _slots(body)
+    told["dispatch"] = None if body.dispatch is None else _identity(body.dispatch)
+    match body:
+        case JobResult():
+            message.job_result.CopyFrom(_sdk("job_pb2").JobResult(**told))
+        case JobProgress():
+            message.job_progress.CopyFrom(_sdk("job_pb2").JobProgress(**told))
+        case JobCancel():
+            message.job_cancel.CopyFrom(_sdk("job_pb2").JobCancel(**told))
+
+
+def _fields(told: dict[str, Any]) -> dict[str, Any]:
+    """What a request told of itself, with CAP's numbers for names."""
+    numbered: dict[str, Any] = {name: _fields(value) if name in _PARTS else value for name, value in told.items()}
+    if "priority" in numbered:
+        numbered["priority"] = PRIORITIES[numbered["priority"]]
+    if "actor_type" in numbered:
+        numbered["actor_type"] = ACTOR_TYPES[numbered["actor_type"]]
+    return numbered
+
+
+def _identity(dispatch: Dispatch) -> dict[str, Any]:
+    told = {"dispatch_id": dispatch.dispatch_id, "attempt": dispatch.attempt}
+    return {**told, "assigned_worker_id": dispatch.worker_id}
+
+
+def _slots(body: JobResult | JobProgress | JobCancel | Heartbeat | Handshake) -> dict[str, Any]:
+    return {name: getattr(body, name) for name in type(body).__slots__}
+
+
+def _alert(body: Alert, packet: Packet) -> Any:
+    return _sdk("alert_pb2").SystemAlert(
+        level=body.severity.value,
+        message=body.message,
+        component=packet.sender_id,
+        code=body.code.name,
+        severity=SEVERITIES.index(body.severity, 1),
+        error_code_enum=int(body.code),
+        source_component=packet.sender_id,
+        details=dict(body.details),
+        trace_id=packet.trace_id,
+    )
+
+
+# -- the SDK --------------------------------------------------------------------------------------------------------
+
+
+def _sdk(module: str) -> ModuleType:
+    return _module(f"cap.pb.cordum.agent.v1.{module}")
+
+
+def _validator() -> ModuleType:
+    return _module("cap.validate")
+
+
+def _decode_error() -> type[Exception]:
+    return _module("google.protobuf.message").DecodeError
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SettingsInvalid(
+            source="bus", detail="CAP over NATS needs more packages: pip install 'trellis-engine[bus]'"
+        ) from error

@@ -1,0 +1,108 @@
+"""Undoing the steps of a workflow that came to a bad end: the last one first, one after the other, each once (D36).
+
+A compensation is a job of its own, made from the template in the step's request; what the template leaves empty is as in the step. It acts
+for the same tenant and principal as the step, and is asked about by the safety kernel like any job.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trellis.bus.derived import ids_after, is_whole
+from trellis.bus.families import Standing
+from trellis.bus.requests import COMPENSATES, OUR_LABELS, RETRY_OF, Compensation, JobMeta, JobRequest, new_bus_job
+from trellis.bus.topics import Topics
+from trellis.engine.jobs import JobId, NewJob
+from trellis.engine.records import Event, Job
+
+SUFFIX = ".c"
+COMPENSATION_ID = re.compile(r"\.c(\.r[0-9]+)?$")
+"""How the ids of compensations and their retries end; others may, too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What follows from where the steps of a workflow stand."""
+
+    let_go: tuple[Standing, ...] = ()
+    """It may be their turn now."""
+    doomed: tuple[Standing, ...] = ()
+    """They wait for a step that ended badly."""
+    failed: Standing | None = None
+    """The first step that ended badly for good."""
+    roll_back: bool = False
+    """Nothing is under way any more: what succeeded is undone."""
+
+
+def plan(steps: Sequence[Standing]) -> Plan:
+    """Decide; the steps are told through their last retries."""
+    failed = min((one for one in steps if one.failed), key=lambda one: one.index, default=None)
+    doomed = tuple(one for one in steps if failed is not None and one.waiting and one.index > failed.index)
+    others = [one for one in steps if one not in doomed]
+    next_index = min((one.index for one in others if one.open), default=None)
+    return Plan(
+        let_go=tuple(one for one in others if one.resting and one.index == next_index),
+        doomed=doomed,
+        failed=failed,
+        roll_back=failed is not None and not any(one.open for one in steps),
+    )
+
+
+def in_reverse(succeeded: Sequence[tuple[Standing, Event]]) -> list[Standing]:
+    """Steps with a template in the order in which they are undone; each comes with the event of its success."""
+    able = [(step, event) for step, event in succeeded if step.request.compensation is not None]
+    able.sort(key=lambda one: (one[0].index, one[1].ts, one[0].job.job_id), reverse=True)
+    return [step for step, _ in able]
+
+
+def compensation_of(job: Job, request: JobRequest, topics: Topics) -> list[NewJob]:
+    """The job that undoes this one, under the ids that it may have; none when there is no template or it cannot be made."""
+    template = request.compensation
+    if template is None:
+        return []
+    made = [_undoing(job, request, template, job_id) for job_id in ids_after(job.job_id, SUFFIX)]
+    return [
+        replace(
+            new_bus_job(one, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.job_id),
+            idempotency_key=None,
+        )
+        for one in made
+        if is_whole(one)
+    ]
+
+
+def _undoing(job: Job, request: JobRequest, template: Compensation, job_id: JobId) -> JobRequest:
+    labels = {name: value for name, value in (template.labels or request.labels).items() if not _is_ours(name)}
+    return JobRequest.model_construct(
+        job_id=job_id,
+        topic=template.topic or request.topic,
+        priority=template.priority or request.priority,
+        context_ptr=template.context_ptr or request.context_ptr,
+        adapter_id=template.adapter_id or request.adapter_id,
+        env=template.env or request.env,
+        parent_job_id=job.job_id,
+        memory_id=template.memory_id or request.memory_id,
+        context_hints=template.context_hints or request.context_hints,
+        budget=template.budget or request.budget,
+        tenant_id=request.tenant_id,
+        principal_id=request.principal_id,
+        labels={**labels, COMPENSATES: job.job_id},
+        meta=_meta(request.meta or JobMeta.model_validate({}), template.meta, job_id),
+    )
+
+
+def _meta(own: JobMeta, template: JobMeta | None, job_id: JobId) -> JobMeta:
+    """As the template says, but for whom it acts and how risky it is at least."""
+    said = template or own
+    changes = {
+        "tenant_id": own.tenant_id,
+        "actor_id": own.actor_id,
+        "actor_type": own.actor_type,
+        "risk_tags": tuple(dict.fromkeys((*own.risk_tags, *said.risk_tags))),
+        "idempotency_key": job_id,
+    }
+    return said.model_copy(update=changes)
+
+
+def _is_ours(label: str) -> bool:
+    return label.startswith(OUR_LABELS) or label == RETRY_OF

@@ -1,0 +1,172 @@
+"""What people are told of a job on the bus, as a pure function of its row, its request, its events and its signals.
+
+Who does it, why it waits, what the safety kernel said and what came of it are all said by its events; nothing is kept beside the ledger.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from trellis.bus.requests import JobRequest
+from trellis.engine.records import Event, Job, Place, Signal
+from trellis.storage.documents import timestamp
+
+DISPATCHED = "job_dispatched"
+HELD_BACK = frozenset({"job_held", "job_deferred"})
+REPORTS = frozenset({"job_started", "job_succeeded", "job_failed", "job_retry_scheduled"})
+"""Events whose data is what a worker reported."""
+RETRY = frozenset({"job_retry_scheduled", "job_lease_expired"})
+REFUSED_SIGNAL = "job_result_refused"
+SIGNALS_READ_MAX = 200
+ENDED_BY_US = {"DENIED": "SAFETY_DENIED", "TIMEOUT": "TIMEOUT", "CANCELLED": "CANCELLED"}
+"""What stands for an error code where no worker gave one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """Why a job that is ready in itself waits."""
+
+    kind: str
+    reason: str
+    until: datetime | None
+
+
+def data_of(event: Event) -> dict[str, Any]:
+    """What an event says beside its state; nothing for one that says it otherwise than as an object."""
+    said: Any = json.loads(event.data) if event.data else {}
+    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+
+
+def hold_of(job: Job, events: Sequence[Event]) -> Hold | None:
+    """Why it waits; None when nothing but its turn keeps it, or it is under way."""
+    last = events[-1] if events else None
+    if job.place is Place.PARKED:
+        return Hold(kind="tenant", reason="as many jobs of its tenant as may are under way", until=None)
+    if job.place is not Place.RESTING or job.state != "SCHEDULED" or last is None:
+        return None
+    if last.type in HELD_BACK:
+        said = data_of(last)
+        reason = said.get("reason") or _decision_reason(said) or last.cause or ""
+        return Hold(kind=str(said.get("hold", "throttle")), reason=str(reason), until=job.due_at)
+    if last.type in RETRY:
+        return Hold(kind="retry", reason=last.cause or "it pauses before its next attempt", until=job.due_at)
+    return None
+
+
+def decision_of(events: Sequence[Event]) -> dict[str, Any] | None:
+    """The safety kernel's last decision."""
+    for event in reversed(events):
+        said: Any = data_of(event).get("decision")
+        if isinstance(said, dict):
+            return cast("dict[str, Any]", said)
+    return None
+
+
+def dispatch_of(events: Sequence[Event]) -> Event | None:
+    """The last handing-out."""
+    return next((event for event in reversed(events) if event.type == DISPATCHED), None)
+
+
+def report_of(job: Job, events: Sequence[Event]) -> dict[str, Any]:
+    """What its worker said last, and of an end that is ours why; empty while nobody said anything about this attempt."""
+    for event in reversed(events):
+        if event.type in REPORTS:
+            return data_of(event) if event.target == job.state or event.type != "job_started" else {}
+        if event.type == DISPATCHED:
+            return {}
+        if event.target == job.state and job.state in ENDED_BY_US:
+            return {**_worker(events), **_ended_by_us(job, event)}
+    return {}
+
+
+def worker_of(job: Job, events: Sequence[Event]) -> str | None:
+    """Who does it, or did it last."""
+    said = report_of(job, events).get("worker_id") or _worker(events).get("worker_id")
+    return str(said) if said else None
+
+
+def result_pointer(events: Sequence[Event]) -> str | None:
+    """Where the result of a job that succeeded is, if its worker left one."""
+    said = next((data_of(event).get("result_ptr") for event in reversed(events) if event.type == "job_succeeded"), None)
+    return str(said) if said else None
+
+
+def refused_of(signals: Sequence[Signal]) -> list[dict[str, Any]]:
+    """Reports that changed nothing, oldest first."""
+    return [
+        {"at": timestamp(signal.ts), **json.loads(signal.data or b"{}")}
+        for signal in signals
+        if signal.type == REFUSED_SIGNAL
+    ]
+
+
+def document(job: Job, request: JobRequest, events: Sequence[Event], signals: Sequence[Signal]) -> dict[str, Any]:
+    """The fields that only a job on a topic has."""
+    report, hold = report_of(job, events), hold_of(job, events)
+    asked = request.model_dump(mode="json", exclude={"job_id", "priority", "meta", "budget", "context_hints"})
+    parts = {"meta": request.meta, "budget": request.budget, "context_hints": request.context_hints}
+    return {
+        **asked,
+        "compensation": _said(request.compensation),
+        **{name: _said(part) for name, part in parts.items()},
+        "payload": None,
+        "worker_id": worker_of(job, events),
+        "execution_ms": report.get("execution_ms"),
+        "error_code": report.get("error_code") or None,
+        "error_message": report.get("error_message") or None,
+        "result_ptr": report.get("result_ptr") or None,
+        "artifact_ptrs": list(report.get("artifact_ptrs") or ()),
+        "hold": None if hold is None else _hold(hold),
+        "decision": decision_of(events),
+        "dispatch": _dispatch(dispatch_of(events)),
+        "refused_results": refused_of(signals),
+        "children": f"/jobs?parent_id={job.job_id}",
+    }
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _said(part: Any) -> dict[str, Any] | None:
+    return None if part is None else part.model_dump(mode="json", exclude_defaults=True)
+
+
+def _hold(hold: Hold) -> dict[str, Any]:
+    until = None if hold.until is None else timestamp(hold.until)
+    return {"kind": hold.kind, "reason": hold.reason, "until": until}
+
+
+def _dispatch(event: Event | None) -> dict[str, Any] | None:
+    if event is None:
+        return None
+    said = data_of(event)
+    return {
+        "dispatch_id": str(said.get("dispatch_id", "")),
+        "attempt": event.attempt,
+        "epoch": event.epoch,
+        "worker_id": str(said.get("worker_id", "")),
+        "subject": str(said.get("subject", "")),
+        "at": timestamp(event.ts),
+    }
+
+
+def _worker(events: Sequence[Event]) -> dict[str, Any]:
+    """The worker of the last attempt, as it named itself or as it was chosen."""
+    for event in reversed(events):
+        if event.type in REPORTS or event.type == DISPATCHED:
+            said = data_of(event).get("worker_id")
+            return {"worker_id": said} if said else {}
+    return {}
+
+
+def _ended_by_us(job: Job, event: Event) -> dict[str, Any]:
+    said = data_of(event)
+    reason = said.get("note") or _decision_reason(said) or said.get("reason") or event.cause
+    return {"error_code": ENDED_BY_US[job.state], "error_message": reason}
+
+
+def _decision_reason(said: dict[str, Any]) -> str | None:
+    decision: Any = said.get("decision")
+    return str(cast("dict[str, Any]", decision).get("reason", "")) if isinstance(decision, dict) else None

@@ -1,0 +1,71 @@
+"""Runs the handlers of one subscription: several at once, with a bound, and outlives whatever one of them raises."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from trellis.engine.errors import TrellisError
+from trellis.engine.logs import log_of
+
+HANDLERS_MAX = 64
+CLOSE_S_MAX = 10.0
+AGAIN_S_FIRST = 0.25
+AGAIN_S_MAX = 30.0
+DELIVERIES_MAX = 1_000
+"""How often a durable listener gets a packet whose handler raises: some hours, by the pauses below."""
+
+log = log_of("trellis.bus")
+
+
+def again_s(deliveries: int) -> float:
+    """How long a packet rests after its handler raised for the nth time (from 1)."""
+    return min(AGAIN_S_MAX, AGAIN_S_FIRST * 2.0 ** min(deliveries - 1, 16))
+
+
+class Handling:
+    """The handlers of one subscription that are under way."""
+
+    def __init__(self, at_once: int = HANDLERS_MAX) -> None:
+        self._at_once = at_once
+        self._slots = asyncio.Semaphore(at_once)
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def start(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Begin it, as soon as there is room."""
+        await self._slots.acquire()
+        task = asyncio.create_task(self._run(work))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def room(self) -> int:
+        """How many more may begin: at least one, and until then it waits."""
+        async with self._slots:
+            return max(1, self._at_once - len(self._running))
+
+    async def finish(self, within_s: float | None = None) -> None:
+        """Wait for what is under way; after that long it is ended."""
+        running = self._running - {asyncio.current_task()}
+        if not running:
+            return
+        _, late = await asyncio.wait(running, timeout=within_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        finally:
+            self._slots.release()
+
+
+async def handled(subject: str, work: Awaitable[None]) -> bool:
+    """Whether the handler of a packet came to its end."""
+    try:
+        await work
+    except TrellisError as error:
+        log.warning("handler_failed", subject=subject, error=str(error))
+        return False
+    except Exception:  # Whatever a handler raises is the loss of its own packet only.
+        log.exception("handler_failed", subject=subject)
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""Takes in what clients send over the bus: job requests and wishes to cancel (BUS-2, BUS-11).
+
+A request that is in the ledger is accepted, and one that is not is refused aloud: an alert says why, and a client whose job id nobody
+has used gets a result. While the ledger is away nothing is answered, and a bus that keeps requests brings them again.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trellis.bus.errors import BusError
+from trellis.bus.messages import (
+    ALERT,
+    CANCEL,
+    RESULT,
+    SUBMIT,
+    Alert,
+    Dispatch,
+    ErrorCode,
+    JobCancel,
+    JobResult,
+    Order,
+    Packet,
+    Severity,
+    Status,
+)
+from trellis.bus.port import Bus, Listening, Received
+from trellis.bus.reports import attempt_in
+from trellis.bus.requests import JobRequest, new_bus_job
+from trellis.bus.topics import Topics
+from trellis.engine import tracing
+from trellis.engine.errors import InputError, Refused
+from trellis.engine.jobs import (
+    CANCEL_GRACE_S_DEFAULT,
+    JOB_ID_PATTERN,
+    Actor,
+    CancelMode,
+    JobId,
+    Mismatch,
+    RequestId,
+    Submitted,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Job
+from trellis.lifecycles import Role
+from trellis.lifecycles.bus_job import BUS_JOB
+
+GROUP = "trellis"
+"""The queue group of every process of the control plane."""
+TEXT_CHARS_MAX = 500
+
+_log = log_of("trellis.bus.intake")
+
+
+@dataclass(kw_only=True)
+class Intake:
+    """Listens for requests and cancels, with all other processes of the control plane as one."""
+
+    ledger: Ledger
+    bus: Bus
+    topics: Topics
+    accepted: Callable[[], None] | None = None
+    """Called when a new job is in the ledger."""
+    _listening: list[Listening] = field(default_factory=list[Listening])
+
+    async def start(self) -> None:
+        """Listen."""
+        self._listening.append(await self.bus.listen(SUBMIT, self.on_submit, group=GROUP, durable=True))
+        self._listening.append(await self.bus.listen(CANCEL, self.on_cancel, group=GROUP))
+
+    async def stop(self) -> None:
+        """Finish what is under way."""
+        while self._listening:
+            await self._listening.pop().stop()
+
+    async def on_submit(self, received: Received) -> None:
+        """One request. Raises LedgerError, and then the bus may bring it again."""
+        packet = received.packet
+        said = packet.body.request if isinstance(packet.body, Order) else packet.body
+        if not isinstance(said, JobRequest):
+            _log.warning("not_a_request", sender=packet.sender_id, body=type(said).__name__)
+            return
+        try:
+            request = JobRequest.checked(said.model_dump(mode="json", exclude_defaults=True, warnings=False))
+            answer = await self._submit(packet, request)
+        except (InputError, Refused) as error:
+            await self._refuse(packet, said.job_id, str(error))
+            return
+        if isinstance(answer, Mismatch):
+            await self._alert(packet, said.job_id, ErrorCode.DUPLICATE, _used_before(answer))
+        elif answer.created and self.accepted is not None:
+            self.accepted()
+
+    async def _submit(self, packet: Packet, request: JobRequest) -> Submitted | Mismatch:
+        about: dict[str, tracing.Value] = {
+            "trellis.job_id": request.job_id,
+            "trellis.correlation_id": packet.trace_id,
+        }
+        came = tracing.readable(request.env.get(tracing.IN_ENV))
+        with tracing.carried(came, f"job.submit {request.topic}", about, kind=tracing.CONSUMER):
+            job = new_bus_job(request, self.topics, trace_id=packet.trace_id, trace=tracing.here())
+            return (await self.ledger.submit(Actor(role=Role.GATEWAY, name=packet.sender_id), [job]))[0]
+
+    async def on_cancel(self, received: Received) -> None:
+        """A client does not want its job any more. What we tell workers is none of it."""
+        packet = received.packet
+        wish = packet.body
+        if not isinstance(wish, JobCancel) or packet.sender_id == self.bus.sender_id:
+            return
+        job = await self.ledger.job(JobId(wish.job_id))
+        if job is None or job.lifecycle != BUS_JOB.name:
+            _log.info("cancel_of_unknown_job", job_id=wish.job_id, sender=packet.sender_id)
+            return
+        if not await self._is_meant(job, wish.dispatch):
+            _log.info("cancel_of_another_attempt", job_id=job.job_id, sender=packet.sender_id)
+            return
+        await self.ledger.cancel(
+            Actor(role=Role.SUBMITTER, name=packet.sender_id),
+            job.job_id,
+            CancelMode.SOFT,
+            RequestId(f"bus-cancel:{job.job_id}"),
+            grace_s=CANCEL_GRACE_S_DEFAULT,
+            cause=wish.reason[:TEXT_CHARS_MAX] or None,
+        )
+
+    async def _is_meant(self, job: Job, dispatch: Dispatch | None) -> bool:
+        """Whether a wish that names a handing-out names the one that the job is in; most name none."""
+        if dispatch is None or not dispatch.dispatch_id:
+            return True
+        attempt = attempt_in(await self.ledger.events(job.job_id), job.epoch)
+        return attempt is not None and attempt.dispatch_id == dispatch.dispatch_id
+
+    async def _refuse(self, packet: Packet, job_id: str, reason: str) -> None:
+        """Say that it cannot be taken; to the client too, when the id is nobody else's job."""
+        await self._alert(packet, job_id, ErrorCode.INVALID_INPUT, reason)
+        if not re.fullmatch(JOB_ID_PATTERN, job_id) or await self.ledger.job(JobId(job_id)) is not None:
+            return
+        result = JobResult(
+            job_id=job_id,
+            status=Status.FAILED,
+            worker_id=self.bus.sender_id,
+            error_code=ErrorCode.INVALID_INPUT.name,
+            error_message=reason[:TEXT_CHARS_MAX],
+            error_code_enum=ErrorCode.INVALID_INPUT.value,
+        )
+        await self.bus.publish(RESULT, result, trace_id=packet.trace_id)
+
+    async def _alert(self, packet: Packet, job_id: str, code: ErrorCode, message: str) -> None:
+        _log.warning("request_refused", job_id=job_id, sender=packet.sender_id, code=code.name, reason=message)
+        details = {"job_id": job_id, "sender_id": packet.sender_id, "trace_id": packet.trace_id}
+        alert = Alert(
+            message=message[:TEXT_CHARS_MAX],
+            code=code,
+            severity=Severity.WARNING,
+            details={name: text[:TEXT_CHARS_MAX] for name, text in details.items()},
+        )
+        try:
+            await self.bus.publish(ALERT, alert, trace_id=packet.trace_id)
+        except BusError as error:
+            _log.warning("alert_not_sent", error=str(error))
+
+
+def _used_before(answer: Mismatch) -> str:
+    return f"{answer.key} was used before for another request (job {answer.job_id}); choose another id or key"

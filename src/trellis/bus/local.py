@@ -1,0 +1,209 @@
+"""A bus inside one process: packets are handed over as they are. It keeps nothing, so what is under way ends with the process.
+
+`LocalBus(sender_id, …)` is a bus of its own; `bus.sibling(other_id)` is another sender on the same one.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from trellis.bus.envelope import OnRefused, check, check_subject
+from trellis.bus.errors import BusUnavailable, NoResponders
+from trellis.bus.handling import CLOSE_S_MAX, DELIVERIES_MAX, Handling, again_s, handled
+from trellis.bus.messages import Body, Packet
+from trellis.bus.port import Handler, Received
+from trellis.bus.topics import fits
+from trellis.engine.clock import Clock, sleep_or_stop, within
+from trellis.engine.logs import log_of
+
+URL = "local"
+WAITING_MAX = 10_000
+"""Packets that one listener may have waiting."""
+
+_log = log_of("trellis.bus")
+
+
+class _Hub:
+    """Who listens, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.listening: list[LocalListening] = []
+        self._turns: Iterator[int] = itertools.count()
+
+    def listeners(self, subject: str) -> "list[LocalListening]":
+        """Everybody without a group, and of each group the one whose turn it is."""
+        groups: dict[str, list[LocalListening]] = {}
+        chosen: list[LocalListening] = []
+        for listening in self.listening:
+            if fits(listening.subject, subject):
+                members = chosen if listening.group is None else groups.setdefault(listening.group, [])
+                members.append(listening)
+        turn = next(self._turns)
+        return chosen + [members[turn % len(members)] for members in groups.values()]
+
+
+@dataclass(eq=False, kw_only=True)
+class LocalListening:
+    """One subscription: packets wait in order, and several are handled at once."""
+
+    subject: str
+    handler: Handler
+    group: str | None
+    durable: bool
+    bus: "LocalBus"
+    hub: _Hub
+    clock: Clock
+    _waiting: deque[Received] = field(default_factory=deque[Received])
+    _handling: Handling = field(default_factory=Handling)
+    _stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    _pump: asyncio.Task[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether no packet more may wait."""
+        return len(self._waiting) >= WAITING_MAX
+
+    def put(self, received: Received) -> None:
+        """Have it handled when its turn comes."""
+        self._waiting.append(received)
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._work_off())
+
+    async def stop(self) -> None:
+        """See the port."""
+        await self.end(None)
+
+    async def end(self, within_s: float | None) -> None:
+        """Stop, and end what is still under way after that long."""
+        if self in self.hub.listening:
+            self.hub.listening.remove(self)
+        self._stopped.set()
+        self._waiting.clear()
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        await self._handling.finish(within_s)
+
+    async def _work_off(self) -> None:
+        while self._waiting:
+            received = self._waiting.popleft()
+            await self._handling.start(lambda received=received: self._handle(received))
+
+    async def _handle(self, received: Received) -> None:
+        for delivery in range(1, DELIVERIES_MAX + 1):
+            if await handled(received.subject, self.handler(received)) or not self.durable:
+                return
+            if await sleep_or_stop(self.clock, self._stopped, again_s(delivery)):
+                return
+        _log.error("packet_given_up", subject=received.subject, deliveries=DELIVERIES_MAX)
+
+
+class LocalBus:
+    """See the port."""
+
+    def __init__(self, sender_id: str, *, clock: Clock, now: Callable[[], datetime], hub: _Hub | None = None) -> None:
+        self.url = URL
+        self.sender_id = sender_id
+        self.on_refused: OnRefused | None = None
+        """Never called: what cannot be taken does not leave its sender."""
+        self._clock, self._now = clock, now
+        self._hub = hub or _Hub()
+        self._own: list[LocalListening] = []
+        self._open = True
+
+    def sibling(self, sender_id: str) -> "LocalBus":
+        """Another sender on the same bus; closing it ends only what it listens to itself."""
+        return LocalBus(sender_id, clock=self._clock, now=self._now, hub=self._hub)
+
+    @property
+    def connected(self) -> bool:
+        """Until it is closed."""
+        return self._open
+
+    async def publish(
+        self,
+        subject: str,
+        body: Body,
+        *,
+        trace_id: str,
+        message_id: str | None = None,  # noqa: ARG002 - nothing is kept that could be recognised
+        needs_listener: bool = False,
+    ) -> None:
+        """See the port."""
+        packet = self.packet(body, trace_id)
+        listeners = self._listeners(subject)
+        if needs_listener and not listeners:
+            raise NoResponders(subject=subject)
+        self._hand_over(listeners, subject, packet, None)
+        await asyncio.sleep(0)  # the listeners are in this process and want a turn too
+
+    async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
+        """See the port."""
+        packet = self.packet(body, trace_id)
+        listeners = self._listeners(subject)
+        if not listeners:
+            raise NoResponders(subject=subject)
+        answered: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+        self._hand_over(listeners, subject, packet, answered)
+        try:
+            return await within(self._clock, timeout_s, _wait_for(answered))
+        except TimeoutError:
+            raise BusUnavailable(url=self.url, detail=f"no answer at {subject} within {timeout_s:g} s") from None
+
+    async def listen(
+        self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False
+    ) -> LocalListening:
+        """See the port."""
+        check_subject(subject, patterns=True)
+        made = LocalListening(
+            subject=subject, handler=handler, group=group, durable=durable, bus=self, hub=self._hub, clock=self._clock
+        )
+        self._hub.listening.append(made)
+        self._own.append(made)
+        return made
+
+    async def close(self) -> None:
+        """See the port."""
+        self._open = False
+        for listening in self._own:
+            await listening.end(CLOSE_S_MAX)
+        self._own.clear()
+
+    def packet(self, body: Body, trace_id: str) -> Packet:
+        """What this sender sends; raises PacketWrong."""
+        made = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
+        check(made)
+        return made
+
+    def _listeners(self, subject: str) -> list[LocalListening]:
+        check_subject(subject)
+        if not self._open:
+            raise BusUnavailable(url=self.url, detail="it is closed")
+        return self._hub.listeners(subject)
+
+    def _hand_over(
+        self, listeners: list[LocalListening], subject: str, packet: Packet, answered: asyncio.Future[Packet] | None
+    ) -> None:
+        if any(listening.full for listening in listeners):
+            raise BusUnavailable(url=self.url, detail=f"{WAITING_MAX} packets are waiting at {subject}")
+        for listening in listeners:
+            answer = _Answer(bus=listening.bus, trace_id=packet.trace_id, answered=answered)
+            listening.put(Received(subject=subject, packet=packet, answer=answer, wants_answer=answered is not None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    bus: LocalBus
+    trace_id: str
+    answered: asyncio.Future[Packet] | None
+
+    async def __call__(self, body: Body) -> None:
+        if self.answered is not None and not self.answered.done():
+            self.answered.set_result(self.bus.packet(body, self.trace_id))
+
+
+async def _wait_for(answered: asyncio.Future[Packet]) -> Packet:
+    return await answered

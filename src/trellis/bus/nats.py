@@ -1,0 +1,242 @@
+"""The bus over NATS: CAP packets in, CAP packets out. See the port for what holds.
+
+A packet that cannot be taken is dropped; an alert with CAP's code for it goes to `sys.alert`, not more often than anybody can read, and
+`on_refused` is told, so that a client whose request was refused need not wait.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+
+from trellis.bus.alerts import AlertLimit, alert_of
+from trellis.bus.cap import decode, encode
+from trellis.bus.envelope import OnRefused, PacketRefused, check_subject
+from trellis.bus.errors import BusError, BusUnavailable, NoResponders
+from trellis.bus.handling import CLOSE_S_MAX, Handling, handled
+from trellis.bus.messages import ALERT, Body, Packet
+from trellis.bus.nats_connection import INBOX, NO_RESPONDERS, Link, NatsConnection, status_of, subscribe, unsubscribe
+from trellis.bus.nats_durable import Durable
+from trellis.bus.port import Handler, Listening, Received
+from trellis.bus.signing import Keys
+from trellis.engine.clock import Clock, within
+from trellis.engine.logs import log_of
+
+ANSWER_TO = "Trellis-Reply"
+"""The header with the asker's inbox: a stream hands messages out with a reply subject of its own."""
+MESSAGE_ID = "Nats-Msg-Id"
+
+log = log_of("trellis.bus")
+
+
+class NatsBus:
+    """See the port. Opened by `open_bus`."""
+
+    def __init__(
+        self,
+        connection: NatsConnection,
+        *,
+        sender_id: str,
+        keys: Keys,
+        clock: Clock,
+        now: Callable[[], datetime],
+        new_id: Callable[[], str],
+    ) -> None:
+        self.url = connection.options.shown
+        self.sender_id = sender_id
+        self.on_refused: OnRefused | None = None
+        self._connection = connection
+        self._keys, self._clock, self._now, self._new_id = keys, clock, now, new_id
+        self._limit = AlertLimit(clock)
+        self._listening: set[Direct | Durable] = set()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server answers just now."""
+        return self._connection.current is not None and self._connection.current.client.is_connected
+
+    async def publish(
+        self,
+        subject: str,
+        body: Body,
+        *,
+        trace_id: str,
+        message_id: str | None = None,
+        needs_listener: bool = False,
+    ) -> None:
+        """See the port."""
+        check_subject(subject)
+        data = self._encoded(body, trace_id)
+        link = self._connection.up()
+        headers = {MESSAGE_ID: message_id} if message_id else None
+        if not needs_listener:
+            await self._connection.send(link, subject, data, headers=headers)
+            await self._connection.taken(link)
+            return
+        reply, told = self._connection.expect(link)
+        try:
+            await self._connection.send(link, subject, data, reply=reply, headers=headers)
+            await self._connection.taken(link)
+        finally:
+            self._connection.forget(link, reply)
+        if told.done() and _nobody(told.result()):
+            raise NoResponders(subject=subject)
+
+    async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
+        """See the port."""
+        check_subject(subject)
+        data = self._encoded(body, trace_id)
+        link = self._connection.up()
+        try:
+            return await within(self._clock, timeout_s, self._asked(link, subject, data))
+        except TimeoutError:
+            raise BusUnavailable(url=self.url, detail=f"no answer at {subject} within {timeout_s:g} s") from None
+
+    async def listen(
+        self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False
+    ) -> Listening:
+        """See the port. Without a connection it returns at once, and listens from the first one on."""
+        check_subject(subject, patterns=True)
+        if durable and group is None:
+            raise BusError(detail="a durable listener needs a group: it is the group's place in the stream")
+        if durable and group is not None:
+            made: Direct | Durable = Durable(
+                self._connection, subject, group, lambda message: self._heard(message, handler), clock=self._clock
+            )
+            if self.connected:
+                await made.settled()
+        else:
+            made = Direct(self._connection, subject, group or "", lambda message: self._heard(message, handler))
+            await made.begin()
+        self._listening.add(made)
+        return made
+
+    async def close(self) -> None:
+        """See the port."""
+        for listening in list(self._listening):
+            await listening.end(CLOSE_S_MAX)
+        self._listening.clear()
+        await self._connection.close()
+
+    # -- going out --------------------------------------------------------------------------------------------------
+
+    def _encoded(self, body: Body, trace_id: str) -> bytes:
+        packet = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
+        return encode(packet, self._keys)
+
+    async def _asked(self, link: Link, subject: str, data: bytes) -> Packet:
+        reply, told = self._connection.expect(link)
+        try:
+            await self._connection.send(link, subject, data, reply=reply, headers={ANSWER_TO: reply})
+            answer = await told
+        finally:
+            self._connection.forget(link, reply)
+        if answer is None:
+            raise self._connection.unavailable("the connection broke")
+        if _nobody(answer):
+            raise NoResponders(subject=subject)
+        try:
+            return decode(answer.data, self._keys)
+        except PacketRefused as error:
+            await self._refuse(answer.subject, error)
+            raise BusUnavailable(url=self.url, detail=f"the answer cannot be used: {error.detail}") from error
+
+    async def _answer(self, reply: str, body: Body, trace_id: str) -> None:
+        """An answer that is lost is asked for again, so nobody waits for it to arrive."""
+        try:
+            await self._connection.send(self._connection.up(), reply, self._encoded(body, trace_id))
+        except BusUnavailable as error:
+            log.debug("answer_lost", error=str(error))
+
+    # -- coming in --------------------------------------------------------------------------------------------------
+
+    async def _heard(self, message: Msg, handler: Handler) -> bool:
+        """Whether the packet is done with: handled, or of no use."""
+        try:
+            packet = decode(message.data, self._keys, message.subject)
+        except PacketRefused as error:
+            return await self._refuse(message.subject, error)
+        reply = _reply_of(message)
+
+        async def answer(body: Body) -> None:
+            if reply:
+                await self._answer(reply, body, packet.trace_id)
+
+        received = Received(subject=message.subject, packet=packet, answer=answer, wants_answer=bool(reply))
+        return await handled(message.subject, handler(received))
+
+    async def _refuse(self, subject: str, error: PacketRefused) -> bool:
+        left_out = self._limit.left_out(error.error_code)
+        if left_out is not None:
+            log.warning("packet_refused", subject=subject, sender=error.sender_id, error=str(error), left_out=left_out)
+            if subject != ALERT:  # an alert about an alert could go round for ever
+                await self._alert(subject, error, left_out)
+        return self.on_refused is None or await handled(subject, self.on_refused(subject, error))
+
+    async def _alert(self, subject: str, error: PacketRefused, left_out: int) -> None:
+        trace_id = error.trace_id or self._new_id()
+        try:
+            data = self._encoded(alert_of(subject, error, left_out), trace_id)
+            await self._connection.send(self._connection.up(), ALERT, data)
+        except BusUnavailable as failed:
+            log.debug("alert_lost", error=str(failed))
+
+
+class Direct:
+    """A subscription to what is sent while it listens."""
+
+    def __init__(
+        self, connection: NatsConnection, subject: str, group: str, hear: Callable[[Msg], Awaitable[bool]]
+    ) -> None:
+        self._connection = connection
+        self._subject, self._group, self._hear = subject, group, hear
+        self._handling = Handling()
+        self._subscription: Subscription | None = None
+
+    async def begin(self) -> None:
+        """Subscribe now if there is a connection, and with every client that is made later."""
+        self._connection.on_client.append(self._subscribe)
+        client, link = self._connection.client, self._connection.current
+        if client is None:
+            return
+        try:
+            await self._subscribe(client)
+            if link is not None:
+                await self._connection.taken(link)
+        except (NatsError, BusUnavailable) as error:  # The client keeps the wish and says it to the server that comes.
+            log.info("listening_later", subject=self._subject, error=str(error))
+
+    async def stop(self) -> None:
+        """See the port."""
+        await self.end(None)
+
+    async def end(self, within_s: float | None) -> None:
+        """Stop, and end what is still under way after that long."""
+        if self._subscribe in self._connection.on_client:
+            self._connection.on_client.remove(self._subscribe)
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await unsubscribe(self._connection.current, subscription, within_s)
+        await self._handling.finish(within_s)
+
+    async def _subscribe(self, client: Client) -> None:
+        self._subscription = await subscribe(client, self._subject, self._start, group=self._group)
+
+    async def _start(self, message: Msg) -> None:
+        async def work() -> None:
+            await self._hear(message)
+
+        await self._handling.start(work)
+
+
+def _nobody(message: Msg | None) -> bool:
+    return message is not None and status_of(message) == NO_RESPONDERS
+
+
+def _reply_of(message: Msg) -> str:
+    """Where an answer goes: to inboxes only, so that nobody makes us speak elsewhere."""
+    reply = (message.headers or {}).get(ANSWER_TO) or message.reply
+    return reply if reply.startswith(INBOX) else ""

@@ -1,0 +1,350 @@
+"""One connection to NATS that comes back by itself, for as long as the process lives.
+
+What the client library leaves open is settled here:
+- nothing is published while there is no connection, and nothing is kept to be sent later: the caller is told at once;
+- that the server has taken a packet is known by a message to ourselves behind it: the server handles what one connection sends in
+  order, and what comes back comes in order too. Publishers of the same moment share one such message. (The library's own flush does
+  not tell: its PING may overtake what was published before.)
+- for the same reason "nobody listens there" is known when that message is back, without waiting for a time to pass.
+"""
+
+import asyncio
+import importlib.util
+import itertools
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.errors import UnexpectedEOF
+
+from trellis.bus.errors import BusUnavailable
+from trellis.engine.clock import Clock
+from trellis.engine.errors import SettingsInvalid
+from trellis.engine.logs import log_of
+
+TAKEN_S_MAX = 5.0
+"""How long the server may take to take a packet; then it counts as gone and is connected to anew."""
+CONNECT_S_MAX = 2
+RECONNECT_S = 0.5
+PING_S = 10
+PINGS_MAX = 2
+WAITING_MAX = 65_536
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+INBOX = "_INBOX"
+NO_RESPONDERS = "503"
+NEVER_CONNECTED = "not connected yet"
+_BROKEN = (ConnectionResetError, BrokenPipeError, UnexpectedEOF)
+
+_log = log_of("trellis.bus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatsOptions:
+    """Where the server is and how to come in."""
+
+    servers: tuple[str, ...]
+    name: str
+    creds_file: Path | None = None
+    ca_file: Path | None = None
+    reconnect_s: float = RECONNECT_S
+
+    @property
+    def shown(self) -> str:
+        """The addresses without what is secret in them."""
+        return ",".join(_without_secrets(server) for server in self.servers)
+
+
+@dataclass(eq=False, kw_only=True)
+class Link:
+    """The connection while it holds."""
+
+    client: Client
+    down: asyncio.Event = field(default_factory=asyncio.Event)
+    expected: dict[str, "asyncio.Future[Msg | None]"] = field(default_factory=dict[str, "asyncio.Future[Msg | None]"])
+    """What is to come to our inbox, by the last word of its subject; None when the link has broken before."""
+    next_mark: "asyncio.Future[Msg | None] | None" = None
+    """Told when the message to ourselves that is about to be sent is back."""
+
+
+class NatsConnection:
+    """Connects, and tells who asks: `link()` waits for the connection, `current` is None while there is none."""
+
+    def __init__(self, options: NatsOptions, *, clock: Clock, new_id: Callable[[], str]) -> None:
+        self.options = options
+        self.current: Link | None = None
+        self.client: Client | None = None
+        """The client also while it reconnects; None before it has connected first."""
+        self.error = NEVER_CONNECTED
+        self.on_client: list[Callable[[Client], Awaitable[None]]] = []
+        """Called with every new client, before it is used: subscriptions are made here. A client keeps them over reconnects."""
+        self._clock = clock
+        self._inbox = f"{INBOX}.{new_id().replace('-', '')}"
+        self._tokens = itertools.count(1)
+        self._changed = asyncio.Event()
+        self._first_try = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._runner: asyncio.Task[None] | None = None
+        self._ssl = _tls(options)
+        self._closing = False
+
+    async def open(self) -> None:
+        """Begin to connect; returns when that worked or failed once, and goes on trying. Raises SettingsInvalid."""
+        self._runner = asyncio.create_task(self._run())
+        first = asyncio.create_task(self._first_try.wait())
+        await asyncio.wait({self._runner, first}, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        if self._runner.done():
+            await self._runner
+
+    async def close(self) -> None:
+        """Let go."""
+        self._closing = True
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def link(self) -> Link:
+        """The connection, as soon as there is one."""
+        while self.current is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.current
+
+    def unavailable(self, detail: str | None = None) -> BusUnavailable:
+        """What a caller gets while there is no connection."""
+        return BusUnavailable(url=self.options.shown, detail=detail or self.error)
+
+    def up(self) -> Link:
+        """The connection now; raises BusUnavailable."""
+        if self.current is None or not self.current.client.is_connected:
+            raise self.unavailable()
+        return self.current
+
+    async def send(
+        self, link: Link, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Give it to the client library; raises BusUnavailable."""
+        try:
+            await link.client.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
+        except (NatsError, OSError) as error:
+            raise self.unavailable(str(error) or type(error).__name__) from error
+
+    def expect(self, link: Link) -> tuple[str, "asyncio.Future[Msg | None]"]:
+        """A reply subject of ours, and what will come there first. Hand it to `forget` in the end."""
+        token = str(next(self._tokens))
+        link.expected[token] = found = asyncio.get_running_loop().create_future()
+        if link.down.is_set():
+            found.set_result(None)
+        return f"{self._inbox}.{token}", found
+
+    def forget(self, link: Link, reply: str) -> None:
+        """Nothing is expected there any more."""
+        link.expected.pop(reply.rpartition(".")[2], None)
+
+    async def taken(self, link: Link) -> None:
+        """Wait until the server has taken all that was sent over this link before; raises BusUnavailable."""
+        mark = link.next_mark
+        if mark is None:
+            mark = link.next_mark = asyncio.get_running_loop().create_future()
+            self._spawn(self._mark(link, mark))
+        try:
+            async with asyncio.timeout(TAKEN_S_MAX):
+                back = await asyncio.shield(mark)
+        except TimeoutError:
+            if not link.down.is_set():
+                await link.client.force_reconnect()
+            raise self.unavailable(f"it took nothing for {TAKEN_S_MAX:g} s") from None
+        if back is None:
+            raise self.unavailable("the connection broke")
+
+    async def _mark(self, link: Link, mark: "asyncio.Future[Msg | None]") -> None:
+        await asyncio.sleep(0)  # whoever publishes in this moment shares the mark
+        link.next_mark = None
+        reply, back = self.expect(link)
+        try:
+            await self.send(link, reply, b"")
+            found = await back
+        except BusUnavailable:
+            found = None
+        finally:
+            self.forget(link, reply)
+        if not mark.done():
+            mark.set_result(found)
+
+    async def _on_inbox(self, message: Msg) -> None:
+        link = self.current
+        if link is None or message.data.startswith(b"{"):
+            return  # what a stream says when it has kept a message is in JSON, and no answer
+        expected = link.expected.get(message.subject.rpartition(".")[2])
+        if expected is not None and not expected.done():
+            expected.set_result(message)
+
+    # -- coming and going -------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            client, closed = Client(), asyncio.Event()
+            try:
+                await client.connect(**self._arguments(client, closed))
+                await self._use(client, closed)
+            except (NatsError, OSError) as error:
+                self._note(error)
+            except asyncio.CancelledError:
+                await client.close()
+                raise
+            await self._clock.sleep(self.options.reconnect_s)
+
+    async def _use(self, client: Client, closed: asyncio.Event) -> None:
+        """Until the client gives up, which it does when the server throws it out."""
+        try:
+            await subscribe(client, f"{self._inbox}.*", self._on_inbox)
+            begun: list[Callable[[Client], Awaitable[None]]] = []
+            while waiting := [begin for begin in self.on_client if begin not in begun]:
+                begun.append(waiting[0])
+                await waiting[0](client)
+            self.client = client
+            self._came_up(client)
+            await closed.wait()
+        finally:
+            self.client = None
+            self._went_down()
+            await client.close()
+
+    def _arguments(self, client: Client, closed: asyncio.Event) -> dict[str, Any]:
+        async def reconnected() -> None:
+            self._came_up(client)
+
+        async def disconnected() -> None:
+            self._went_down()
+
+        async def ended() -> None:
+            closed.set()
+
+        async def failed(error: Exception) -> None:
+            self._note(error)
+
+        told: dict[str, Any] = {
+            "servers": list(self.options.servers),
+            "name": self.options.name,
+            "connect_timeout": CONNECT_S_MAX,
+            "reconnect_time_wait": self.options.reconnect_s,
+            "max_reconnect_attempts": -1,
+            "ping_interval": PING_S,
+            "max_outstanding_pings": PINGS_MAX,
+            "pending_size": 0,
+            "reconnected_cb": reconnected,
+            "disconnected_cb": disconnected,
+            "closed_cb": ended,
+            "error_cb": failed,
+        }
+        if self.options.creds_file is not None:
+            told["user_credentials"] = str(self.options.creds_file)
+        return told if self._ssl is None else {**told, "tls": self._ssl}
+
+    def _came_up(self, client: Client) -> None:
+        self._went_down()
+        self.current = Link(client=client)
+        self._changed.set()
+        self._first_try.set()
+        _log.info("bus_connected", url=self.options.shown)
+
+    def _went_down(self) -> None:
+        link, self.current = self.current, None
+        if link is None:
+            return
+        self.error = "the connection broke"
+        link.down.set()
+        for expected in link.expected.values():
+            if not expected.done():
+                expected.set_result(None)
+        if not self._closing:
+            _log.warning("bus_disconnected", url=self.options.shown)
+
+    def _note(self, error: Exception) -> None:
+        said = str(error) or type(error).__name__
+        self._first_try.set()
+        if said == self.error or (isinstance(error, _BROKEN) and self.error != NEVER_CONNECTED):
+            return  # that it broke is known; why the server refused us, which comes before, says more
+        _log.warning("bus_error", url=self.options.shown, error=said)
+        self.error = said
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def subscribe(
+    client: Client, subject: str, hear: Callable[[Msg], Awaitable[None]], *, group: str = ""
+) -> Subscription:
+    """With bounds on what may wait; what comes beyond them is dropped, and told as an error of the connection."""
+    untyped: Any = client  # the library's own annotations are incomplete
+    made: Subscription = await untyped.subscribe(
+        subject, queue=group, cb=hear, pending_msgs_limit=WAITING_MAX, pending_bytes_limit=WAITING_BYTES_MAX
+    )
+    return made
+
+
+async def unsubscribe(link: Link | None, subscription: Subscription, within_s: float | None) -> None:
+    """Hear no more, but handle what the server had sent before it knew; what takes longer is dropped."""
+    try:
+        if link is not None and not link.down.is_set():
+            async with asyncio.timeout(within_s):
+                await subscription.drain()
+    except (NatsError, TimeoutError) as error:
+        _log.debug("not_drained", subject=subscription.subject, error=str(error) or type(error).__name__)
+    try:
+        await subscription.unsubscribe()
+    except NatsError:
+        return  # drained, or gone with its connection
+
+
+def status_of(message: Msg) -> str | None:
+    """The number of a message that the server itself sends."""
+    return message.headers.get("Status") if message.headers else None
+
+
+def servers_of(url: str) -> tuple[str, ...]:
+    """The addresses in a comma-separated list; raises SettingsInvalid."""
+    servers = tuple(part.strip() for part in url.split(",") if part.strip())
+    for server in servers:
+        parts = urlsplit(server)
+        try:
+            usable = parts.scheme in {"nats", "tls", "ws", "wss"} and parts.hostname and (parts.port or 1)
+        except ValueError:
+            usable = False
+        if not usable:
+            raise SettingsInvalid(
+                source="bus", detail=f"{_without_secrets(server)!r} is no address like nats://host:4222"
+            )
+    return servers
+
+
+def _without_secrets(server: str) -> str:
+    front, at, rest = server.rpartition("@")
+    scheme, slashes, _ = front.partition("://")
+    return f"{scheme}{slashes}{rest}" if at else server
+
+
+def _tls(options: NatsOptions) -> ssl.SSLContext | None:
+    for file in (options.creds_file, options.ca_file):
+        if file is not None and not file.is_file():
+            raise SettingsInvalid(source=str(file), detail="there is no such file")
+    if options.creds_file is not None and importlib.util.find_spec("nkeys") is None:
+        raise SettingsInvalid(source="bus", detail="a credentials file needs the package nkeys; install it")
+    if options.ca_file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(options.ca_file))
+    except (ssl.SSLError, OSError) as error:
+        raise SettingsInvalid(source=str(options.ca_file), detail="holds no certificates in PEM") from error

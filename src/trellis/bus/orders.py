@@ -1,0 +1,57 @@
+"""What a worker gets: the request under its wire id, with what only this handing-out knows (D29), and within what the policy allows."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, Dispatch, Order
+from trellis.bus.requests import Budget, JobRequest
+from trellis.engine import tracing
+
+CONSTRAINTS_IN_ENV = "TRELLIS_POLICY_CONSTRAINTS"
+"""In a request's env: what the policy allows the job, as JSON."""
+LEASE_IN_ENV = "trellis.lease_s"
+"""In a request's env: how long a worker may be silent before the job is taken to be lost."""
+RUNTIME = "max_runtime_ms"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What holds for one handing-out."""
+
+    lease_s: float
+    trace: str | None = None
+    """The trace of whoever submitted the job."""
+    constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Terms) -> Order:
+    """The order; the stored request stays as it is. Raises RequestInvalid when nobody could read it."""
+    env = {**request.env, JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
+    changed: dict[str, Any] = {"job_id": wire_id, "env": env}
+    if terms.trace:
+        env[tracing.IN_ENV] = terms.trace
+    if terms.constraints:
+        env[CONSTRAINTS_IN_ENV] = json.dumps(terms.constraints, sort_keys=True, default=str)
+        changed["budget"] = _within(request.budget, terms.constraints)
+    sent = request.model_copy(update=changed)
+    return Order(request=JobRequest.read(sent.body), dispatch=dispatch)
+
+
+def _within(budget: Budget | None, constraints: Mapping[str, Any]) -> Budget | None:
+    """The budget with the shorter of both times."""
+    runtime = _runtime_ms(constraints)
+    if runtime is None:
+        return budget
+    asked = budget.deadline_ms if budget else 0
+    shorter = min(asked, runtime) if asked else runtime
+    return (budget or Budget.model_validate({})).model_copy(update={"deadline_ms": shorter})
+
+
+def _runtime_ms(constraints: Mapping[str, Any]) -> int | None:
+    """Said beside the others, or among the budgets as CAP has it."""
+    budgets: Any = constraints.get("budgets")
+    places: list[Mapping[str, Any]] = [constraints, budgets if isinstance(budgets, Mapping) else {}]
+    found = (said.get(RUNTIME) for said in places)
+    return next((said for said in found if isinstance(said, int) and said > 0), None)

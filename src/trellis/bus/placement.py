@@ -1,0 +1,151 @@
+"""Where a job goes: to one worker of its topic's pools, to whoever listens on the topic, or nowhere yet (BUS-3, D53).
+
+Pure: the workers and subjects are as the registry saw them. A topic with pools goes to their workers only. One without goes to a worker
+that said it serves the topic, and else to the topic's own subject, where workers that never say anything listen.
+
+A label `worker.<name>` must be among the worker's labels; `preferred_worker` and `preferred_pool` are wishes; every other label is the
+submitter's own. What the job requires must be there, in the pool or in the worker.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from trellis.bus.messages import direct_subject
+from trellis.bus.registry import Seen
+from trellis.bus.requests import JobRequest
+from trellis.bus.topics import Topic, Topics, fits
+
+OVERLOADED_CPU = 95.0
+WORKER_LABEL = "worker."
+PREFERRED_WORKER = "preferred_worker"
+PREFERRED_POOL = "preferred_pool"
+
+
+class Subjects(Protocol):
+    """What placement asks about subjects; the registry knows."""
+
+    def silent(self, subject: str, /) -> bool:
+        """Whether nobody listened there lately."""
+        ...
+
+    def outstanding(self, subject: str, /) -> int:
+        """How many attempts that went there may still be under way."""
+        ...
+
+
+class Why(StrEnum):
+    """Why a job stays where it is."""
+
+    FULL = "full"
+    NOBODY = "nobody"
+    """Nobody who serves the topic is alive."""
+    SILENT = "silent"
+    """Nobody listened on the topic lately."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """Where it goes; `worker_id` is empty when it is for whoever listens."""
+
+    subject: str
+    worker_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stays:
+    """It stays ready. `all_do`: so does every other job of the topic."""
+
+    why: Why
+    all_do: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfit:
+    """Workers are there, and none of them may have it."""
+
+    reason: str
+
+
+Placement: TypeAlias = Placed | Stays | Unfit
+
+
+def place(
+    request: JobRequest, topics: Topics, workers: Iterable[Seen], subjects: Subjects, *, subject_max: int
+) -> Placement:
+    """Where the job goes now."""
+    topic = topics.of(request.topic)
+    serving = [seen for seen in workers if _serves(seen, request.topic, topic)]
+    if not serving:
+        if topic.pools:
+            return Stays(why=Why.NOBODY, all_do=True)
+        problem = _unfit_for_anyone(request)
+        return Unfit(reason=problem) if problem else _own_subject(request.topic, subjects, subject_max)
+    fitting = [seen for seen in serving if _unfit(request, topics, seen) is None]
+    if not fitting:
+        return Unfit(reason=f"{_unfit(request, topics, serving[0])} ({len(serving)} workers serve {request.topic})")
+    free = [seen for seen in fitting if _free(seen)]
+    if not free:
+        return Stays(why=Why.FULL, all_do=len(fitting) == len(serving) or not any(map(_free, serving)))
+    chosen = _best(request, free)
+    subject = direct_subject(chosen.worker_id)
+    if not subjects.silent(subject):
+        return Placed(subject=subject, worker_id=chosen.worker_id)
+    # It lives and has no ear of its own: it listens on the topic, if at all.
+    return _own_subject(request.topic, subjects, subject_max)
+
+
+def _serves(seen: Seen, topic: str, settings: Topic) -> bool:
+    named = any(fits(ready, topic) for ready in seen.ready_topics)
+    if settings.pools:
+        return seen.pool in settings.pools and (named or not seen.ready_topics)
+    return named
+
+
+def _unfit(request: JobRequest, topics: Topics, seen: Seen) -> str | None:
+    """Why this worker may not have it."""
+    for label, wanted in request.labels.items():
+        if label.startswith(WORKER_LABEL) and seen.labels.get(label[len(WORKER_LABEL) :]) != wanted:
+            return f"label {label}={wanted} asks for another worker"
+    pool = topics.pools.get(seen.pool)
+    there = seen.capabilities | {name.lower() for name in (pool.requires if pool else ())}
+    missing = [name for name in _required(request) if name.lower() not in there]
+    return f"it requires {', '.join(missing)}" if missing else None
+
+
+def _unfit_for_anyone(request: JobRequest) -> str | None:
+    """Why nobody may have it of whom nothing is known."""
+    if _required(request):
+        return f"it requires {', '.join(_required(request))}, and no worker says that it can"
+    labels = sorted(label for label in request.labels if label.startswith(WORKER_LABEL))
+    return f"no worker says that it has the labels of {', '.join(labels)}" if labels else None
+
+
+def _required(request: JobRequest) -> tuple[str, ...]:
+    return request.meta.requires if request.meta else ()
+
+
+def _free(seen: Seen) -> bool:
+    return seen.free > 0 and seen.cpu < OVERLOADED_CPU
+
+
+def _best(request: JobRequest, free: Sequence[Seen]) -> Seen:
+    """The least loaded; among equals another one for each job, so that many schedulers do not choose the same."""
+    wished_pool, wished_worker = request.labels.get(PREFERRED_POOL), request.labels.get(PREFERRED_WORKER)
+
+    def cost(seen: Seen) -> tuple[bool, bool, float, bytes]:
+        score = seen.load / seen.capacity + seen.cpu / 100
+        spread = hashlib.blake2b(f"{request.job_id} {seen.worker_id}".encode(), digest_size=8).digest()
+        return seen.worker_id != wished_worker, seen.pool != wished_pool, score, spread
+
+    return min(free, key=cost)
+
+
+def _own_subject(topic: str, subjects: Subjects, subject_max: int) -> Placement:
+    if subjects.silent(topic):
+        return Stays(why=Why.SILENT, all_do=True)
+    if subjects.outstanding(topic) >= subject_max:
+        return Stays(why=Why.FULL, all_do=True)
+    return Placed(subject=topic)

@@ -1,0 +1,177 @@
+"""Tells the bus what the ledger decided: every end of a job, to its client; every attempt that was taken back, to its worker (BUS-12).
+
+It follows the feed. While the bus is down it waits where it is, so nothing is lost; a packet whose answer was lost is sent again with the
+same message id. A client hears exactly of the end that the ledger has, under its own job id: workers only ever speak of wire ids.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trellis.bus.envelope import NAME_CHARS_MAX
+from trellis.bus.errors import BusError, BusUnavailable
+from trellis.bus.following import Follower, TakenOver
+from trellis.bus.messages import CANCEL, RESULT, ErrorCode, JobCancel, JobResult, Status, wire_id
+from trellis.bus.port import Bus
+from trellis.bus.reports import attempt_in, report_in
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event
+from trellis.lifecycles.bus_job import HELD
+
+FOLLOWS_AS = "bus-publisher"
+AT_ONCE = 32
+ENDS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
+TAKEN_BACK = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
+"""Events that, out of a held state, end an attempt whose worker may still be at it."""
+CODES = {
+    "DENIED": ("SAFETY_DENIED", ErrorCode.SAFETY_DENIED),
+    "TIMEOUT": ("TIMEOUT", ErrorCode.TIMEOUT),
+    "CANCELLED": ("CANCELLED", ErrorCode.UNSPECIFIED),
+}
+
+_log = log_of("trellis.bus.publisher")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What one pass did. `following` false: another process does the work."""
+
+    following: bool = False
+    events: int = 0
+    sent: int = 0
+    held_up: bool = False
+    """The bus did not take everything."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Note:
+    subject: str
+    body: JobResult | JobCancel
+    message_id: str
+
+
+@dataclass(kw_only=True)
+class Publisher:
+    """The service: a pass reads a page of the feed, sends what it tells, and remembers how far it came."""
+
+    ledger: Ledger
+    bus: Bus
+    follower: Follower
+    name: str = FOLLOWS_AS
+    _sent: set[str] = field(default_factory=set[str])
+    """Of the page under way: what the bus has taken."""
+
+    async def run_once(self) -> Told:
+        """One page, as far as the bus takes it."""
+        page = await self.follower.page()
+        if page is None:
+            return Told()
+        try:
+            if not page.events:
+                await self.follower.keep()
+                return Told(following=True)
+            sent, done = await self._tell(page.events)
+            if done:
+                await self.follower.remember(page.positions[done - 1])
+            else:
+                await self.follower.keep()
+        except TakenOver:
+            self._sent.clear()
+            return Told(events=len(page.events))
+        held_up = done < len(page.events)
+        if not held_up:
+            self._sent.clear()
+        return Told(following=True, events=len(page.events), sent=sent, held_up=held_up)
+
+    def pause_s(self, report: Told) -> float:
+        """At once while there is more that the bus takes."""
+        options = self.follower.options
+        if not report.following:
+            return options.lease_s / 5
+        if report.held_up:
+            return options.held_up_s
+        return 0.0 if report.events else options.poll_s
+
+    async def let_go(self) -> None:
+        """Let another go on at once."""
+        await self.follower.let_go()
+
+    async def _tell(self, events: Sequence[Event]) -> tuple[int, int]:
+        """How many packets were sent, and up to which event everything was."""
+        sent = 0
+        for start in range(0, len(events), AT_ONCE):
+            group = events[start : start + AT_ONCE]
+            answers = await asyncio.gather(*map(self._tell_one, group))
+            sent += sum(answer or 0 for answer in answers)
+            if None in answers:
+                return sent, start + answers.index(None)
+            await self.follower.keep()
+        return sent, len(events)
+
+    async def _tell_one(self, event: Event) -> int | None:
+        """How many packets went out now; None when the bus did not take them all."""
+        sent = 0
+        for note in await self._notes(event):
+            if note.message_id in self._sent:
+                continue
+            if not self.bus.connected:
+                return None
+            try:
+                await self.bus.publish(note.subject, note.body, trace_id=_trace(event), message_id=note.message_id)
+            except BusUnavailable as error:
+                _log.info("held_up", event_id=event.id, error=str(error))
+                return None
+            except BusError as error:
+                # No bus will ever take it: those behind it must not wait for that.
+                _log.error("cannot_be_told", event_id=event.id, error=str(error))
+            self._sent.add(note.message_id)
+            sent += 1
+        return sent
+
+    async def _notes(self, event: Event) -> list[_Note]:
+        notes: list[_Note] = []
+        if event.type in TAKEN_BACK and event.source in HELD:
+            notes += await self._stop(event)
+        if event.type in ENDS:
+            notes.append(_Note(subject=RESULT, body=result_of(event, self.bus.sender_id), message_id=event.id))
+        return notes
+
+    async def _stop(self, event: Event) -> list[_Note]:
+        before = [one for one in await self.ledger.events(event.job_id) if one.version < event.version]
+        dispatched = next((one for one in reversed(before) if one.type == "job_dispatched"), None)
+        attempt = None if dispatched is None else attempt_in(before, dispatched.epoch)
+        if attempt is None:
+            return []
+        cancel = JobCancel(
+            job_id=wire_id(event.job_id, attempt.epoch),
+            reason=event.cause or event.target,
+            requested_by=self.bus.sender_id,
+            dispatch=attempt.dispatch,
+        )
+        return [_Note(subject=CANCEL, body=cancel, message_id=f"{event.id}:stop")]
+
+
+def _trace(event: Event) -> str:
+    return event.correlation_id if 0 < len(event.correlation_id) <= NAME_CHARS_MAX else event.job_id
+
+
+def result_of(event: Event, sender_id: str) -> JobResult:
+    """What a client is told of a job's end."""
+    report = report_in(event)
+    code, number = CODES.get(event.target, ("", ErrorCode.UNSPECIFIED))
+    if report is not None and event.target in {"SUCCEEDED", "FAILED"}:
+        code = report.error_code
+        number = ErrorCode.__members__.get(code, ErrorCode.UNSPECIFIED)
+    message = report.error_message if report and report.error_message else event.cause or ""
+    return JobResult(
+        job_id=event.job_id,
+        status=Status[event.target],
+        worker_id=sender_id,
+        result_ptr=report.result_ptr if report else "",
+        execution_ms=report.execution_ms if report else 0,
+        error_code=code,
+        error_message="" if event.target == "SUCCEEDED" else message,
+        artifact_ptrs=report.artifact_ptrs if report else (),
+        error_code_enum=int(number),
+    )

@@ -1,0 +1,243 @@
+"""What workers report about a job, as events keep it, and what it means. Pure; `results` carries it out.
+
+A report is fenced by its wire id: it speaks of one handing-out (an attempt), and only while that is the job's own. Whatever else comes is
+refused and remarked with the reason:
+
+| kind | meaning |
+|---|---|
+| late | the job ended otherwise, before the report came |
+| stale | the attempt was taken back, or another dispatch was meant; the job goes on |
+| duplicate | this worker said the same of this attempt before |
+| contradictory | this worker said something else of this attempt before |
+| foreign | another worker has, or had, this attempt |
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from trellis.bus.documents import data_of
+from trellis.bus.messages import Dispatch, JobResult, Status
+from trellis.bus.topics import Topic
+from trellis.engine.jobs import ERROR_CHARS_MAX, Epoch, Hold
+from trellis.engine.records import Event
+from trellis.engine.text import storable
+
+TEXT_CHARS_MAX = 2_000
+POINTERS_MAX = 1_000
+POINTERS_CHARS_MAX = 200_000
+"""Of all artifact pointers of a report together: whatever is kept also fits into a stored result and into a packet."""
+INTERMEDIATE = frozenset({Status.PENDING, Status.SCHEDULED, Status.DISPATCHED, Status.RUNNING})
+"""Statuses that tell no end: a result with one of them is a sign of life."""
+SETTLING = frozenset({"job_succeeded", "job_failed", "job_retry_scheduled", "job_cancelled"})
+"""Events that can have a report in their data."""
+STATUS_MISSING = "STATUS_MISSING"
+CANCELLED_BY_WORKER = "CANCELLED_BY_WORKER"
+
+
+class Refusal(StrEnum):
+    """Why a report changes nothing."""
+
+    LATE = "late"
+    STALE = "stale"
+    DUPLICATE = "duplicate"
+    CONTRADICTORY = "contradictory"
+    FOREIGN = "foreign"
+
+
+class Meaning(StrEnum):
+    """What a report does to the job that it speaks of."""
+
+    SUCCEED = "succeed"
+    FAIL = "fail"
+    RETRY = "retry"
+    """The next attempt, under the same id."""
+    CANCEL = "cancel"
+    """The worker stopped as it was asked to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """One worker's word about one attempt, fit to be stored."""
+
+    status: str
+    worker_id: str
+    execution_ms: int = 0
+    error_code: str = ""
+    error_message: str = ""
+    result_ptr: str = ""
+    artifact_ptrs: tuple[str, ...] = ()
+    dispatch_id: str = ""
+
+    @property
+    def body(self) -> bytes:
+        """As events and results keep it."""
+        told = {
+            "status": self.status,
+            "worker_id": self.worker_id,
+            "execution_ms": self.execution_ms,
+            "error_code": self.error_code,
+            "error_message": self.error_message,
+            "result_ptr": self.result_ptr,
+            "artifact_ptrs": list(self.artifact_ptrs),
+        }
+        if self.dispatch_id:
+            told["dispatch_id"] = self.dispatch_id
+        return json.dumps(told, ensure_ascii=False).encode()
+
+    @property
+    def problem(self) -> str | None:
+        """What went wrong, in one line; None when nothing did."""
+        return ": ".join(filter(None, (self.error_code, self.error_message))) or None
+
+
+def reported(said: JobResult, dispatch_id: str) -> Report:
+    """What a worker says, cut to what is kept of it. A failure always has a code: else its status is the code."""
+    status = said.status
+    code = said.error_code
+    if not code and status in {Status.UNSPECIFIED, Status.CANCELLED, Status.DENIED, Status.TIMEOUT}:
+        code = {Status.UNSPECIFIED: STATUS_MISSING, Status.CANCELLED: CANCELLED_BY_WORKER}.get(status, status.name)
+    return Report(
+        status=status.name,
+        worker_id=kept(said.worker_id),
+        execution_ms=max(0, said.execution_ms),
+        error_code=kept(code),
+        error_message=kept(said.error_message, ERROR_CHARS_MAX),
+        result_ptr=kept(said.result_ptr),
+        artifact_ptrs=_fitting(said.artifact_ptrs),
+        dispatch_id=kept(dispatch_id),
+    )
+
+
+def report_in(event: Event) -> Report | None:
+    """The report that an event was made of; None where nobody reported."""
+    told = data_of(event)
+    if event.type not in SETTLING or "status" not in told:
+        return None
+    return Report(
+        status=str(told["status"]),
+        worker_id=str(told.get("worker_id", "")),
+        execution_ms=int(told.get("execution_ms", 0)),
+        error_code=str(told.get("error_code", "")),
+        error_message=str(told.get("error_message", "")),
+        result_ptr=str(told.get("result_ptr", "")),
+        artifact_ptrs=tuple(map(str, told.get("artifact_ptrs", ()))),
+        dispatch_id=str(told.get("dispatch_id", "")),
+    )
+
+
+def kept(text: str, limit: int = TEXT_CHARS_MAX) -> str:
+    """As much of a text from outside as is stored."""
+    return storable(text[:limit]) or ""
+
+
+def _fitting(pointers: Sequence[str]) -> tuple[str, ...]:
+    """As many pointers from the first on as are stored."""
+    found: list[str] = []
+    chars = 0
+    for pointer in pointers[:POINTERS_MAX]:
+        chars += len(pointer)
+        if chars > POINTERS_CHARS_MAX:
+            break
+        found.append(kept(pointer))
+    return tuple(found)
+
+
+def is_retryable(report: Report | None, topic: Topic) -> bool:
+    """Whether a failure is worth another attempt: the worker says so, or the topic's settings do (BUS-13)."""
+    if report is None:
+        return False
+    if report.status == Status.FAILED_RETRYABLE.name:
+        return True
+    return report.status != Status.FAILED_FATAL.name and report.error_code in topic.retry
+
+
+def meaning(report: Report, topic: Topic, hold: Hold) -> Meaning:
+    """What becomes of a job that is held, by its worker's last word."""
+    if report.status == Status.SUCCEEDED.name:
+        return Meaning.SUCCEED
+    if report.status == Status.CANCELLED.name and hold.cancel:
+        return Meaning.CANCEL
+    attempts_left = hold.attempt + 1 < hold.max_attempts
+    retries = topic.idempotent and attempts_left and is_retryable(report, topic)
+    return Meaning.RETRY if retries else Meaning.FAIL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One handing-out of a job, as its events tell it."""
+
+    epoch: Epoch
+    dispatch_id: str
+    assigned: str
+    """The worker it went to; empty when it went to whoever listened."""
+    dispatched_at: datetime
+    number: int
+    starter: str | None = None
+    token: str = ""
+    """What the start was asked with, when the worker asked."""
+
+    @property
+    def worker(self) -> str:
+        """Whose it is; empty while nobody knows."""
+        return self.starter or self.assigned
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """As messages to its worker name it."""
+        return Dispatch(dispatch_id=self.dispatch_id, attempt=self.number, worker_id=self.assigned)
+
+    def objection(self, worker_id: str, dispatch: Dispatch | None) -> Refusal | None:
+        """Why this worker's word is not taken; None when it is."""
+        if self.worker not in {"", worker_id}:
+            return Refusal.FOREIGN
+        if dispatch is not None and dispatch.dispatch_id not in {"", self.dispatch_id}:
+            return Refusal.STALE
+        return None
+
+
+def attempt_in(events: Sequence[Event], epoch: Epoch) -> Attempt | None:
+    """The handing-out with this epoch; None when there was none."""
+    own = _of_attempt(events, epoch)
+    if not own:
+        return None
+    first, told = own[0], data_of(own[0])
+    started = next((event for event in own if event.type == "job_started"), None)
+    return Attempt(
+        epoch=epoch,
+        dispatch_id=str(told.get("dispatch_id", "")),
+        assigned=str(told.get("worker_id", "")),
+        dispatched_at=first.ts,
+        number=first.attempt,
+        starter=None if started is None else started.actor,
+        token="" if started is None else str(data_of(started).get("token", "")),
+    )
+
+
+def settled_by(events: Sequence[Event], epoch: Epoch) -> Report | None:
+    """The report that ended this attempt; None when it ended otherwise or has not ended."""
+    return next((report for event in _of_attempt(events, epoch) if (report := report_in(event))), None)
+
+
+def refusal(events: Sequence[Event], epoch: Epoch, report: Report, *, ended: bool) -> Refusal:
+    """Why a report about an attempt that is not under way changes nothing."""
+    before = settled_by(events, epoch)
+    attempt = attempt_in(events, epoch)
+    if attempt is not None and attempt.worker not in {"", report.worker_id}:
+        return Refusal.FOREIGN
+    if before is not None and before.worker_id != report.worker_id:
+        return Refusal.FOREIGN
+    if before is not None:
+        return Refusal.DUPLICATE if before.status == report.status else Refusal.CONTRADICTORY
+    return Refusal.LATE if ended else Refusal.STALE
+
+
+def _of_attempt(events: Sequence[Event], epoch: Epoch) -> Sequence[Event]:
+    """The events from the dispatch with this epoch up to the next one."""
+    starts = [number for number, event in enumerate(events) if event.type == "job_dispatched"]
+    for start, end in zip(starts, [*starts[1:], len(events)], strict=True):
+        if events[start].epoch == epoch:
+            return events[start:end]
+    return ()

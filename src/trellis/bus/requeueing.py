@@ -1,0 +1,40 @@
+"""An operator runs a job on a topic again: as a new job, linked to the one that ended, with fresh attempts and a fresh deadline (D39)."""
+
+import hashlib
+
+from trellis.bus.derived import ids_after
+from trellis.bus.requests import FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
+from trellis.bus.topics import Topics
+from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
+from trellis.engine.jobs import Actor, Mismatch, RequestId, Submitted
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job
+
+REQUEUED = frozenset({"FAILED", "TIMEOUT", "DENIED"})
+DIGEST_CHARS = 12
+
+
+async def run_again(ledger: Ledger, actor: Actor, job: Job, topics: Topics, request_id: RequestId) -> Submitted:
+    """The job that does it again; the same request asked twice is one. Raises InvalidTransition, RequestInvalid."""
+    if job.state not in REQUEUED:
+        reason = f"only {', '.join(sorted(REQUEUED))} is run again"
+        raise InvalidTransition(
+            job_id=job.job_id, source=job.state, target="PENDING", actor=actor.role.value, reason=reason
+        )
+    request = JobRequest.read(job.payload or b"")
+    digest = hashlib.sha256(request_id.encode()).hexdigest()[:DIGEST_CHARS]
+    labels = {name: value for name, value in request.labels.items() if name != RETRY_ATTEMPT} | {RETRY_OF: job.job_id}
+    if request.step_of:
+        labels[FIRST_PARENT] = request.step_of
+    changes = {"job_id": ids_after(job.job_id, f".q-{digest}")[0], "parent_job_id": job.job_id, "labels": labels}
+    made = request.model_copy(update=changes | {"meta": _unkeyed(request)})
+    again = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
+    (answer,) = await ledger.submit(actor, [again])
+    if isinstance(answer, Mismatch):
+        raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+    return answer
+
+
+def _unkeyed(request: JobRequest) -> object:
+    """Its key means the job that ended."""
+    return None if request.meta is None else request.meta.model_copy(update={"idempotency_key": ""})

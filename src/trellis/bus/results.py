@@ -1,0 +1,410 @@
+"""Hears what workers report, and writes it in their name (D28): the ledger says whether a report counts, never the order of arrival.
+
+A report costs one look at what is held (shared by reports that come together), one at the job's events when this process has not seen the
+attempt, and one turn. Whoever asked is answered after the ledger has answered. When the ledger does not, the error is raised: a durable
+bus brings the report again.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from trellis.bus.attempts import Attempts, Signs, Stopping
+from trellis.bus.compensation import COMPENSATION_ID
+from trellis.bus.messages import PROGRESS, RESULT, Dispatch, JobProgress, JobResult, Status, read_wire_id
+from trellis.bus.port import Bus, Listening, Received
+from trellis.bus.recent import Recent
+from trellis.bus.reports import (
+    INTERMEDIATE,
+    Attempt,
+    Meaning,
+    Refusal,
+    Report,
+    kept,
+    meaning,
+    refusal,
+    reported,
+    settled_by,
+)
+from trellis.bus.topics import Topics
+from trellis.engine.batching import Batcher
+from trellis.engine.clock import Clock
+from trellis.engine.jobs import (
+    CLAIM_MAX,
+    JOB_ID_PATTERN,
+    Actor,
+    Advance,
+    Applied,
+    DeathCertificate,
+    Epoch,
+    Hold,
+    JobId,
+    Lease,
+    LeaseLost,
+    Move,
+    Moved,
+    ReasonCode,
+    Renewed,
+    RequestId,
+    Stage,
+    Turn,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Place
+from trellis.lifecycles import Role, Trigger
+from trellis.lifecycles.bus_job import BUS_JOB
+
+GROUP = "trellis"
+START_STEP = "start"
+"""The step id with which our own workers ask whether they may begin; the message is then their token."""
+ACCEPTED = "accepted"
+STOP = "cancel"
+HEARTBEAT_EVERY_S = 2.0
+"""Signs of life of one job that come sooner after each other do not reach the ledger."""
+REMARKED = "job_result_refused"
+REMEMBERED_MAX = 20_000
+WORKER_ID_CHARS_MAX = 200
+LEDGER_CALLS_MAX = 64
+"""Reports that are carried out at the same time."""
+
+_JOB_ID = re.compile(JOB_ID_PATTERN)
+_log = log_of("trellis.bus.results")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Said:
+    """Whose word it is, and about which attempt."""
+
+    job_id: JobId
+    epoch: Epoch
+    wire_id: str
+    worker_id: str
+    dispatch: Dispatch | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What whoever asked is told: where the job stands, and what became of the word."""
+
+    status: Status
+    message: str
+
+
+NOT_OURS = Answer(status=Status.UNSPECIFIED, message="refused: there is no such job here")
+
+
+@dataclass(kw_only=True)
+class Results:
+    """The listener for results and progress; as many processes as one likes share the work."""
+
+    ledger: Ledger
+    bus: Bus
+    topics: Topics
+    workers: Signs
+    clock: Clock
+    name: str
+    """Of this process, where it acts as scheduler or reconciler."""
+    attempts: Attempts
+    stopping: Stopping
+    wake: Callable[[], None] | None = None
+    """Called when a worker has room again or a job waits anew."""
+    _listening: list[Listening] = field(default_factory=list[Listening])
+    _remarked: Recent[tuple[str, str, str, str], bool] = field(init=False)
+    _beaten: Recent[str, float] = field(init=False)
+    _looks: Batcher[JobId, Hold | None] = field(init=False)
+    _renewals: Batcher[Lease, Renewed | LeaseLost] = field(init=False)
+    _room: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._remarked, self._beaten = Recent(REMEMBERED_MAX), Recent(REMEMBERED_MAX)
+        self._looks = Batcher(self._held, lambda _: 1, CLAIM_MAX)
+        self._renewals = Batcher(self._renew_all, lambda _: 1, CLAIM_MAX)
+        self._room = asyncio.Semaphore(LEDGER_CALLS_MAX)
+
+    async def start(self) -> None:
+        """Listen; results also those that came while nobody did."""
+        self._listening.append(await self.bus.listen(RESULT, self.handle_result, group=GROUP, durable=True))
+        self._listening.append(await self.bus.listen(PROGRESS, self.handle_progress, group=GROUP))
+
+    async def stop(self) -> None:
+        """Hear no more; what is under way is finished."""
+        while self._listening:
+            await self._listening.pop().stop()
+
+    async def handle_result(self, received: Received) -> None:
+        """One result. Raises LedgerError when the ledger does not answer."""
+        said = received.packet.body
+        if not isinstance(said, JobResult) or received.packet.sender_id == self.bus.sender_id:
+            return
+        if said.status in INTERMEDIATE:
+            alive = JobProgress(
+                job_id=said.job_id, status=said.status, result_ptr=said.result_ptr, dispatch=said.dispatch
+            )
+            await self._hear(received, alive)
+            return
+        worker_id = said.worker_id or received.packet.sender_id
+        word = _word(said.job_id, worker_id, said.dispatch)
+        async with self._room:
+            answer = await self._settle(word, said, forged=worker_id != received.packet.sender_id)
+        await _reply(received, said.job_id, answer)
+
+    async def handle_progress(self, received: Received) -> None:
+        """One sign of life, or one question whether to begin. Raises LedgerError when the ledger does not answer."""
+        said = received.packet.body
+        if isinstance(said, JobProgress) and received.packet.sender_id != self.bus.sender_id:
+            await self._hear(received, said)
+
+    async def _hear(self, received: Received, said: JobProgress) -> None:
+        word = _word(said.job_id, received.packet.sender_id, said.dispatch)
+        async with self._room:
+            answer = await self._progress(word, said)
+        await _reply(received, said.job_id, answer)
+
+    # --- results ---------------------------------------------------------------------------------------------------
+
+    async def _settle(self, word: _Said | None, said: JobResult, *, forged: bool) -> Answer:
+        if word is None:
+            _log.warning("unknown_job", job_id=kept(said.job_id), worker_id=kept(said.worker_id), said=said.status.name)
+            return NOT_OURS
+        report = reported(said, said.dispatch.dispatch_id if said.dispatch else "")
+        hold = await self._looks.put(word.job_id)
+        if hold is None or hold.lease.epoch != word.epoch:
+            return await self._refuse(word, report, None)
+        attempt = await self.attempts.of(hold)
+        objection = Refusal.FOREIGN if forged else Refusal.STALE
+        if attempt is not None and not forged:
+            objection = attempt.objection(word.worker_id, word.dispatch)
+        if objection is not None:
+            return await self._refuse(word, report, objection)
+        return await self._carry_out(word, hold, report)
+
+    async def _carry_out(self, word: _Said, hold: Hold, report: Report) -> Answer:
+        topic = self.topics.of(hold.type)
+        meant = meaning(report, topic, hold)
+        if meant is Meaning.CANCEL:
+            made = await self._cancelled(hold, report)
+        elif meant is Meaning.RETRY:
+            step = Advance(
+                hold.lease, hold.state, Trigger.RETRY, delay_s=topic.backoff_s, cause=report.problem, data=report.body
+            )
+            made = await self._turn(Actor(role=Role.SCHEDULER, name=self.name), (step,))
+        else:
+            steps = (*_start(hold, word, {"seen_by": "result"}), await self._end(hold, meant, report))
+            made = await self._turn(Actor(role=Role.WORKER, name=word.worker_id), steps)
+        if not made:
+            return await self._refuse(word, report, None, tried=True)
+        self._has_settled(word)
+        status = Status.SCHEDULED if meant is Meaning.RETRY else _END[meant]
+        return Answer(status=status, message=ACCEPTED)
+
+    async def _end(self, hold: Hold, meant: Meaning, report: Report) -> Advance:
+        if meant is Meaning.SUCCEED:
+            return Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=report.body, result=report.body)
+        death = await self._death(hold.lease.job_id, report)
+        return Advance(hold.lease, "RUNNING", Trigger.FAIL, cause=report.problem, data=report.body, death=death)
+
+    async def _death(self, job_id: JobId, report: Report) -> DeathCertificate | None:
+        """What could not be undone is kept among the dead letters, for a person to look at (D36)."""
+        job = await self.ledger.job(job_id) if COMPENSATION_ID.search(job_id) else None
+        if job is None or job.compensates is None:
+            return None
+        error = report.problem or report.status
+        return DeathCertificate(reason_code=ReasonCode.COMPENSATION_FAILED, stage=Stage.EXEC, last_error=error)
+
+    async def _cancelled(self, hold: Hold, report: Report) -> bool:
+        """The worker stopped because it was asked to: only while nobody else has moved the job."""
+        move = Move(
+            job_id=hold.lease.job_id,
+            target="CANCELLED",
+            request_id=RequestId(f"stopped:{hold.lease.job_id}@{hold.lease.epoch}"),
+            version=hold.version,
+            cause="soft cancel: the worker stopped",
+            data=report.body,
+        )
+        moved = await self.ledger.move(Actor(role=Role.RECONCILER, name=self.name), move)
+        return isinstance(moved, Moved) and not moved.repeated
+
+    async def _turn(self, actor: Actor, steps: tuple[Advance, ...]) -> bool:
+        """Whether all of it was made, and now: a repeated step may be another's."""
+        outcomes = (await self.ledger.turn(Turn(actor=actor, advances=steps))).outcomes
+        return all(isinstance(outcome, Applied) and not outcome.repeated for outcome in outcomes)
+
+    def _has_settled(self, word: _Said) -> None:
+        self.workers.settled(word.wire_id)
+        if self.wake is not None:
+            self.wake()
+
+    async def _refuse(self, word: _Said, report: Report, why: Refusal | None, *, tried: bool = False) -> Answer:
+        """Nothing changes; the job's readers can see what was said. The same word again, after its answer was lost, was accepted.
+
+        `tried`: this word itself may be what made the step, if the ledger had to ask twice for its answer.
+        """
+        job = await self.ledger.job(word.job_id)
+        if job is None or job.lifecycle != BUS_JOB.name:
+            _log.warning("unknown_job", job_id=word.job_id, worker_id=word.worker_id, said=report.status)
+            return NOT_OURS
+        events = await self.ledger.events(word.job_id)
+        ended = job.place is Place.ENDED
+        kind = why or refusal(events, word.epoch, report, ended=ended)
+        status = Status[job.state]
+        before = settled_by(events, word.epoch)
+        again = kind is Refusal.DUPLICATE and before == report
+        if why is None:
+            self._has_settled(word)
+        if not (again and tried):
+            await self._remark(word, report, kind, job.state, ended=ended)
+        return Answer(status=status, message=ACCEPTED if again else f"refused: {kind.value}")
+
+    async def _remark(self, word: _Said, report: Report, kind: Refusal, state: str, *, ended: bool) -> None:
+        _log.warning(
+            "late_result" if ended else "result_refused",
+            job_id=word.job_id,
+            epoch=word.epoch,
+            kind=kind.value,
+            state=state,
+            said=report.status,
+            worker_id=word.worker_id,
+        )
+        once = (word.wire_id, word.worker_id, kind.value, report.status)
+        if self._remarked.get(once):
+            return
+        told = {
+            "kind": kind.value,
+            "status": report.status,
+            "state": state,
+            "worker_id": word.worker_id,
+            "epoch": word.epoch,
+            "execution_ms": report.execution_ms,
+            "error_code": report.error_code,
+            "error_message": report.error_message,
+            "result_ptr": report.result_ptr,
+        }
+        by = Actor(role=Role.RECONCILER, name=self.name)
+        await self.ledger.remark(by, word.job_id, REMARKED, json.dumps(told).encode())
+        self._remarked.put(once, value=True)
+
+    # --- progress --------------------------------------------------------------------------------------------------
+
+    async def _progress(self, word: _Said | None, said: JobProgress) -> Answer:
+        if word is None:
+            return NOT_OURS
+        hold = await self._looks.put(word.job_id)
+        attempt = None if hold is None or hold.lease.epoch != word.epoch else await self.attempts.of(hold)
+        if hold is None or attempt is None:
+            return await self._not_now(word)
+        objection = attempt.objection(word.worker_id, word.dispatch)
+        if objection is not None:
+            _log.info("progress_refused", job_id=word.job_id, kind=objection.value, worker_id=word.worker_id)
+            return Answer(status=Status[hold.state], message=f"refused: {objection.value}")
+        if hold.cancel:
+            await self.stopping.tell(hold, attempt)
+        asks = said.step_id == START_STEP
+        if hold.state == "DISPATCHED" and (asks or said.status in {Status.RUNNING, Status.UNSPECIFIED}):
+            return await self._begin(word, hold, attempt, said.message if asks else None)
+        if asks:
+            return _may_go_on(attempt, word, said.message)
+        return await self._keep(word, hold, attempt, said)
+
+    async def _begin(self, word: _Said, hold: Hold, attempt: Attempt, token: str | None) -> Answer:
+        """The start that this word tells or, with a token, asks for. One that asks begins, whoever else asks at the same time."""
+        told = {"seen_by": "progress"} if token is None else {"token": kept(token)}
+        actor = Actor(role=Role.WORKER, name=word.worker_id)
+        outcome = (await self.ledger.turn(Turn(actor=actor, advances=_start(hold, word, told)))).outcomes[0]
+        if isinstance(outcome, LeaseLost):
+            return await self._not_now(word)
+        if outcome.repeated:
+            started = await self.attempts.read(word.job_id, word.epoch) or attempt
+        else:
+            started = self.attempts.began(word.job_id, attempt, word.worker_id, told.get("token", ""))
+        return _may_go_on(started, word, started.token if token is None else token)
+
+    async def _keep(self, word: _Said, hold: Hold, attempt: Attempt, said: JobProgress) -> Answer:
+        """The lease runs on, as long as one attempt may take; signs that come often are not written."""
+        going = Answer(status=Status[hold.state], message=STOP if hold.cancel else ACCEPTED)
+        topic, now = self.topics.of(hold.type), self.clock.monotonic()
+        last = self._beaten.get(word.wire_id)
+        if last is not None and now < last + min(HEARTBEAT_EVERY_S, topic.lease_s / 3):
+            return going
+        if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > topic.running_s:
+            return Answer(status=going.status, message=STOP)
+        self._beaten.put(word.wire_id, now)
+        renewed = await self._renewals.put(hold.lease)
+        if isinstance(renewed, LeaseLost):
+            return await self._not_now(word)
+        if said.step_id or said.percent or said.message:
+            await self.ledger.signal(hold.lease, [("job_heartbeat", _sign(word, said))])
+        return going
+
+    async def _not_now(self, word: _Said) -> Answer:
+        """The attempt is not under way any more."""
+        job = await self.ledger.job(word.job_id)
+        if job is None or job.lifecycle != BUS_JOB.name:
+            return NOT_OURS
+        self._has_settled(word)
+        _log.info("progress_refused", job_id=word.job_id, epoch=word.epoch, state=job.state, worker_id=word.worker_id)
+        why = Refusal.LATE if job.place is Place.ENDED else Refusal.STALE
+        return Answer(status=Status[job.state], message=f"refused: {why.value}")
+
+    # --- the ledger, for several at once -----------------------------------------------------------------------------
+
+    async def _held(self, job_ids: Sequence[JobId]) -> list[Hold | None]:
+        found = {hold.lease.job_id: hold for hold in await self.ledger.holds(list(dict.fromkeys(job_ids)))}
+        return [found.get(job_id) for job_id in job_ids]
+
+    async def _renew_all(self, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
+        return await self.ledger.renew(Actor(role=Role.RECONCILER, name=self.name), leases)
+
+
+_END = {
+    Meaning.SUCCEED: Status.SUCCEEDED,
+    Meaning.FAIL: Status.FAILED,
+    Meaning.CANCEL: Status.CANCELLED,
+}
+
+
+def _word(job_id: str, worker_id: str, dispatch: Dispatch | None) -> _Said | None:
+    """Which attempt is meant; None when it cannot be one of ours."""
+    found = read_wire_id(job_id)
+    if (
+        found is None
+        or not _JOB_ID.match(found[0])
+        or not 0 < len(worker_id) <= WORKER_ID_CHARS_MAX
+        or kept(worker_id) != worker_id
+    ):
+        return None
+    return _Said(job_id=found[0], epoch=found[1], wire_id=job_id, worker_id=worker_id, dispatch=dispatch)
+
+
+def _start(hold: Hold, word: _Said, told: dict[str, str]) -> tuple[Advance, ...]:
+    """The start of an attempt that nobody has told of, in its worker's name."""
+    if hold.state != "DISPATCHED":
+        return ()
+    said = {"status": Status.RUNNING.name, "worker_id": word.worker_id, **told}
+    if word.dispatch is not None and word.dispatch.dispatch_id:
+        said["dispatch_id"] = word.dispatch.dispatch_id
+    return (Advance(hold.lease, "DISPATCHED", Trigger.START, data=json.dumps(said).encode()),)
+
+
+def _may_go_on(attempt: Attempt, word: _Said, token: str) -> Answer:
+    """Whether a started attempt was started by this very word: one that asked has a token, and no two have the same."""
+    if attempt.starter == word.worker_id and attempt.token == kept(token):
+        return Answer(status=Status.RUNNING, message=ACCEPTED)
+    return Answer(status=Status.RUNNING, message="refused: started already")
+
+
+def _sign(word: _Said, said: JobProgress) -> bytes:
+    told = {
+        "percent": min(100, max(0, said.percent)),
+        "step_id": kept(said.step_id),
+        "message": kept(said.message),
+        "worker_id": word.worker_id,
+    }
+    return json.dumps(told).encode()
+
+
+async def _reply(received: Received, job_id: str, answer: Answer) -> None:
+    if received.wants_answer:
+        await received.answer(JobProgress(job_id=job_id, status=answer.status, message=answer.message))

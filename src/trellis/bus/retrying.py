@@ -1,0 +1,69 @@
+"""The retry of a job whose topic does not declare that its jobs may be done twice: a new job, linked to the one before it (BUS-7, D30).
+
+Attempts are counted over the links by a label, and the deadline is what the first job had left. Jobs of idempotent topics keep their id:
+the ledger counts their attempts, and when they have ended there is none left.
+"""
+
+from dataclasses import replace
+
+from trellis.bus.derived import ids_after, is_whole
+from trellis.bus.reports import is_retryable, report_in
+from trellis.bus.requests import FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, Budget, JobRequest, new_bus_job
+from trellis.bus.topics import Topic, Topics
+from trellis.engine.jobs import JobId, NewJob
+from trellis.engine.records import Event, Job
+
+RETRIED = frozenset({"FAILED", "TIMEOUT"})
+
+
+def retries_before(request: JobRequest) -> int:
+    """How many retries led to this job, itself included."""
+    said = request.labels.get(RETRY_ATTEMPT, "0")
+    return int(said) if said.isascii() and said.isdigit() else 0
+
+
+def is_wanted(job: Job, request: JobRequest, ended: Event, topic: Topic) -> bool:
+    """Whether a job that ended with this event is done again as a new one; the caller knows whether anybody still wants it."""
+    if topic.idempotent or job.state not in RETRIED or retries_before(request) + 1 >= topic.max_attempts:
+        return False
+    left_s = _left_s(job, ended)
+    if left_s is not None and left_s < 0.001:
+        return False
+    return job.state == "TIMEOUT" or is_retryable(report_in(ended), topic)
+
+
+def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> list[NewJob]:
+    """The job that does this one again, under the ids that it may have; none when it cannot be made."""
+    number = retries_before(request) + 1
+    base = job.job_id.removesuffix(f".r{number - 1}") if number > 1 else job.job_id
+    candidates = [_retry(job, request, ended, number, job_id) for job_id in ids_after(base, f".r{number}")]
+    left_s = _left_s(job, ended)
+    return [
+        replace(
+            new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates),
+            deadline_s=left_s,
+            idempotency_key=None,
+        )
+        for made in candidates
+        if is_whole(made)
+    ]
+
+
+def _retry(job: Job, request: JobRequest, ended: Event, number: int, job_id: JobId) -> JobRequest:
+    labels = {**request.labels, RETRY_OF: job.job_id, RETRY_ATTEMPT: str(number)}
+    if request.step_of:
+        labels[FIRST_PARENT] = request.step_of
+    changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels, "budget": _budget(job, request, ended)}
+    return request.model_copy(update=changes)
+
+
+def _budget(job: Job, request: JobRequest, ended: Event) -> Budget | None:
+    """With as much time as is left, where the request said how much there is."""
+    left_s = _left_s(job, ended)
+    if request.budget is None or not request.budget.deadline_ms or left_s is None:
+        return request.budget
+    return request.budget.model_copy(update={"deadline_ms": max(1, int(left_s * 1000))})
+
+
+def _left_s(job: Job, ended: Event) -> float | None:
+    return None if job.deadline_at is None else (job.deadline_at - ended.ts).total_seconds()

@@ -1,0 +1,258 @@
+"""Questions and answers of a safety kernel as CAP has them, and back.
+
+CAP's question has no adapter and no hash of the job: both travel in `effective_config`, which other kernels may ignore. What a job's
+worker alone should know (its environment, its context) does not travel. CAP's answer has no place for the hash of the job, for the
+delay of a throttle, and for a constraint that is zero, false or an empty list: our own kernel sends them beside it, as metadata of the call.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+
+import pydantic
+
+from trellis.bus.errors import BusConfigInvalid, RequestInvalid
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.errors import KernelRefuses
+from trellis.bus.safety.policy import DELAY_S_DEFAULT, DELAY_S_MAX, Constraints
+
+SERVICE = "cordum.agent.v1.SafetyKernel"
+HASH_METADATA = "trellis-job-hash"
+DELAY_METADATA = "trellis-delay-s"
+NOTHING_METADATA = "trellis-nothing"
+"""Names of constraints that allow nothing at all: CAP cannot tell these from such as were not said."""
+OURS = "trellis"
+"""The key in `effective_config`."""
+REASON_CHARS_MAX = 2_000
+SNAPSHOT_CHARS_MAX = 200
+
+_PRIORITIES = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
+_PRIORITY_NAMES = {number: name for name, number in _PRIORITIES.items()}
+_ACTORS = {"": 0, "human": 1, "service": 2}
+_ACTOR_NAMES = {number: name for name, number in _ACTORS.items()}
+_KINDS = {
+    Kind.ALLOW: 1,
+    Kind.DENY: 2,
+    Kind.REQUIRE_HUMAN: 3,
+    Kind.THROTTLE: 4,
+    Kind.ALLOW_WITH_CONSTRAINTS: 5,
+}
+_KIND_OF = {number: kind for kind, number in _KINDS.items()}
+_BEYOND = {6: "QUARANTINE", 7: "REDACT"}
+"""Answers of CAP that this control plane cannot carry out."""
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "budgets": ("max_runtime_ms", "max_retries", "max_artifact_bytes", "max_concurrent_jobs"),
+    "sandbox": ("isolated", "network_allowlist", "fs_read_only", "fs_read_write"),
+    "toolchain": ("allowed_tools", "allowed_commands"),
+    "diff": ("max_files", "max_lines", "deny_path_globs"),
+}
+"""Where CAP keeps each constraint."""
+_NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("max_retries", "max_artifact_bytes", "max_files", "max_lines"), 0),
+    **dict.fromkeys(("network_allowlist", "fs_read_only", "fs_read_write"), ()),
+    **dict.fromkeys(("allowed_tools", "allowed_commands", "deny_path_globs"), ()),
+    "isolated": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The modules of the packages that speak CAP over gRPC."""
+
+    grpc: Any
+    safety: Any
+    job: Any
+
+
+def protocol() -> Protocol:
+    """Load them; raises BusConfigInvalid when they are not installed."""
+    try:
+        return Protocol(
+            import_module("grpc"),
+            import_module("cap.pb.cordum.agent.v1.safety_pb2"),
+            import_module("cap.pb.cordum.agent.v1.job_pb2"),
+        )
+    except ImportError as error:
+        missing = f"a safety kernel in another process needs {error.name}; install trellis-engine[bus]"
+        raise BusConfigInvalid(file="policy", detail=missing) from None
+
+
+def to_bytes(message: Any) -> bytes:
+    """A message of CAP as it is sent."""
+    return message.SerializeToString()
+
+
+# --- the question ----------------------------------------------------------------------------------------------------
+
+
+def question(cap: Protocol, request: JobRequest) -> Any:
+    """What a kernel is asked about a request."""
+    ours = {"adapter_id": request.adapter_id, "job_hash": request.hash}
+    made = cap.safety.PolicyCheckRequest(
+        job_id=request.job_id,
+        topic=request.topic,
+        tenant=request.tenant,
+        priority=_PRIORITIES[request.priority],
+        principal_id=request.principal_id,
+        labels=dict(request.labels),
+        memory_id=request.memory_id,
+        effective_config=json.dumps({OURS: ours}, ensure_ascii=False).encode(),
+    )
+    if request.budget is not None:
+        made.budget.CopyFrom(cap.job.Budget(**request.budget.model_dump()))
+    if request.meta is not None:
+        told = request.meta.model_dump() | {"actor_type": _ACTORS[request.meta.actor_type]}
+        made.meta.CopyFrom(cap.job.JobMetadata(**told))
+    return made
+
+
+def asked(check: Any) -> tuple[JobRequest, str]:
+    """The request as far as a question tells it, and the hash that its asker gave; raises RequestInvalid."""
+    ours = _ours(check.effective_config)
+    said: dict[str, Any] = {
+        "job_id": check.job_id,
+        "topic": check.topic,
+        "tenant_id": check.tenant,
+        "priority": _known(_PRIORITY_NAMES, check.priority, "priority"),
+        "principal_id": check.principal_id,
+        "labels": dict(check.labels),
+        "memory_id": check.memory_id,
+        "adapter_id": ours.get("adapter_id", ""),
+    }
+    if check.HasField("budget"):
+        said["budget"] = _fields(check.budget)
+    if check.HasField("meta"):
+        meta = _fields(check.meta)
+        said["meta"] = meta | {"actor_type": _known(_ACTOR_NAMES, check.meta.actor_type, "meta.actor_type")}
+    given = ours.get("job_hash", "")
+    return JobRequest.read(json.dumps(said).encode()), given if isinstance(given, str) else ""
+
+
+def _ours(config: bytes) -> Mapping[str, Any]:
+    try:
+        read: Any = json.loads(config) if config else {}
+    except (ValueError, RecursionError):
+        return {}
+    ours: Any = cast("dict[str, Any]", read).get(OURS) if isinstance(read, dict) else None
+    return cast("dict[str, Any]", ours) if isinstance(ours, dict) else {}
+
+
+def _known(names: Mapping[int, Any], number: int, field: str) -> Any:
+    if number not in names:
+        raise RequestInvalid(detail=f"{field}: {number} is none of {', '.join(map(str, names))}")
+    return names[number]
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """A message of CAP as its values; what is repeated becomes a list."""
+    made = dict[str, Any]()
+    for field, value in message.ListFields():
+        made[field.name] = value if isinstance(value, str | int | float | bool | bytes) else _many(value)
+    return made
+
+
+def _many(value: Any) -> Any:
+    return dict(cast("Mapping[str, str]", value)) if hasattr(value, "items") else list(cast("Iterable[str]", value))
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def answer(cap: Protocol, decision: Decision, *, reason: str | None = None) -> Any:
+    """A decision as CAP tells it."""
+    made = cap.safety.PolicyCheckResponse(
+        decision=_KINDS[decision.kind],
+        reason=(reason or decision.reason),
+        policy_snapshot=decision.policy_hash,
+        rule_id=decision.rule,
+        approval_required=decision.kind is Kind.REQUIRE_HUMAN,
+    )
+    if decision.constraints:
+        told = dict(decision.constraints)
+        parts: dict[str, Any] = {
+            part: {name: told[name] for name in names if name in told} for part, names in _PARTS.items()
+        }
+        made.constraints.CopyFrom(
+            cap.safety.PolicyConstraints(
+                redaction_level=told.get("redaction_level", ""),
+                **{part: given for part, given in parts.items() if given},
+            )
+        )
+    return made
+
+
+def metadata(decision: Decision, job_hash: str) -> tuple[tuple[str, str], ...]:
+    """What goes beside the answer."""
+    nothing = ",".join(name for name, value in decision.constraints.items() if not value)
+    told = ((HASH_METADATA, job_hash), (DELAY_METADATA, f"{decision.delay_s:g}"))
+    return (*told, (NOTHING_METADATA, nothing)) if nothing else told
+
+
+def decided(response: Any, beside: Mapping[str, str], request: JobRequest) -> Decision:
+    """The decision about this request that a kernel's answer is; raises KernelRefuses when it is none, or about another job."""
+    echoed = beside.get(HASH_METADATA, request.hash)
+    if echoed != request.hash:
+        raise KernelRefuses(detail=f"it answers about a job with the hash {echoed[:64]!r}, and not {request.hash}")
+    tenant = response.identity.tenant_id
+    if tenant and tenant != request.tenant:
+        raise KernelRefuses(detail=f"it answers about tenant {tenant[:200]!r}, and not {request.tenant!r}")
+    kind, why = _kind(response)
+    snapshot = response.policy_snapshot[:SNAPSHOT_CHARS_MAX]
+    if kind is Kind.REQUIRE_HUMAN and not snapshot:
+        raise KernelRefuses(detail="it requires a person and does not say under which policy (policy_snapshot)")
+    return Decision(
+        kind=kind,
+        rule=response.rule_id[:SNAPSHOT_CHARS_MAX] or "unnamed",
+        reason=(why or response.reason)[:REASON_CHARS_MAX],
+        policy_hash=snapshot,
+        job_hash=request.hash,
+        delay_s=_delay_s(beside.get(DELAY_METADATA)) if kind is Kind.THROTTLE else 0.0,
+        constraints=_constraints(response.constraints, beside) if kind is Kind.ALLOW_WITH_CONSTRAINTS else {},
+    )
+
+
+def _kind(response: Any) -> tuple[Kind, str]:
+    """Which of our answers it is, and why when it is not the kernel's own. Whatever is in doubt lets nothing go."""
+    number = response.decision
+    wish = _BEYOND.get(number) or ("a redacted context" if _is_redacted(response) and number in {1, 3, 5} else None)
+    if wish is not None:
+        return Kind.DENY, f"the kernel answers {wish}, which cannot be carried out here: {response.reason}"
+    kind = _KIND_OF.get(number)
+    if kind is None:
+        raise KernelRefuses(detail=f"it answers {number}, which is no decision")
+    if kind in {Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS} and response.approval_required:
+        return Kind.REQUIRE_HUMAN, ""
+    if kind is Kind.ALLOW and response.HasField("constraints"):
+        return Kind.ALLOW_WITH_CONSTRAINTS, ""
+    return kind, ""
+
+
+def _is_redacted(response: Any) -> bool:
+    return bool(response.redacted_context_ptr) or response.HasField("redacted_context_ref")
+
+
+def _constraints(told: Any, beside: Mapping[str, str]) -> dict[str, Any]:
+    """Those that were said."""
+    nothing = [name for name in beside.get(NOTHING_METADATA, "").split(",") if name in _NOTHING]
+    said: dict[str, Any] = {name: _NOTHING[name] for name in nothing}
+    for part, names in _PARTS.items():
+        if told.HasField(part):
+            given = _fields(getattr(told, part))
+            said |= {name: given[name] for name in names if name in given}
+    if told.redaction_level:
+        said["redaction_level"] = told.redaction_level
+    try:
+        return Constraints.model_validate(said).to_dict()
+    except pydantic.ValidationError as error:
+        raise KernelRefuses(detail=f"its constraints do not fit: {error.errors()[0]['msg']}") from None
+
+
+def _delay_s(text: str | None) -> float:
+    try:
+        delay_s = DELAY_S_DEFAULT if text is None else float(text)
+    except ValueError:
+        return DELAY_S_DEFAULT
+    return min(delay_s, DELAY_S_MAX) if 0 < delay_s < float("inf") else DELAY_S_DEFAULT

@@ -1,0 +1,178 @@
+"""What a policy says about a request, and how it came to that. Pure: the same policy and the same request, the same answer."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.policy import DELAY_S_DEFAULT, Match, Policy, Rule
+from trellis.bus.topics import fits
+
+DEFAULT = "default"
+AMBIGUOUS = "ambiguous"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looked:
+    """One rule that was looked at."""
+
+    rule: str
+    decision: Kind
+    fits: bool
+    why: str
+    """The condition that did not fit, or those that did."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is shown."""
+        return {"rule": self.rule, "decision": self.decision.value, "fits": self.fits, "why": self.why}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """A decision with every rule that was looked at before it was made, in order; the last one made it, if it fits."""
+
+    decision: Decision
+    looked: tuple[Looked, ...] = ()
+    not_looked: tuple[str, ...] = ()
+    """Rules that come later: their ids."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is shown."""
+        return {
+            **self.decision.to_dict(),
+            "looked": [one.to_dict() for one in self.looked],
+            "not_looked": list(self.not_looked),
+        }
+
+
+def decide(policy: Policy, request: JobRequest) -> Decision:
+    """What the first rule that fits says; denied when none does."""
+    return explain(policy, request).decision
+
+
+def explain(policy: Policy, request: JobRequest) -> Explanation:
+    """The decision, and how it came about."""
+    told = _facts(request)
+    if isinstance(told, str):
+        return Explanation(decision=_denied(policy, request, AMBIGUOUS, told))
+    looked = list[Looked]()
+    for number, rule in enumerate(policy.rules):
+        why = _misfit(rule.match, told)
+        said = why or f"{', '.join(sorted(rule.match.model_fields_set))} fit"
+        looked.append(Looked(rule=rule.id, decision=rule.decision, fits=why is None, why=said))
+        if why is None:
+            later = tuple(one.id for one in policy.rules[number + 1 :])
+            return Explanation(decision=_by(rule, policy, request), looked=tuple(looked), not_looked=later)
+    return Explanation(
+        decision=_denied(policy, request, DEFAULT, "no rule fits, and what no rule allows is denied"),
+        looked=tuple(looked),
+    )
+
+
+def _by(rule: Rule, policy: Policy, request: JobRequest) -> Decision:
+    throttled = rule.decision is Kind.THROTTLE
+    return Decision(
+        kind=rule.decision,
+        rule=rule.id,
+        reason=rule.reason or f"rule {rule.id}",
+        policy_hash=policy.hash,
+        job_hash=request.hash,
+        delay_s=(rule.delay_s or DELAY_S_DEFAULT) if throttled else 0.0,
+        constraints={} if rule.constraints is None else rule.constraints.to_dict(),
+    )
+
+
+def _denied(policy: Policy, request: JobRequest, rule: str, reason: str) -> Decision:
+    return Decision(kind=Kind.DENY, rule=rule, reason=reason, policy_hash=policy.hash, job_hash=request.hash)
+
+
+# --- what is compared ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    """A request in the words of a match. Several values: one of them is enough."""
+
+    topic: str
+    labels: Mapping[str, str]
+    names: Mapping[str, Sequence[str]]
+
+
+def _facts(request: JobRequest) -> _Facts | str:
+    """What rules look at; or what is said twice and differently."""
+    meta = request.meta
+    if meta is not None and request.tenant_id and meta.tenant_id and request.tenant_id != meta.tenant_id:
+        return f"tenant_id is {request.tenant_id!r} and meta.tenant_id is {meta.tenant_id!r}; send one of them"
+    labels = dict(request.labels)
+    for name, value in meta.labels.items() if meta else ():
+        if labels.setdefault(name, value) != value:
+            return f"the label {name!r} is {labels[name]!r}, and {value!r} in meta; send one of them"
+    names: dict[str, Sequence[str]] = {
+        "tenants": _said(request.tenant),
+        "principals": _said(request.principal_id),
+        "actor_types": _said(meta.actor_type if meta else ""),
+        "capabilities": _said(meta.capability if meta else ""),
+        "risk_tags": meta.risk_tags if meta else (),
+        "requires": meta.requires if meta else (),
+        "priorities": (request.priority or "batch",),
+        "adapters": _said(request.adapter_id),
+        "packs": _said(meta.pack_id if meta else ""),
+    }
+    return _Facts(topic=request.topic, labels=labels, names=names)
+
+
+def _said(value: str) -> tuple[str, ...]:
+    return (value,) if value else ()
+
+
+_ANY_CASE = frozenset({"capabilities", "risk_tags", "requires"})
+
+
+def _misfit(match: Match, facts: _Facts) -> str | None:
+    """The first condition that does not fit, in words; None when all do."""
+    if match.topics is not None and not any(fits(pattern, facts.topic) for pattern in match.topics):
+        return f"topics: {facts.topic} fits none of {_listed(match.topics)}"
+    for condition, values in facts.names.items():
+        patterns: Sequence[str] | None = getattr(match, condition)
+        if patterns is not None and not _one_fits(patterns, values, any_case=condition in _ANY_CASE):
+            return f"{condition}: {_listed(values) or 'nothing'} fits none of {_listed(patterns)}"
+    for name, pattern in (match.labels or {}).items():
+        value = facts.labels.get(name)
+        if value is None or not is_like(pattern, value):
+            said = "is not there" if value is None else f"is {_short(value)!r}"
+            return f"labels: {name} {said} and should be like {pattern!r}"
+    return None
+
+
+def _one_fits(patterns: Iterable[str], values: Iterable[str], *, any_case: bool) -> bool:
+    if any_case:
+        patterns, values = [one.casefold() for one in patterns], [one.casefold() for one in values]
+    known = list(values)
+    return any(is_like(pattern, value) for pattern in patterns for value in known)
+
+
+def is_like(pattern: str, value: str) -> bool:
+    """Whether a value fits a pattern in which `*` is any text, also none. It never looks back: no pattern is slow."""
+    first, *others = pattern.split("*")
+    if not others:
+        return pattern == value
+    *middle, last = others
+    if not value.startswith(first) or len(value) < len(first) + len(last) or not value.endswith(last):
+        return False
+    at, end = len(first), len(value) - len(last)
+    for part in middle:
+        found = value.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+def _listed(names: Sequence[str]) -> str:
+    told = ", ".join(_short(name) for name in names[:5])
+    return f"{told} and {len(names) - 5} more" if len(names) > 5 else told
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -1,0 +1,104 @@
+"""The kernels of this process: a policy that is given, and one that is read from a file again when the file has changed."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from trellis.bus.errors import KernelUnavailable
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety import judging
+from trellis.bus.safety.decisions import Decision, Kernel
+from trellis.bus.safety.errors import PolicyInvalid
+from trellis.bus.safety.judging import Explanation
+from trellis.bus.safety.policy import BUILTIN, Policy, cannot_read, read_bounded, read_policy_bytes
+
+LOOK_S = 1.0
+"""How often a file is looked at, at most."""
+
+
+class SafetyKernel(Kernel, Protocol):
+    """What people ask, beside what the scheduler does."""
+
+    async def explain(self, request: JobRequest) -> Explanation:
+        """The decision, and how it came about; raises KernelUnavailable."""
+        ...
+
+    async def snapshot(self) -> str:
+        """The hash of the policy in force; raises KernelUnavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+class PolicyKernel:
+    """Judges by one policy, as long as it lives."""
+
+    def __init__(self, policy: Policy = BUILTIN) -> None:
+        self.policy = policy
+
+    async def check(self, request: JobRequest) -> Decision:
+        """What the policy says."""
+        return judging.decide(self.policy, request)
+
+    async def explain(self, request: JobRequest) -> Explanation:
+        """What the policy says, and why."""
+        return judging.explain(self.policy, request)
+
+    async def snapshot(self) -> str:
+        """The policy's hash."""
+        return self.policy.hash
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class FileKernel:
+    """Judges by the policy in a file. A file that cannot be read, or does not fit, lets nothing go: not even by its last good version."""
+
+    def __init__(self, file: Path, *, monotonic: Callable[[], float]) -> None:
+        self.file = file
+        self._monotonic = monotonic
+        self._looked_at: float | None = None
+        self._body: bytes | None = None
+        self._found: Policy | PolicyInvalid | None = None
+        self._looking = asyncio.Lock()
+
+    async def policy(self) -> Policy:
+        """The policy in force; raises KernelUnavailable, which says what is wrong with the file."""
+        async with self._looking:
+            now = self._monotonic()
+            if self._looked_at is None or now - self._looked_at >= LOOK_S:
+                await asyncio.to_thread(self._look)
+                self._looked_at = now
+        if isinstance(self._found, Policy):
+            return self._found
+        raise KernelUnavailable(detail=str(self._found))
+
+    def _look(self) -> None:
+        try:
+            body = read_bounded(self.file)
+            if body != self._body:
+                self._body = body
+                self._found = read_policy_bytes(body, source=str(self.file))
+        except PolicyInvalid as error:
+            self._found = error
+        except OSError as error:
+            self._body, self._found = None, cannot_read(self.file, error)
+
+    async def check(self, request: JobRequest) -> Decision:
+        """What the policy in force says."""
+        return judging.decide(await self.policy(), request)
+
+    async def explain(self, request: JobRequest) -> Explanation:
+        """What the policy in force says, and why."""
+        return judging.explain(await self.policy(), request)
+
+    async def snapshot(self) -> str:
+        """The hash of the policy in force."""
+        return (await self.policy()).hash
+
+    async def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,257 @@
+"""A safety policy: rules in order, of which the first that fits decides. What no rule fits is denied.
+
+    [[rules]]
+    id = "deletes-need-a-person"
+    decision = "require_human"
+    reason = "somebody looks before anything is deleted"
+    match = { topics = ["job.files.>"], risk_tags = ["destructive"] }
+
+    [[rules]]
+    id = "files"
+    decision = "allow_with_constraints"
+    match = { topics = ["job.files.>"], tenants = ["acme", "beta-*"] }
+    constraints = { max_runtime_ms = 60000, network_allowlist = [] }
+
+A rule fits when every condition in its `match` does, and a condition when one of its patterns does. In topics `*` is one word and `>`
+the rest, as on the bus; in all other patterns `*` is any text. Capabilities, requirements and risk tags are compared without regard to
+case, as placement does. A request that names two tenants, or one label with two values, fits no rule: nobody knows which is meant.
+"""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import pydantic
+
+from trellis.bus.safety.decisions import Kind
+from trellis.bus.safety.errors import PolicyInvalid
+
+FILE_BYTES_MAX = 1024 * 1024
+RULES_MAX = 1_000
+PATTERNS_MAX = 1_000
+DELAY_S_DEFAULT = 10.0
+DELAY_S_MAX = 24 * 3600.0
+NAME_CHARS_MAX = 200
+RULE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,99}$"
+RESERVED_IDS = frozenset({"default", "ambiguous"})
+"""What a decision is attributed to when no rule made it."""
+
+_TOPIC_WORD = re.compile(r"[A-Za-z0-9_-]+|\*")
+
+
+def _topic_pattern(text: str) -> str:
+    words = text.split(".")
+    for number, word in enumerate(words):
+        if word == ">" and number == len(words) - 1:
+            continue
+        if _TOPIC_WORD.fullmatch(word) is None:
+            raise ValueError(
+                f"{text!r} is no pattern of topics: {word!r} must be a word, * for any one, or > at the end"
+            )
+    return text
+
+
+def _name_pattern(text: str) -> str:
+    wild = next((char for char in text if char in "?[]{}" or not char.isprintable()), None)
+    if wild is not None:
+        raise ValueError(f"{text!r} holds {wild!r}; only * stands for something else")
+    return text
+
+
+Text = Annotated[str, pydantic.Field(min_length=1, max_length=NAME_CHARS_MAX)]
+TopicPattern = Annotated[Text, pydantic.AfterValidator(_topic_pattern)]
+NamePattern = Annotated[Text, pydantic.AfterValidator(_name_pattern)]
+TopicPatterns = Annotated[tuple[TopicPattern, ...], pydantic.Field(min_length=1, max_length=PATTERNS_MAX)]
+Patterns = Annotated[tuple[NamePattern, ...], pydantic.Field(min_length=1, max_length=PATTERNS_MAX)]
+Allowed = Annotated[tuple[Text, ...], pydantic.Field(max_length=PATTERNS_MAX)]
+
+
+class _Shape(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, said: Any) -> Any:
+        """TOML and JSON have lists; what is kept cannot change."""
+        if not isinstance(said, Mapping):
+            return said
+        pairs = cast("Mapping[str, Any]", said)
+        return {name: _kept(value) for name, value in pairs.items()}
+
+
+def _kept(value: Any) -> Any:
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+class Match(_Shape):
+    """Which jobs a rule is about. What is not named does not matter."""
+
+    topics: TopicPatterns | None = None
+    tenants: Patterns | None = None
+    principals: Patterns | None = None
+    actor_types: Annotated[tuple[Literal["human", "service"], ...], pydantic.Field(min_length=1)] | None = None
+    capabilities: Patterns | None = None
+    risk_tags: Patterns | None = None
+    """One of the job's tags is enough."""
+    requires: Patterns | None = None
+    """One of what the job requires is enough."""
+    labels: Annotated[dict[Text, NamePattern], pydantic.Field(min_length=1, max_length=PATTERNS_MAX)] | None = None
+    """Every one of these; a job without the label does not fit."""
+    priorities: (
+        Annotated[tuple[Literal["critical", "interactive", "batch"], ...], pydantic.Field(min_length=1)] | None
+    ) = None
+    adapters: Patterns | None = None
+    packs: Patterns | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _says_something(self) -> "Match":
+        if not self.model_fields_set:
+            raise ValueError('it names no condition; write topics = [">"] when every job is meant')
+        return self
+
+
+class Constraints(_Shape):
+    """Under which conditions a job may go: the worker gets them, and the scheduler bounds the running time."""
+
+    max_runtime_ms: int | None = pydantic.Field(None, ge=1, lt=2**53)
+    max_retries: int | None = pydantic.Field(None, ge=0, lt=2**31)
+    max_artifact_bytes: int | None = pydantic.Field(None, ge=0, lt=2**53)
+    max_concurrent_jobs: int | None = pydantic.Field(None, ge=1, lt=2**31)
+    redaction_level: Text | None = None
+    isolated: bool | None = None
+    network_allowlist: Allowed | None = None
+    fs_read_only: Allowed | None = None
+    fs_read_write: Allowed | None = None
+    allowed_tools: Allowed | None = None
+    allowed_commands: Allowed | None = None
+    max_files: int | None = pydantic.Field(None, ge=0, lt=2**31)
+    max_lines: int | None = pydantic.Field(None, ge=0, lt=2**31)
+    deny_path_globs: Allowed | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Those that were said."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class Rule(_Shape):
+    """One rule."""
+
+    id: str = pydantic.Field(pattern=RULE_ID_PATTERN)
+    decision: Kind = pydantic.Field(strict=False)
+    reason: str = pydantic.Field("", max_length=500)
+    match: Match
+    delay_s: float | None = pydantic.Field(None, gt=0, le=DELAY_S_MAX, allow_inf_nan=False)
+    """Of a throttle: how long before the job is asked about again."""
+    constraints: Constraints | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _fits_together(self) -> "Rule":
+        if self.id in RESERVED_IDS:
+            raise ValueError(f"the id {self.id!r} is kept for jobs that no rule fits; choose another")
+        if self.delay_s is not None and self.decision is not Kind.THROTTLE:
+            raise ValueError(f"delay_s belongs to a throttle and not to {self.decision.value}")
+        told = {} if self.constraints is None else self.constraints.to_dict()
+        if self.decision is Kind.ALLOW_WITH_CONSTRAINTS and not told:
+            raise ValueError("allow_with_constraints names no constraints; write allow when none is meant")
+        if self.constraints is not None and self.decision is not Kind.ALLOW_WITH_CONSTRAINTS:
+            raise ValueError(f"constraints belong to allow_with_constraints and not to {self.decision.value}")
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it was written, in one order."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class Policy(_Shape):
+    """All rules, in the order in which they are looked at."""
+
+    rules: Annotated[tuple[Rule, ...], pydantic.Field(min_length=1, max_length=RULES_MAX)]
+
+    @pydantic.model_validator(mode="after")
+    def _ids_are_unique(self) -> "Policy":
+        seen = dict[str, int]()
+        for number, rule in enumerate(self.rules):
+            if rule.id in seen:
+                raise ValueError(f"rules.{seen[rule.id]} and rules.{number} both have the id {rule.id!r}")
+            seen[rule.id] = number
+        return self
+
+    @cached_property
+    def hash(self) -> str:
+        """What an approval is bound to: the same for the same rules in the same order, however they are written."""
+        told = [rule.to_dict() for rule in self.rules]
+        body = json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(body.encode()).hexdigest()
+
+
+BUILTIN = Policy.model_validate(
+    {
+        "rules": [
+            {
+                "id": "embedded",
+                "decision": "allow",
+                "reason": "an embedded instance without a policy of its own lets every job go",
+                "match": {"topics": ["job.>"]},
+            }
+        ]
+    }
+)
+"""What a fresh embedded instance has (D53)."""
+
+
+def read_policy(text: str, *, source: str) -> Policy:
+    """The policy that is written here in TOML; `source` is how a refusal calls it. Raises PolicyInvalid."""
+    try:
+        if len(text.encode()) > FILE_BYTES_MAX:
+            raise PolicyInvalid(source=source, detail=f"it has more than {FILE_BYTES_MAX} bytes")
+        return Policy.model_validate(tomllib.loads(text))
+    except pydantic.ValidationError as error:
+        raise PolicyInvalid(source=source, detail=_told(error)) from None
+    except ValueError as error:  # beside TOML's own also numbers that are too long, and half of a pair
+        raise PolicyInvalid(source=source, detail=f"it is no TOML: {error}") from None
+    except RecursionError:
+        raise PolicyInvalid(source=source, detail="it is nested too deeply") from None
+
+
+def read_policy_bytes(body: bytes, *, source: str) -> Policy:
+    """The same for what was read from a file."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PolicyInvalid(source=source, detail=f"it is not UTF-8 (byte {error.start})") from None
+    return read_policy(text, source=source)
+
+
+def read_policy_file(file: Path) -> Policy:
+    """The policy in this file; raises PolicyInvalid."""
+    try:
+        body = read_bounded(file)
+    except OSError as error:
+        raise cannot_read(file, error) from None
+    return read_policy_bytes(body, source=str(file))
+
+
+def cannot_read(file: Path, error: OSError) -> PolicyInvalid:
+    """The refusal of a file that is not there, or not ours to read."""
+    return PolicyInvalid(source=file, detail=f"it cannot be read ({error.strerror or error})")
+
+
+def read_bounded(file: Path) -> bytes:
+    """At most one byte more than is allowed: enough to know that it is too much."""
+    with file.open("rb") as opened:
+        return opened.read(FILE_BYTES_MAX + 1)
+
+
+def _told(error: pydantic.ValidationError) -> str:
+    """The first places that do not fit."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)[:3]
+    return "; ".join(f"{_place(one['loc'])}{one['msg'].removeprefix('Value error, ')}" for one in found)
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return f"{'.'.join(map(str, location))}: " if location else ""

@@ -1,0 +1,190 @@
+"""A kernel in another process, asked over gRPC with CAP's SafetyKernel service (BUS-4). Whatever goes wrong, nothing is let go."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from trellis.bus.errors import KernelUnavailable
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety import cap_kernel
+from trellis.bus.safety.breaker import Breaker
+from trellis.bus.safety.decisions import Decision
+from trellis.bus.safety.errors import KernelRefuses
+from trellis.bus.safety.judging import Explanation
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.logs import log_of
+
+TIMEOUT_S = 2.0
+SCHEMES = ("grpc", "grpcs")
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+_CHANNEL: tuple[tuple[str, int], ...] = (
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+)
+
+_ABOUT_THE_QUESTION = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
+"""Codes of a kernel that is there: one odd job must not keep it from being asked about the others."""
+
+_log = log_of("trellis.bus.safety")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelAddress:
+    """Where a kernel listens."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def target(self) -> str:
+        """As gRPC writes it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_kernel_address(text: str) -> bool:
+    """Whether this means a kernel in another process, and no file."""
+    return text.partition("://")[0].lower() in SCHEMES
+
+
+def kernel_address(text: str) -> KernelAddress:
+    """`grpcs://host:port`, or `grpc://` for one on this machine; raises OptionInvalid."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise _no_address(text, str(error)) from None
+    if (
+        parts.scheme not in SCHEMES
+        or not host
+        or not port
+        or parts.path.strip("/")
+        or parts.query
+        or "@" in parts.netloc
+    ):
+        raise _no_address(text, "write grpcs://host:port, or grpc://localhost:port for a kernel on this machine")
+    if parts.scheme == "grpc" and not is_this_machine(host):
+        raise _no_address(text, "only a kernel on this machine is asked without encryption; write grpcs://host:port")
+    return KernelAddress(host=host, port=port, tls=parts.scheme == "grpcs")
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether what goes there stays here."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _no_address(text: str, expected: str) -> OptionInvalid:
+    return OptionInvalid(option="policy", value=text[:200], expected=expected)
+
+
+class RemoteKernel:
+    """Asks within two seconds. After three failures in a row the kernel is left alone for 30 seconds, and then one question tries."""
+
+    def __init__(
+        self,
+        address: KernelAddress,
+        *,
+        monotonic: Callable[[], float],
+        ca_file: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.address = address
+        self._cap = cap_kernel.protocol()
+        self._ca_file, self._timeout_s = ca_file, timeout_s
+        self._breaker = Breaker(monotonic)
+        self._channel: Any = None
+
+    async def check(self, request: JobRequest) -> Decision:
+        """What the kernel says."""
+        return await self._judged("Check", request)
+
+    async def explain(self, request: JobRequest) -> Explanation:
+        """What the kernel says; its reason is all that another process tells of how it came about."""
+        return Explanation(decision=await self._judged("Explain", request))
+
+    async def snapshot(self) -> str:
+        """The first of the policies that the kernel names."""
+        safety = self._cap.safety
+        async with _Watched(self._breaker, self.address):
+            answer, _ = await self._ask("ListSnapshots", safety.ListSnapshotsRequest(), safety.ListSnapshotsResponse)
+            if not answer.snapshots:
+                raise KernelRefuses(detail="it names no policy")
+        return answer.snapshots[0]
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def _judged(self, method: str, request: JobRequest) -> Decision:
+        async with _Watched(self._breaker, self.address):
+            question = cap_kernel.question(self._cap, request)
+            answer, beside = await self._ask(method, question, self._cap.safety.PolicyCheckResponse)
+            return cap_kernel.decided(answer, beside, request)
+
+    async def _ask(self, method: str, question: Any, kind: Any) -> tuple[Any, Mapping[str, str]]:
+        """The answer, and what came beside it; raises KernelUnavailable."""
+        try:
+            call = self._connected().unary_unary(
+                f"/{cap_kernel.SERVICE}/{method}",
+                request_serializer=cap_kernel.to_bytes,
+                response_deserializer=kind.FromString,
+            )(question, timeout=self._timeout_s)
+            answer = await call
+            beside = {str(name): str(value) for name, value in await call.trailing_metadata() or ()}
+        except self._cap.grpc.aio.AioRpcError as error:
+            raise self._failure(error.code().name, error.details() or "no answer") from None
+        except (self._cap.grpc.aio.UsageError, OSError) as error:
+            raise KernelUnavailable(detail=f"{self.address.target}: {error}") from None
+        return answer, beside
+
+    def _failure(self, code: str, detail: str) -> KernelUnavailable:
+        kind = KernelRefuses if code in _ABOUT_THE_QUESTION else KernelUnavailable
+        return kind(detail=f"{self.address.target} says {code}: {detail[:500]}")
+
+    def _connected(self) -> Any:
+        if self._channel is None:
+            aio = self._cap.grpc.aio
+            if self.address.tls:
+                trusted = None if self._ca_file is None else self._ca_file.read_bytes()
+                credentials = self._cap.grpc.ssl_channel_credentials(root_certificates=trusted)
+                self._channel = aio.secure_channel(self.address.target, credentials, options=_CHANNEL)
+            else:
+                self._channel = aio.insecure_channel(self.address.target, options=_CHANNEL)
+        return self._channel
+
+
+class _Watched:
+    """One question, counted by the breaker; it is not asked at all while the kernel is left alone."""
+
+    def __init__(self, breaker: Breaker, address: KernelAddress) -> None:
+        self._breaker, self._address = breaker, address
+
+    async def __aenter__(self) -> None:
+        left_s = self._breaker.refuses_for_s()
+        if left_s is not None:
+            detail = f"{self._address.target} failed {self._breaker.failures_max} times in a row; asked again in {left_s:.0f} s"
+            raise KernelUnavailable(detail=detail)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None or isinstance(error, KernelRefuses):
+            self._breaker.answered()
+        elif isinstance(error, KernelUnavailable):
+            _log.warning("kernel_failed", address=self._address.target, error=str(error))
+            self._breaker.failed()
+        elif isinstance(error, asyncio.CancelledError):
+            self._breaker.let_go()
+        else:
+            self._breaker.failed()

@@ -1,0 +1,457 @@
+"""Validates jobs and hands them out over the bus, as many processes of it as one likes (BUS-1, BUS-3, BUS-4, BUS-8, BUS-10).
+
+Who hands a job out is decided by the ledger: the one whose own dispatch id is in it publishes, and nobody else. The ledger is written
+first and the bus second, so a crash in between loses a lease's time and nothing else. While the bus is away nothing is handed out; while
+the safety kernel is away nothing is either.
+"""
+
+import asyncio
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from trellis.bus.approved import approved
+from trellis.bus.errors import BusError, BusUnavailable, KernelUnavailable, NoResponders, RequestInvalid
+from trellis.bus.families import Families
+from trellis.bus.messages import Dispatch, Order, wire_id
+from trellis.bus.ordering import Never, NotYet, Turns
+from trellis.bus.orders import Terms, order_of
+from trellis.bus.placement import Placed, Stays, Unfit, place
+from trellis.bus.port import Bus
+from trellis.bus.recent import Recent
+from trellis.bus.registry import Workers
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety.decisions import Decision, Kernel, Kind
+from trellis.bus.safety.errors import KernelRefuses
+from trellis.bus.scheduling import Did, Passed, SchedulerOptions
+from trellis.bus.topics import Topics
+from trellis.bus.urgency import age_s, in_turn
+from trellis.engine import tracing
+from trellis.engine.clock import Clock
+from trellis.engine.errors import LedgerError
+from trellis.engine.jobs import (
+    Actor,
+    Advance,
+    CancelMode,
+    Epoch,
+    JobId,
+    Lease,
+    Move,
+    Moved,
+    RequestId,
+    Turn,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Job, JobFilter
+from trellis.lifecycles import Role, Trigger
+from trellis.lifecycles.bus_job import BUS_JOB
+
+PENDING, SCHEDULED, DISPATCHED, DENIED = "PENDING", "SCHEDULED", "DISPATCHED", "DENIED"
+HOLD_S = 72 * 3600.0
+"""How long a job that waits for a person rests before it is asked about again."""
+ORDER_S_MIN, ORDER_S_MAX = 30.0, 600.0
+"""How long a step that is not in turn rests, the longer the longer it waits; the end of the step before lets it go earlier."""
+PLACEMENT_S_MIN, PLACEMENT_S_MAX = 5.0, 30.0
+THROTTLE_S_DEFAULT = 5.0
+THROTTLE_S_MIN = 0.1
+REFUSED_S_MIN, REFUSED_S_MAX = 30.0, 600.0
+"""How long a job rests about which the kernel cannot decide, the longer the longer it waits."""
+UNASKED_MAX = 3
+"""After so many questions without an answer, and none with one beside them, a pass asks no more."""
+BUS_AWAY_S = 1.0
+CAUSE_CHARS_MAX = 500
+LANES_MAX = 10_000
+
+_log = log_of("trellis.bus.scheduler")
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a pass has found out: whose turn it is, and what room there is."""
+
+    turns: Turns
+    full: set[str] = field(default_factory=set[str])
+    """Topics of which nothing more can go."""
+    stuck: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+    """By topic and priority: jobs that wait for certain workers, while those behind them could go to others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ready:
+    """A ready job that is looked at."""
+
+    job: Job
+    request: JobRequest
+    age_s: float
+
+    @property
+    def wire_id(self) -> str:
+        """What it will be called toward workers when this handing-out succeeds."""
+        return wire_id(self.job.job_id, Epoch(self.job.epoch + 1))
+
+
+@dataclass(kw_only=True)
+class Scheduler:
+    """One pass validates what is pending, then hands out what is ready in its order, as far as there is room."""
+
+    ledger: Ledger
+    actor: Actor
+    bus: Bus
+    workers: Workers
+    topics: Topics
+    kernel: Kernel
+    clock: Clock
+    new_id: Callable[[], str]
+    options: SchedulerOptions = field(default_factory=SchedulerOptions)
+    name: str = "bus-scheduler"
+    _families: Families = field(init=False)
+    _gone: Recent[str, int] = field(default_factory=lambda: Recent(LANES_MAX))
+    """By lane: how many were handed out, for whose turn it is."""
+    _one_pass: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _woken: "asyncio.Task[None] | None" = None
+    _again: bool = False
+    _stopped: bool = False
+    _kernel_away: bool = False
+
+    def __post_init__(self) -> None:
+        self._families = Families(ledger=self.ledger, topics=self.topics)
+        role, name = Role.SAFETY_KERNEL, self.actor.name
+        self._kernel_actor = Actor(role=role, name=name)
+        self._reconciler = Actor(role=Role.RECONCILER, name=name)
+
+    # --- the pass --------------------------------------------------------------------------------------------------
+
+    async def run_once(self) -> Passed:
+        """Validate, then hand out. Raises LedgerError when the ledger does not answer."""
+        async with self._one_pass:
+            did: Counter[Did] = Counter(await self._validate())
+            if not self.bus.connected:
+                return Passed(did=did, bus_away=True)
+            return await self._hand_out(did)
+
+    def pause_s(self, report: Passed) -> float:
+        """At once while there may be more."""
+        return 0.0 if report.moved else self.options.poll_s
+
+    def wake(self) -> None:
+        """Something has changed: look now. One pass serves all that call meanwhile."""
+        self._again = True
+        if not self._stopped and (self._woken is None or self._woken.done()):
+            self._woken = asyncio.get_running_loop().create_task(self._run_while_woken())
+
+    async def drain(self) -> None:
+        """Finish what was woken; nothing wakes it any more."""
+        self._stopped = True
+        if self._woken is not None:
+            await asyncio.gather(self._woken, return_exceptions=True)
+
+    async def _run_while_woken(self) -> None:
+        while self._again and not self._stopped:
+            self._again = False
+            try:
+                report = await self.run_once()
+            except LedgerError as error:
+                _log.warning("ledger_unavailable", error=str(error))  # the next pass of the service tries again
+                return
+            self._again = self._again or report.moved
+
+    # --- validation ------------------------------------------------------------------------------------------------
+
+    async def _validate(self) -> list[Did]:
+        """PENDING → SCHEDULED, oldest first."""
+        where = JobFilter(lifecycle=BUS_JOB.name, state=PENDING)
+        page = await self.ledger.jobs(where, limit=self.options.validate_max, oldest_first=True)
+        done: list[Did] = []
+        for group in _groups(self._elsewhere(page.jobs), self.options.at_once):
+            done += await _all(self._validate_one(job.job_id) for job in group)
+        return done
+
+    async def _validate_one(self, job_id: JobId) -> Did:
+        job = await self.ledger.job(job_id)
+        if job is None or job.state != PENDING:
+            return Did.LOST
+        try:
+            JobRequest.read(job.payload or b"")
+        except RequestInvalid as error:
+            return await self._end(job_id, f"not accepted: {error}", Did.REFUSED)
+        move = Move(job_id=job_id, target=SCHEDULED, request_id=RequestId(f"validate:{job_id}"), delay_s=0.0)
+        return _made(await self.ledger.move(self.actor, move), Did.VALIDATED)
+
+    # --- handing out -----------------------------------------------------------------------------------------------
+
+    async def _hand_out(self, did: Counter[Did]) -> Passed:
+        now = await self.ledger.now()
+        waiting = self._in_order(await self.ledger.heads(BUS_JOB.name, each=self.options.each), now)
+        room = _Room(Turns(families=self._families))
+        bus_away = kernel_away = False
+        while waiting and not (bus_away or kernel_away):
+            group, waiting, left = await self._next_group(waiting, room, now)
+            outcomes = await _all(self._take_on(ready, placed) for ready, placed in group)
+            did.update([*left, *outcomes])
+            bus_away = not self.bus.connected
+            kernel_away = did[Did.UNASKED] >= UNASKED_MAX and set(outcomes) == {Did.UNASKED}
+            if outcomes.count(Did.LOST) * 2 > len(outcomes):
+                waiting = self._elsewhere(waiting)  # another process is here: the two go on in different places
+        await self._let_go(await room.turns.missed())
+        self._say_kernel(away=did[Did.UNASKED] > 0)
+        return Passed(did=did, bus_away=bus_away)
+
+    def _in_order(self, jobs: Sequence[Job], now: datetime) -> list[Job]:
+        """Lanes beside each other, each in its own order: jobs of different lanes do not compete for the same workers."""
+        lanes: dict[str, list[Job]] = {}
+        for job in jobs:
+            lanes.setdefault(self._lane(job.type), []).append(job)
+        ordered = [in_turn(lane, now, self._gone.get(name) or 0) for name, lane in lanes.items()]
+        longest = max(map(len, ordered), default=0)
+        return [lane[number] for number in range(longest) for lane in ordered if number < len(lane)]
+
+    def _elsewhere(self, jobs: Sequence[Job]) -> list[Job]:
+        """The same jobs, beginning at a place of this process's own."""
+        start = zlib.crc32(self.actor.name.encode()) % len(jobs) if jobs else 0
+        return [*jobs[start:], *jobs[:start]]
+
+    def _lane(self, topic: str) -> str:
+        return " ".join(sorted(self.topics.of(topic).pools)) or topic
+
+    async def _next_group(
+        self, waiting: Sequence[Job], room: _Room, now: datetime
+    ) -> tuple[list[tuple[_Ready, Placed]], list[Job], list[Did]]:
+        """Those that go next, with the room they get; those to look at afterwards; and what became of the others."""
+        group: list[tuple[_Ready, Placed]] = []
+        left: list[Did] = []
+        later: list[Job] = []
+        tried: set[str] = set()
+        for number, job in enumerate(waiting):
+            if len(group) >= self.options.at_once:
+                return group, [*later, *waiting[number:]], left
+            if job.type in room.full:
+                left.append(Did.WAITING)
+                continue
+            ready = await self._in_turn(job, room.turns, now)
+            if isinstance(ready, Did):
+                left.append(ready)
+                continue
+            placed = self._place(ready)
+            if isinstance(placed, Placed) and not self.workers.proven(placed.subject):
+                if placed.subject in tried:
+                    later.append(job)  # one goes first, to see whether anybody listens
+                    continue
+                tried.add(placed.subject)
+            if isinstance(placed, Placed):
+                self._reserve(ready, placed)
+                group.append((ready, placed))
+            else:
+                left.append(await self._unplaced(ready, placed, room))
+        return group, later, left
+
+    async def _in_turn(self, job: Job, turns: Turns, now: datetime) -> _Ready | Did:
+        """The job when it is its turn, or what became of it."""
+        try:
+            request = JobRequest.read(job.payload or b"")
+        except RequestInvalid as error:
+            return await self._end(job.job_id, f"cannot be read: {error}", Did.REFUSED)
+        turn = await turns.of(request)
+        if isinstance(turn, Never):
+            return await self._end(job.job_id, f"step {turn.step_index} did not succeed", Did.CANCELLED)
+        if isinstance(turn, NotYet):
+            reason = f"step {turn.step_index} ({turn.job_id}) has not ended"
+            delay_s = min(ORDER_S_MAX, max(ORDER_S_MIN, age_s(job, now) / 4))
+            did = await self._defer(job, "order", reason, delay_s)
+            if did is Did.DEFERRED:
+                turns.put_aside(job, request)
+            return did
+        return _Ready(job=job, request=request, age_s=age_s(job, now))
+
+    def _place(self, ready: _Ready) -> Placed | Stays | Unfit:
+        live = self.workers.live()
+        return place(ready.request, self.topics, live, self.workers, subject_max=self.options.subject_max)
+
+    async def _unplaced(self, ready: _Ready, placed: Stays | Unfit, room: _Room) -> Did:
+        """It stays ready, unless that would keep others from being seen, or nobody may have it."""
+        job = ready.job
+        if isinstance(placed, Stays):
+            if placed.all_do:
+                room.full.add(job.type)
+                return Did.WAITING
+            room.stuck[job.type, job.priority] += 1
+            if room.stuck[job.type, job.priority] <= self.options.each // 2:
+                return Did.WAITING
+        reason = placed.reason if isinstance(placed, Unfit) else "the workers that may have it are busy"
+        delay_s = min(PLACEMENT_S_MAX, max(PLACEMENT_S_MIN, ready.age_s / 4))
+        return await self._defer(job, "placement", reason, delay_s)
+
+    def _reserve(self, ready: _Ready, placed: Placed) -> None:
+        if placed.worker_id:
+            self.workers.assigned(placed.worker_id, ready.wire_id)
+        else:
+            self.workers.sent(placed.subject, ready.wire_id, self._lease_s(ready.job))
+
+    async def _take_on(self, ready: _Ready, placed: Placed) -> Did:
+        """Ask the kernel, then dispatch; whatever does not go out makes room again."""
+        did = Did.LOST
+        try:
+            decision = await self.kernel.check(ready.request)
+            did = await self._decided(ready, placed, decision)
+        except KernelRefuses as error:
+            delay_s = min(REFUSED_S_MAX, max(REFUSED_S_MIN, ready.age_s / 4))
+            did = await self._defer(ready.job, "kernel", str(error), delay_s)
+        except KernelUnavailable as error:
+            if not self._kernel_away:
+                _log.warning("kernel_unavailable", error=str(error))
+                self._kernel_away = True
+            did = Did.UNASKED
+        finally:
+            if did is not Did.DISPATCHED:
+                self.workers.released(ready.wire_id)
+        return did
+
+    async def _decided(self, ready: _Ready, placed: Placed, decision: Decision) -> Did:
+        job = ready.job
+        if decision.lets_go:
+            return await self._dispatch(ready, placed, decision, None)
+        if decision.kind is Kind.REQUIRE_HUMAN:
+            approval = approved(await self.ledger.events(job.job_id), decision)
+            if approval is not None:
+                return await self._dispatch(ready, placed, decision, approval)
+            data = {"hold": "human", "decision": decision.to_dict()}
+            hold = self._move(job, SCHEDULED, "hold", decision.reason, data, delay_s=HOLD_S)
+            return _made(await self.ledger.move(self._kernel_actor, hold), Did.HELD)
+        if decision.kind is Kind.THROTTLE:
+            delay_s = max(THROTTLE_S_MIN, decision.delay_s or THROTTLE_S_DEFAULT)
+            return await self._defer(job, "throttle", decision.reason, delay_s, decision)
+        denial = self._move(job, DENIED, "deny", decision.reason, {"decision": decision.to_dict()})
+        return _made(await self.ledger.move(self.actor, denial), Did.DENIED)
+
+    async def _dispatch(self, ready: _Ready, placed: Placed, decision: Decision, approval: str | None) -> Did:
+        """Into the ledger first, then onto the bus."""
+        job = ready.job
+        about: dict[str, tracing.Value] = {"trellis.job_id": job.job_id, "trellis.correlation_id": job.correlation_id}
+        with tracing.carried(job.trace, f"job.dispatch {job.type}", about, kind=tracing.PRODUCER):
+            dispatch = Dispatch(dispatch_id=self.new_id(), attempt=job.attempt, worker_id=placed.worker_id)
+            terms = Terms(lease_s=self._lease_s(job), trace=tracing.here(), constraints=decision.constraints)
+            try:
+                order = order_of(ready.request, dispatch, ready.wire_id, terms)
+            except RequestInvalid as error:
+                return await self._end(job.job_id, f"cannot be sent: {error}", Did.CANCELLED)
+            moved = await self.ledger.move(self.actor, self._handing_out(job, placed, dispatch, decision, approval))
+            if not isinstance(moved, Moved) or moved.lease is None:
+                return Did.LOST
+            return await self._publish(job, placed, moved.lease, order)
+
+    def _lease_s(self, job: Job) -> float:
+        return self.topics.of(job.type).lease_s
+
+    def _handing_out(
+        self, job: Job, placed: Placed, dispatch: Dispatch, decision: Decision, approval: str | None
+    ) -> Move:
+        lease_s = self._lease_s(job)
+        data: dict[str, Any] = {
+            "dispatch_id": dispatch.dispatch_id,
+            "worker_id": placed.worker_id,
+            "subject": placed.subject,
+            "decision": decision.to_dict(),
+            **({"approved_by": approval} if approval else {}),
+        }
+        return Move(
+            job_id=job.job_id,
+            target=DISPATCHED,
+            request_id=RequestId(f"dispatch:{dispatch.dispatch_id}"),
+            version=job.version,
+            lease_s=lease_s,
+            heartbeat_s=lease_s,
+            data=json.dumps(data).encode(),
+        )
+
+    async def _publish(self, job: Job, placed: Placed, lease: Lease, order: Order) -> Did:
+        wire = order.request.job_id
+        try:
+            await self.bus.publish(
+                placed.subject, order, trace_id=job.correlation_id, message_id=wire, needs_listener=True
+            )
+        except NoResponders:
+            self.workers.unanswered(placed.subject, placed.worker_id)
+            return await self._give_back(lease, 0.0, f"nobody listens at {placed.subject}")
+        except BusUnavailable as error:
+            return await self._give_back(lease, BUS_AWAY_S, str(error))
+        except BusError as error:
+            return await self._end(lease.job_id, f"cannot be sent: {error}", Did.CANCELLED)
+        self.workers.answered(placed.subject)
+        lane = self._lane(job.type)
+        self._gone.put(lane, (self._gone.get(lane) or 0) + 1)
+        return Did.DISPATCHED
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    async def _give_back(self, lease: Lease, delay_s: float, cause: str) -> Did:
+        """Nobody had it: the attempt does not count."""
+        advance = Advance(lease, DISPATCHED, Trigger.RETRY, delay_s=delay_s, spare_attempt=True, cause=_cut(cause))
+        await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))
+        return Did.GIVEN_BACK
+
+    async def _defer(self, job: Job, hold: str, reason: str, delay_s: float, decision: Decision | None = None) -> Did:
+        data = {"hold": hold, "reason": reason, **({"decision": decision.to_dict()} if decision else {})}
+        move = self._move(job, SCHEDULED, "defer", reason, data, delay_s=delay_s)
+        return _made(await self.ledger.move(self.actor, move), Did.DEFERRED)
+
+    async def _let_go(self, jobs: Sequence[Job]) -> None:
+        """Steps that were put aside just when their turn came."""
+        data = {"hold": "none", "reason": "the steps before it have ended"}
+        for job in jobs:
+            move = self._move(
+                replace(job, version=job.version + 1), SCHEDULED, "turn", data["reason"], data, delay_s=0.0
+            )
+            await self.ledger.move(self.actor, move)
+
+    async def _end(self, job_id: JobId, cause: str, did: Did) -> Did:
+        """The one way out that everybody may take who finds a job that cannot go on."""
+        _log.warning("job_ended_by_scheduler", job_id=job_id, cause=_cut(cause))
+        request_id = RequestId(f"cannot-go:{job_id}")
+        answer = await self.ledger.cancel(
+            self._reconciler, job_id, CancelMode.HARD, request_id, grace_s=0.0, cause=_cut(cause)
+        )
+        return _made(answer, did)
+
+    def _move(
+        self, job: Job, target: str, what: str, cause: str, data: dict[str, Any], *, delay_s: float | None = None
+    ) -> Move:
+        """A step of the job as it was seen: of many processes one makes it."""
+        return Move(
+            job_id=job.job_id,
+            target=target,
+            request_id=RequestId(f"{what}:{job.job_id}:{job.version}"),
+            version=job.version,
+            delay_s=delay_s,
+            cause=_cut(cause),
+            data=json.dumps(data).encode(),
+        )
+
+    def _say_kernel(self, *, away: bool) -> None:
+        if self._kernel_away and not away:
+            _log.info("kernel_back")
+        self._kernel_away = away
+
+
+def _made(answer: object, did: Did) -> Did:
+    return did if isinstance(answer, Moved) and not answer.repeated else Did.LOST
+
+
+def _cut(text: str) -> str:
+    return text[:CAUSE_CHARS_MAX]
+
+
+def _groups(jobs: Sequence[Job], size: int) -> Iterable[Sequence[Job]]:
+    return (jobs[start : start + size] for start in range(0, len(jobs), size))
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, Did]]) -> list[Did]:
+    """Every outcome; when one raises, the others are finished first."""
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

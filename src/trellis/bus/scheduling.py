@@ -1,0 +1,63 @@
+"""What one pass of the scheduler takes on, and what it says that it did."""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerOptions:
+    """How much one pass takes on."""
+
+    poll_s: float = 0.5
+    validate_max: int = 100
+    each: int = 100
+    """Ready jobs of each topic and priority that a pass looks at."""
+    at_once: int = 16
+    subject_max: int = 1_000
+    """How many attempts may be under way at a topic's own subject, where nobody says how busy it is."""
+
+
+class Did(StrEnum):
+    """What became of one job in a pass."""
+
+    VALIDATED = "validated"
+    REFUSED = "refused"
+    DISPATCHED = "dispatched"
+    LOST = "lost"
+    """Another process was faster, or its key is full."""
+    GIVEN_BACK = "given_back"
+    DENIED = "denied"
+    HELD = "held"
+    DEFERRED = "deferred"
+    CANCELLED = "cancelled"
+    UNASKED = "unasked"
+    """The kernel did not answer."""
+    WAITING = "waiting"
+    """Nobody has room, or nobody is there."""
+
+
+_NOT_ON = frozenset({Did.LOST, Did.GIVEN_BACK, Did.UNASKED, Did.WAITING})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passed:
+    """What one pass did, by what it did; and what was away."""
+
+    did: Counter[Did]
+    bus_away: bool = False
+
+    @property
+    def dispatched(self) -> int:
+        """How many jobs went out."""
+        return self.did[Did.DISPATCHED]
+
+    @property
+    def kernel_away(self) -> bool:
+        """Whether the kernel left a question without an answer."""
+        return self.did[Did.UNASKED] > 0
+
+    @property
+    def moved(self) -> bool:
+        """Whether it brought anything on: there may be more."""
+        return any(count for what, count in self.did.items() if what not in _NOT_ON) and not self.bus_away

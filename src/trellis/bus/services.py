@@ -1,0 +1,136 @@
+"""The parts of the bus in one process, joined: who hears, who hands out, who looks after what was handed out.
+
+Two roles, in as many processes as one likes. The scheduler takes requests in, hands jobs out and hears what comes of them; the reconciler
+keeps leases of living workers alive, draws the consequences of what ended, and tells clients. Both share one picture of the workers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from trellis.bus.aftermath import FOLLOWS_AS, Aftermath
+from trellis.bus.attempts import Attempts, Stopping
+from trellis.bus.following import Follower
+from trellis.bus.intake import Intake
+from trellis.bus.port import Bus
+from trellis.bus.publisher import FOLLOWS_AS as PUBLISHES_AS
+from trellis.bus.publisher import Publisher
+from trellis.bus.registry import Workers
+from trellis.bus.renewals import Renewals
+from trellis.bus.results import Results
+from trellis.bus.safety.decisions import Kernel
+from trellis.bus.scheduler import Scheduler
+from trellis.bus.topics import Topics
+from trellis.engine.clock import Clock
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+from trellis.engine.service import Service
+from trellis.lifecycles import Role
+
+
+class BusRole(StrEnum):
+    """What a process does on the bus."""
+
+    SCHEDULER = "scheduler"
+    RECONCILER = "reconciler"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BusParts:
+    """What the services work with."""
+
+    ledger: Ledger
+    bus: Bus
+    topics: Topics
+    kernel: Kernel
+    clock: Clock
+    new_id: Callable[[], str]
+    name: str
+    """Of the process, for the events it makes."""
+
+    def actor(self, role: Role) -> Actor:
+        """This process in a role."""
+        return Actor(role=role, name=self.name)
+
+
+class BusServices:
+    """`start`, then serve `services` until told to stop, then `stop`."""
+
+    def __init__(self, parts: BusParts, roles: frozenset[BusRole] = frozenset(BusRole)) -> None:
+        self.parts, self.roles = parts, roles
+        self.workers = Workers(clock=parts.clock, ledger=parts.ledger, appeared=self._wake)
+        attempts, stopping = Attempts(parts.ledger), Stopping(parts.bus)
+        self.scheduler = Scheduler(
+            ledger=parts.ledger,
+            actor=parts.actor(Role.SCHEDULER),
+            bus=parts.bus,
+            workers=self.workers,
+            topics=parts.topics,
+            kernel=parts.kernel,
+            clock=parts.clock,
+            new_id=parts.new_id,
+        )
+        self.intake = Intake(ledger=parts.ledger, bus=parts.bus, topics=parts.topics, accepted=self._wake)
+        self.results = Results(
+            ledger=parts.ledger,
+            bus=parts.bus,
+            topics=parts.topics,
+            workers=self.workers,
+            clock=parts.clock,
+            name=parts.name,
+            attempts=attempts,
+            stopping=stopping,
+            wake=self._wake,
+        )
+        self.renewals = Renewals(
+            ledger=parts.ledger,
+            topics=parts.topics,
+            workers=self.workers,
+            actor=parts.actor(Role.WORKER),
+            clock=parts.clock,
+            attempts=attempts,
+            stopping=stopping,
+        )
+        self.publisher = Publisher(ledger=parts.ledger, bus=parts.bus, follower=self._follower(PUBLISHES_AS))
+        self.aftermath = Aftermath(
+            ledger=parts.ledger, topics=parts.topics, follower=self._follower(FOLLOWS_AS), wake=self._wake
+        )
+
+    @property
+    def services(self) -> list[Service[Any]]:
+        """What runs again and again, for these roles."""
+        found: list[Service[Any]] = [self.scheduler] if self._schedules else []
+        return [*found, self.renewals, self.aftermath, self.publisher] if self._reconciles else found
+
+    async def start(self) -> None:
+        """Hear what the bus says. A bus that does not answer yet is heard from the first moment on."""
+        await self.workers.listen(self.parts.bus)
+        if self._schedules:
+            await self.results.start()
+            await self.intake.start()
+
+    async def stop(self) -> None:
+        """Hear no more and finish what is under way, so that another process goes on at once."""
+        await self.intake.stop()
+        await self.results.stop()
+        await self.workers.stop()
+        await self.scheduler.drain()
+        await self.publisher.let_go()
+        await self.aftermath.let_go()
+
+    @property
+    def _schedules(self) -> bool:
+        return BusRole.SCHEDULER in self.roles
+
+    @property
+    def _reconciles(self) -> bool:
+        return BusRole.RECONCILER in self.roles
+
+    def _wake(self) -> None:
+        if self._schedules:
+            self.scheduler.wake()
+
+    def _follower(self, name: str) -> Follower:
+        actor = self.parts.actor(Role.CONTROL_PLANE)
+        return Follower(ledger=self.parts.ledger, actor=actor, clock=self.parts.clock, follows_as=name)

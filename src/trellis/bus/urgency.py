@@ -1,0 +1,40 @@
+"""Which ready job comes first: by priority, and every fourth time the one that waited longest, so that none starves (BUS-3).
+
+Waiting counts like priority there: a batch job that has waited two minutes longer than a critical one is before it. Three of four go by
+priority alone, so that a long queue of old batch jobs does not stand before a critical one that has just come.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from trellis.engine.jobs import Priority
+from trellis.engine.records import Job
+
+AGEING_S = 60.0
+"""How much longer a job of the next lower class waits before it counts as much."""
+BY_AGE_EVERY = 4
+"""One of so many goes to the longest waiting."""
+
+
+def age_s(job: Job, now: datetime) -> float:
+    """How long it has been asked for."""
+    return max(0.0, (now - job.created_at).total_seconds())
+
+
+def aged(job: Job, now: datetime) -> float:
+    """How much it counts by its waiting."""
+    return age_s(job, now) + AGEING_S * (Priority.BATCH - job.priority)
+
+
+def in_turn(jobs: Sequence[Job], now: datetime, gone: int) -> list[Job]:
+    """The order in which they go, after `gone` have gone before."""
+    by_priority = sorted(jobs, key=lambda job: (job.priority, -age_s(job, now)))[::-1]
+    by_age = sorted(jobs, key=lambda job: -aged(job, now))[::-1]
+    order: dict[str, Job] = {}
+    while len(order) < len(jobs):
+        source = by_age if (gone + len(order) + 1) % BY_AGE_EVERY == 0 else by_priority
+        while source[-1].job_id in order:
+            source.pop()
+        job = source.pop()
+        order[job.job_id] = job
+    return list(order.values())

@@ -1,0 +1,69 @@
+"""`trellis job approve` and `trellis job deny`: what a person decides about a job that the safety kernel held."""
+
+from typing import Annotated
+
+import typer
+
+from trellis.bus import approvals
+from trellis.cli.commands import command
+from trellis.cli.instances import owner
+from trellis.cli.invocation import Cli, refuse_missing
+from trellis.engine.jobs import JobId, RequestId
+from trellis.ledgers import open_ledger
+from trellis.wiring import new_id
+
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the record; denying needs ten characters.")]
+
+
+def add_to(job: typer.Typer) -> None:
+    """Put these verbs beside the others of a job."""
+    command(job, "approve", over_http=approve_over_http)(approve)
+    command(job, "deny", over_http=deny_over_http)(deny)
+
+
+async def approve(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
+    """Let a job go that the safety kernel held for a person."""
+    await _decide(cli, id_, approve=True, note=note)
+
+
+async def deny(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
+    """Refuse a job that the safety kernel held for a person, and say why."""
+    await _decide(cli, id_, approve=False, note=note)
+
+
+async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> None:
+    refuse_missing(cli.url)
+    actor = owner(cli, "decide about a held job")
+    ledger = await open_ledger(cli.url)
+    try:
+        job_id = approvals.job_of(id_) or JobId(id_)
+        answer = await approvals.decide(
+            ledger, actor, job_id, approve=approve, note=note, request_id=RequestId(new_id())
+        )
+    finally:
+        await ledger.close()
+    _told(cli, job_id, answer.target, approve=approve)
+
+
+async def approve_over_http(cli: Cli, id_: str, note: str | None) -> None:
+    """Let a held job go."""
+    async with cli.client() as client:
+        job = await client.jobs.approve(id_, note)
+    _told(cli, job.job_id, job.status, approve=True)
+
+
+async def deny_over_http(cli: Cli, id_: str, note: str | None) -> None:
+    """Refuse a held job."""
+    async with cli.client() as client:
+        job = await client.jobs.deny(id_, note or "")
+    _told(cli, job.job_id, job.status, approve=False)
+
+
+def _told(cli: Cli, job_id: str, status: str, *, approve: bool) -> None:
+    if cli.out.as_json:
+        cli.out.record({"job_id": job_id, "status": status, "decided": "approve" if approve else "reject"})
+    elif approve:
+        cli.out.line(f"{job_id} may go; the scheduler hands it out")
+    else:
+        cli.out.line(f"{job_id} is {status}")

@@ -1,0 +1,120 @@
+"""What `doctor` says about the bus: its configuration, the safety policy, the servers. Nothing when nothing about it is set."""
+
+from pathlib import Path
+from typing import Any
+
+from trellis.bus.errors import BusUnavailable, KernelUnavailable, PointerGone
+from trellis.bus.pointers import REDIS, make_pointers
+from trellis.bus.safety.policy import read_policy_file
+from trellis.bus.safety.remote import is_kernel_address
+from trellis.cli.problems import without_password
+from trellis.engine.errors import TrellisError
+from trellis.engine.records import Finding, Severity
+from trellis.fleet import config_file, is_embedded, kernel_of, topics_of
+from trellis.operations.doctor import error_finding
+from trellis.operations.explain import counted
+from trellis.settings import LOCAL_BUS, Settings
+from trellis.wiring import SystemClock, elapsed_s, new_id
+
+NOT_THERE = f"{REDIS}://trellis:doctor"
+
+
+async def bus_findings(settings: Settings, url: str) -> list[Finding]:
+    """What is wrong with the bus, or fine; only what is set is looked at."""
+    file = config_file(settings)
+    found = [] if file is None else [_config(settings, file)]
+    if settings.bus != LOCAL_BUS:
+        found.append(await _server(settings))
+    if settings.policy is not None or settings.bus != LOCAL_BUS:
+        found.append(await _policy(settings, url))
+    if settings.redis is not None:
+        found.append(await _redis(settings))
+    return found
+
+
+def _config(settings: Settings, file: Path) -> Finding:
+    try:
+        topics = topics_of(settings)
+    except TrellisError as error:
+        return error_finding("bus config", str(error), "correct the file; nothing that uses it starts before")
+    told = f"{file}: {counted(len(topics.topics), 'topic pattern')}, {counted(len(topics.pools), 'pool')}"
+    return Finding(check="bus config", severity=Severity.OK, detail=told)
+
+
+async def _policy(settings: Settings, url: str) -> Finding:
+    if settings.policy is None:
+        if is_embedded(settings, url):
+            return Finding(check="policy", severity=Severity.OK, detail="none: every job of job.> may go")
+        remedy = "set TRELLIS_POLICY; docs/how-to/safety-policy.md has an example"
+        return Finding(check="policy", severity=Severity.WARNING, detail="none: every job is denied", remedy=remedy)
+    if not is_kernel_address(settings.policy):
+        try:
+            policy = read_policy_file(Path(settings.policy))
+        except TrellisError as error:
+            return error_finding("policy", str(error), "correct it: until then no job is handed out")
+        told = f"{settings.policy}: {counted(len(policy.rules), 'rule')}, hash {policy.hash[:12]}"
+        return Finding(check="policy", severity=Severity.OK, detail=told)
+    kernel = kernel_of(settings, url, monotonic=elapsed_s)
+    try:
+        told = f"{settings.policy} answers, policy {(await kernel.snapshot())[:12]}"
+        return Finding(check="policy", severity=Severity.OK, detail=told)
+    except KernelUnavailable as error:
+        return error_finding("policy", str(error), "start it: trellis up --roles safety-kernel; until then jobs wait")
+    finally:
+        await kernel.close()
+
+
+async def _server(settings: Settings) -> Finding:
+    try:
+        from trellis.bus.nats_connection import NatsConnection, NatsOptions, servers_of
+    except ImportError:
+        return error_finding("bus", "NATS needs more packages", "pip install 'trellis-engine[bus]'")
+    try:
+        options = NatsOptions(
+            servers=servers_of(settings.bus),
+            name="trellis-doctor",
+            creds_file=settings.bus_creds_file,
+            ca_file=settings.bus_ca_file,
+        )
+        connection = NatsConnection(options, clock=SystemClock(), new_id=new_id)
+        try:
+            await connection.open()
+            kept = await _keeps(connection.up().client)
+        finally:
+            await connection.close()
+    except BusUnavailable as error:
+        return error_finding("bus", str(error), "start the server; until then jobs wait, and none is lost")
+    except TrellisError as error:
+        return error_finding("bus", str(error), "correct the setting")
+    detail = f"{options.shown} answers, " + ("with JetStream" if kept else "without JetStream")
+    if kept:
+        return Finding(check="bus", severity=Severity.OK, detail=detail)
+    remedy = "start nats-server with -js: without it a packet that comes while no scheduler listens is lost"
+    return Finding(check="bus", severity=Severity.WARNING, detail=detail, remedy=remedy)
+
+
+async def _keeps(client: Any) -> bool:
+    """Whether the server has JetStream for us."""
+    from nats.errors import Error as NatsError
+
+    try:
+        await client.jetstream(timeout=2).account_info()
+    except NatsError:
+        return False
+    return True
+
+
+async def _redis(settings: Settings) -> Finding:
+    try:
+        pointers = make_pointers(None, settings.redis_url)
+    except TrellisError as error:
+        return error_finding("redis", str(error), "correct the setting")
+    try:
+        await pointers.read(NOT_THERE)
+    except PointerGone:
+        pass
+    except TrellisError as error:
+        return error_finding("redis", without_password(str(error), settings.redis_url), "start the server")
+    finally:
+        await pointers.close()
+    return Finding(check="redis", severity=Severity.OK, detail="it answers")

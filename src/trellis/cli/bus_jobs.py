@@ -1,0 +1,126 @@
+"""The part of the command line that is about jobs on topics: asking for one, and saying in words how it stands."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from trellis.bus.documents import decision_of, dispatch_of, hold_of, refused_of, report_of, worker_of
+from trellis.cli import values
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.records import Event, Job, Signal
+from trellis.lifecycles.bus_job import BUS_JOB
+
+TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
+LabelOption = Annotated[
+    list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="A label of it; again for another.")
+]
+TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="Whose job on a topic it is.")]
+ContextOption = Annotated[
+    str | None, typer.Option("--context", metavar="POINTER", help="Where its payload is, instead of PAYLOAD.")
+]
+RequestOption = Annotated[
+    str | None, typer.Option("--request", metavar="JSON", help="More fields of a request for the bus; @file, - too.")
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnBus:
+    """What only a job on a topic is told."""
+
+    topic: str | None = None
+    label: list[str] | None = None
+    tenant: str | None = None
+    context: str | None = None
+    request: str | None = None
+
+    def named(self, type_: str | None, payload: str | None, lifecycle: str | None) -> tuple["OnBus", str, str | None]:
+        """This, the name of the job and its payload: with --topic the only argument is the payload. Raises OptionInvalid."""
+        if self.topic is None:
+            if type_ is None:
+                raise OptionInvalid(option="TYPE", value=None, expected="name the job type, or a topic with --topic")
+            meant = lifecycle == BUS_JOB.name
+            found = OnBus(
+                topic=type_ if meant else None,
+                label=self.label,
+                tenant=self.tenant,
+                context=self.context,
+                request=self.request,
+            )
+            return found, type_, payload
+        if payload is not None:
+            raise OptionInvalid(option="--topic", value=self.topic, expected=f"it stands for TYPE; leave out {type_!r}")
+        if lifecycle not in {None, BUS_JOB.name}:
+            raise OptionInvalid(option="--lifecycle", value=lifecycle, expected=f"a job on a topic is a {BUS_JOB.name}")
+        return self, self.topic, type_
+
+    def asked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of the request beside its payload; raises OptionInvalid for what nobody can choose there."""
+        for name, option in _NOT_CHOSEN.items():
+            if given.get(name) is not None:
+                raise OptionInvalid(
+                    option=option, value=str(given[name]), expected="the topic decides that; leave it out"
+                )
+        more = values.payload("--request", self.request)
+        if more is not None and not isinstance(more, dict):
+            raise OptionInvalid(option="--request", value=self.request, expected="give a JSON object")
+        said: dict[str, Any] = {
+            **(more or {}),
+            "topic": self.topic,
+            "priority": given.get("priority"),
+            "job_id": given.get("job_id"),
+            "parent_job_id": given.get("parent_id"),
+            "tenant_id": self.tenant,
+            "context_ptr": self.context,
+            "labels": _pairs(self.label),
+        }
+        if (deadline_s := given.get("deadline_s")) is not None:
+            said["budget"] = {**said.get("budget", {}), "deadline_ms": max(1, round(deadline_s * 1000))}
+        return {name: value for name, value in said.items() if value is not None}
+
+    def refuse(self) -> None:
+        """Raise OptionInvalid for what another kind of job has not."""
+        beside = {"--label": self.label, "--tenant": self.tenant, "--context": self.context, "--request": self.request}
+        for option, value in beside.items():
+            if value:
+                raise OptionInvalid(option=option, value=value, expected="it is for jobs on a topic; add --topic TOPIC")
+
+
+_NOT_CHOSEN = {
+    "app": "--app",
+    "delay_s": "--delay",
+    "run_at": "--run-at",
+    "max_attempts": "--max-attempts",
+    "concurrency_key": "--concurrency-key",
+    "concurrency_limit": "--concurrency-limit",
+}
+
+
+def _pairs(texts: list[str] | None) -> dict[str, str] | None:
+    if not texts:
+        return None
+    found: dict[str, str] = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark or not name:
+            raise OptionInvalid(option="--label", value=text, expected="write NAME=TEXT")
+        found[name] = value
+    return found
+
+
+def bus_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> list[tuple[str, str | Text]]:
+    """What `job show` says of a job on a topic beside what it says of any."""
+    report, hold, decision = report_of(job, events), hold_of(job, events), decision_of(events)
+    sent, worker = dispatch_of(events), worker_of(job, events)
+    facts: list[tuple[str, str | Text]] = [
+        ("worker", worker or ("whoever listens" if sent is not None else "")),
+        ("took", f"{report['execution_ms']} ms" if report.get("execution_ms") else ""),
+        ("error", ": ".join(filter(None, (report.get("error_code"), report.get("error_message"))))),
+        ("result at", str(report.get("result_ptr") or "")),
+        ("waits for", "" if hold is None else f"{hold.kind}: {hold.reason}"),
+        ("safety", "" if decision is None else f"{decision['decision']} by rule {decision['rule']}"),
+        ("refused", "" if not (late := refused_of(signals)) else f"{len(late)} reports that changed nothing"),
+    ]
+    return [(name, value) for name, value in facts if value]

@@ -1,0 +1,148 @@
+"""`trellis worker MODULE:APP --bus URL`: the same handlers, for jobs that come over the bus."""
+
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from trellis.bus.opening import BusOptions, open_bus
+from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
+from trellis.cli.invocation import Cli, sqlite_path
+from trellis.engine.errors import OptionInvalid, SettingsInvalid
+from trellis.instance import places
+from trellis.settings import BUS_SCHEMES, LOCAL_BUS, Settings
+from trellis.storage.address import s3_credentials
+from trellis.storage.open import open_objects
+from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
+from trellis.worker.app import App
+from trellis.worker.drain import run_until_signalled
+from trellis.worker.on_bus import BusWorker
+from trellis.worker.on_bus_options import BusWorkerOptions, as_worker_id, checked_worker_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Payloads wherever they are; results where this worker can put them."""
+
+    pointers: Pointers
+    scheme: str
+
+    async def read(self, pointer: str) -> bytes:
+        """See `Pointers`."""
+        return await self.pointers.read(pointer)
+
+    async def write(self, job_id: str, body: bytes) -> str:
+        """See `Pointers`."""
+        return await self.pointers.write(job_id, body, scheme=self.scheme)
+
+
+class ProcessLoad:
+    """How much of the machine this process has used since it was last asked, in percent."""
+
+    def __init__(
+        self,
+        *,
+        used_s: Callable[[], float] = time.process_time,
+        elapsed: Callable[[], float] = elapsed_s,
+        cores: int | None = None,
+    ) -> None:
+        self._used_s, self._elapsed = used_s, elapsed
+        self._cores = cores or os.cpu_count() or 1
+        self._last = (used_s(), elapsed())
+
+    def __call__(self) -> float:
+        now = (self._used_s(), self._elapsed())
+        used, elapsed = now[0] - self._last[0], now[1] - self._last[1]
+        self._last = now
+        return 100 * used / elapsed / self._cores if elapsed > 0 else 0.0
+
+
+def chosen_options(
+    settings: Settings, given: Mapping[str, Any], capabilities: Sequence[str], labels: Sequence[str]
+) -> BusWorkerOptions:
+    """The options of the command line over those of the settings; raises OptionInvalid."""
+    known: dict[str, Any] = {
+        "max_parallel_jobs": settings.concurrency,
+        "threads": settings.threads,
+        "drain_s": settings.drain_s,
+        **{name: value for name, value in given.items() if value is not None},
+    }
+    return BusWorkerOptions(**known, capabilities=tuple(capabilities), labels=_labels(labels))
+
+
+async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: BusWorkerOptions) -> int:
+    """Serve the topics of an application until a signal comes; the exit code."""
+    settings = cli.settings
+    bus_options = BusOptions(
+        url=checked_url(url),
+        sender_id=as_worker_id(process_name("worker")) if name is None else checked_worker_id(name),
+        key_file=settings.bus_key_file,
+        keys_dir=settings.bus_keys_dir,
+        require_signatures=settings.bus_require_signatures,
+        creds_file=settings.bus_creds_file,
+        ca_file=settings.bus_ca_file,
+    )
+    async with _places(settings, cli.url) as resolver:
+        bus = await open_bus(bus_options, clock=SystemClock(), now=lambda: datetime.now(UTC), new_id=new_id)
+        try:
+            worker = BusWorker(
+                app, bus, options, clock=SystemClock(), new_id=new_id, resolver=resolver, cpu_load=ProcessLoad()
+            )
+            topics = ", ".join(worker.topics)
+            cli.out.note(f"{worker.worker_id} serves {topics} at {bus.url}; Ctrl-C drains, twice hurries")
+            return await run_until_signalled(worker)
+        finally:
+            await bus.close()
+
+
+def checked_url(url: str) -> str:
+    """An address of a bus that other processes can reach; raises OptionInvalid."""
+    if url == LOCAL_BUS:
+        expected = (
+            "the local bus is inside one process; serve the application there with `trellis up --app MODULE:APP`, "
+            "or give the address of a NATS server, such as nats://127.0.0.1:4222"
+        )
+        raise OptionInvalid(option="--bus", value=url, expected=expected)
+    if not all(part.strip().startswith(BUS_SCHEMES) for part in url.split(",")):
+        raise OptionInvalid(option="--bus", value=url.partition("://")[0], expected="write nats://host:4222")
+    return url
+
+
+@asynccontextmanager
+async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[Places]:
+    """The stores that pointers can name here: those of the settings, or the folder beside an embedded ledger that is there."""
+    address = settings.objects or _beside(settings, ledger_url)
+    if address is None and settings.redis_url is None:
+        detail = (
+            "set TRELLIS_OBJECTS or TRELLIS_REDIS to the stores of the control plane: payloads and results are there"
+        )
+        raise SettingsInvalid(source="objects", detail=detail)
+    objects = None if address is None else await open_objects(address, credentials=s3_credentials(os.environ))
+    try:
+        pointers = make_pointers(objects, settings.redis_url)
+        try:
+            yield Places(pointers=pointers, scheme=REDIS if objects is None else OBJECTS)
+        finally:
+            await pointers.close()
+    finally:
+        if objects is not None:
+            await objects.close()
+
+
+def _beside(settings: Settings, ledger_url: str) -> str | None:
+    """A folder made here would be one that nobody else looks into, so there must be a ledger."""
+    path = sqlite_path(ledger_url)
+    return places(settings, ledger_url).objects if path is not None and path.exists() else None
+
+
+def _labels(said: Sequence[str]) -> dict[str, str]:
+    made: dict[str, str] = {}
+    for text in said:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise OptionInvalid(option="--label", value=text, expected="write NAME=VALUE")
+        made[name] = value
+    return made

@@ -1,0 +1,113 @@
+"""The bus as the settings mean it: its configuration, its kernel, its pointers, and the connection itself."""
+
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+
+from trellis.bus.asking import Asking
+from trellis.bus.opening import BusOptions, open_bus
+from trellis.bus.pointers import Pointers, make_pointers
+from trellis.bus.port import Bus
+from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
+from trellis.bus.safety.opening import open_kernel
+from trellis.bus.safety.policy import Policy
+from trellis.bus.topics import FILE_NAME, Topics, read_topics
+from trellis.engine.clock import Clock
+from trellis.settings import LOCAL_BUS, Settings
+from trellis.storage.address import s3_credentials
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
+
+OBJECTS_FOLDER = "objects"
+NO_POLICY = MappingProxyType(
+    {
+        "id": "no-policy",
+        "decision": "deny",
+        "reason": "no safety policy is configured; set TRELLIS_POLICY",
+        "match": {"topics": [">"]},
+    }
+)
+"""What stands for the policy that a fleet has not: it says what to set to everybody who is denied by it."""
+
+
+def config_file(settings: Settings) -> Path | None:
+    """Where topics, pools and tenants are configured: as set, else in the working folder if there is such a file."""
+    return settings.bus_config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
+
+
+def topics_of(settings: Settings) -> Topics:
+    """How topics, pools and tenants are configured; raises BusConfigInvalid."""
+    return read_topics(config_file(settings))
+
+
+def is_embedded(settings: Settings, url: str) -> bool:
+    """Whether everything is one machine's own: its ledger a file, its bus inside the process."""
+    return settings.bus == LOCAL_BUS and url.startswith("sqlite:")
+
+
+def kernel_of(settings: Settings, url: str, *, monotonic: Callable[[], float]) -> SafetyKernel:
+    """What judges jobs before they are handed out; without a policy all of `job.>` may go in an embedded instance, and nothing elsewhere (D53)."""
+    if settings.policy is None and not is_embedded(settings, url):
+        return PolicyKernel(Policy.model_validate({"rules": [dict(NO_POLICY)]}))
+    return open_kernel(settings.policy, monotonic=monotonic, ca_file=settings.gateway_ca_file)
+
+
+def bus_options(settings: Settings) -> BusOptions:
+    """The part that the bus gets."""
+    return BusOptions(
+        url=settings.bus,
+        sender_id=settings.bus_sender,
+        key_file=settings.bus_key_file,
+        keys_dir=settings.bus_keys_dir,
+        require_signatures=settings.bus_require_signatures,
+        creds_file=settings.bus_creds_file,
+        ca_file=settings.bus_ca_file,
+    )
+
+
+@asynccontextmanager
+async def open_settings_bus(
+    settings: Settings, *, clock: Clock, now: Callable[[], datetime], new_id: Callable[[], str]
+) -> AsyncGenerator[Bus]:
+    """The bus; one that does not answer yet connects when it can. Raises SettingsInvalid."""
+    bus = await open_bus(bus_options(settings), clock=clock, now=now, new_id=new_id)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+def objects_place(settings: Settings, url: str) -> str | None:
+    """Where the object store of an instance with this ledger is; None when nothing says it."""
+    if settings.objects is not None or not url.startswith("sqlite:///"):
+        return settings.objects
+    return f"file://{Path(url.removeprefix('sqlite:///').partition('?')[0]).absolute().parent / OBJECTS_FOLDER}"
+
+
+@asynccontextmanager
+async def open_pointers(settings: Settings, url: str) -> AsyncGenerator[Pointers]:
+    """What can be behind pointers, for a process that has no instance: a worker on the bus, or somebody who submits."""
+    place = objects_place(settings, url)
+    objects: ObjectStore | None = None
+    if place is not None:
+        objects = await open_objects(place, credentials=s3_credentials(os.environ))
+    try:
+        pointers = make_pointers(objects, settings.redis_url)
+        try:
+            yield pointers
+        finally:
+            await pointers.close()
+    finally:
+        if objects is not None:
+            await objects.close()
+
+
+@asynccontextmanager
+async def open_asking(settings: Settings, url: str, *, new_id: Callable[[], str]) -> AsyncGenerator[Asking]:
+    """How jobs on topics are asked for, for a process that has no instance."""
+    topics = topics_of(settings)
+    async with open_pointers(settings, url) as pointers:
+        yield Asking(topics=topics, pointers=pointers, new_id=new_id)

@@ -1,0 +1,66 @@
+"""What a person decides about a job that the safety kernel held (D45). The inbox of proposals does the same by the same code."""
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from fastapi import APIRouter, Response
+
+from trellis.bus import approvals
+from trellis.engine.jobs import JobId
+from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.reserving import reserve
+from trellis.gateway.routes.jobs import JobIdPath
+from trellis.http.job_shapes import JobShape
+from trellis.runs.proposals import NOTE_CHARS_MAX
+from trellis.web.bodies import StrictRoute
+from trellis.web.shapes import PROBLEMS
+
+router = APIRouter(tags=["jobs"], route_class=StrictRoute)
+
+
+class Approval(pydantic.BaseModel):
+    """What a person decides; rejecting says why, in ten characters or more. With `policy_hash` only about a hold under that policy."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"decision": "approve", "note": "the backup is from today"}]},
+    )
+
+    decision: Literal["approve", "reject"]
+    note: str | None = pydantic.Field(None, max_length=NOTE_CHARS_MAX)
+    policy_hash: str | None = pydantic.Field(None, min_length=1, max_length=200)
+
+
+@router.post("/jobs/{job_id}/approval", response_model=JobShape, responses=PROBLEMS)
+async def approval(
+    job_id: JobIdPath,
+    body: Approval,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.approve")],
+    asked: Once,
+    response: Response,
+) -> dict[str, Any]:
+    """Let a held job go, or deny it. 409 when it does not wait for a person, or is held under another policy.
+
+    An approval is good for this job under the policy that held it: when the policy has changed before the job goes, it is held again.
+    """
+    job = await approvals.found(instance.ledger, JobId(job_id))
+    await reserve(instance, asked, job.job_id)
+    answer = await approvals.decide(
+        instance.ledger,
+        caller.actor,
+        job.job_id,
+        approve=body.decision == "approve",
+        note=body.note,
+        request_id=asked.request_id,
+        policy_hash=body.policy_hash,
+    )
+    mark(response, replayed=answer.repeated)
+    return {
+        "job_id": job.job_id,
+        "lifecycle": job.lifecycle,
+        "status": answer.target,
+        "type": job.type,
+        "version": answer.version,
+    }

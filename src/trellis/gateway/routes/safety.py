@@ -1,0 +1,85 @@
+"""What the safety policy says about a job, why, and what another policy would say (BUS-4). Nothing here changes anything."""
+
+from typing import Annotated, Any
+
+import pydantic
+from fastapi import APIRouter
+
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety import judging, simulating
+from trellis.bus.safety.policy import FILE_BYTES_MAX, read_policy
+from trellis.bus.safety.simulating import JOBS_MAX
+from trellis.engine.jobs import JOB_ID_PATTERN
+from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.http.safety_shapes import ExplanationShape, SimulationShape
+from trellis.web.bodies import StrictRoute
+from trellis.web.shapes import PROBLEMS
+
+REQUESTS_MAX = 200
+LAST_DEFAULT = 100
+POLICY_EXAMPLE = '[[rules]]\nid = "code"\ndecision = "allow"\nmatch = { topics = ["job.code.>"] }\n'
+
+router = APIRouter(tags=["safety"], route_class=StrictRoute)
+
+PolicyText = Annotated[
+    str, pydantic.Field(max_length=FILE_BYTES_MAX, description="A policy, as its file has it (TOML).")
+]
+
+
+class RequestAsked(JobRequest):
+    """A job request as it would be submitted; its id does not matter."""
+
+    job_id: str = pydantic.Field("asked", pattern=JOB_ID_PATTERN)
+
+
+class ExplainAsked(pydantic.BaseModel):
+    """The request that is asked about, and perhaps another policy than the one in force."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"request": {"topic": "job.code.lint", "tenant_id": "acme"}}]},
+    )
+
+    request: RequestAsked
+    policy: PolicyText | None = None
+
+
+class SimulateAsked(pydantic.BaseModel):
+    """The policy that is tried, and what it is tried on: requests, or the last jobs of the bus."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"policy": POLICY_EXAMPLE, "last": 20}]}
+    )
+
+    policy: PolicyText
+    requests: list[RequestAsked] | None = pydantic.Field(None, min_length=1, max_length=REQUESTS_MAX)
+    last: int = pydantic.Field(LAST_DEFAULT, ge=1, le=JOBS_MAX)
+
+
+@router.post("/safety/explain", response_model=ExplanationShape, responses=PROBLEMS)
+async def explain(
+    body: ExplainAsked, instance: InstanceOf, _: Annotated[Caller, requires("safety.explain")]
+) -> dict[str, Any]:
+    """The decision about a request: which rules were looked at, why each did not fit, and which decided."""
+    if body.policy is not None:
+        found = judging.explain(read_policy(body.policy, source="in the body"), body.request)
+    else:
+        found = await instance.kernel.explain(body.request)
+    return found.to_dict()
+
+
+@router.post("/safety/simulate", response_model=SimulationShape, responses=PROBLEMS)
+async def simulate(
+    body: SimulateAsked, instance: InstanceOf, _: Annotated[Caller, requires("safety.simulate")]
+) -> dict[str, Any]:
+    """What a policy would say, beside what the one in force says about these requests, or said about the last jobs."""
+    policy = read_policy(body.policy, source="in the body")
+    if body.requests is None:
+        found = await simulating.over_jobs(policy, instance.ledger, last=body.last)
+    else:
+        found = await simulating.over_requests(policy, body.requests, instance.kernel)
+    return {
+        "policy_hash": policy.hash,
+        "items": [one.to_dict() for one in found],
+        "changed": sum(one.changes for one in found),
+    }

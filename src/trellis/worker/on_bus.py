@@ -1,0 +1,361 @@
+"""A worker on the bus: the handlers of an application, for jobs that come as CAP packets.
+
+    async with BusWorker(app, bus, options, clock=clock, new_id=new_id, resolver=pointers) as worker:
+        ...                               # serves its topics until the block ends, then drains
+
+It listens on the subject of every topic of its application, in the group of that name as every CAP worker does, and on its own
+subject. Each order is executed at most once by this process, however often it comes. One of our own control plane begins only after
+its ledger said yes, and its result is repeated until it is answered; one of any other scheduler begins at once and its result is
+sent once.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Self
+
+from trellis.bus.errors import BusError
+from trellis.bus.messages import (
+    CANCEL,
+    RESULT,
+    Dispatch,
+    ErrorCode,
+    JobCancel,
+    JobResult,
+    Order,
+    Status,
+    direct_subject,
+)
+from trellis.bus.port import Bus, Listening, Received
+from trellis.bus.requests import TOPIC_PATTERN, JobRequest
+from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.logs import log_of
+from trellis.worker.app import App, JobSpec
+from trellis.worker.held import Fate
+from trellis.worker.on_bus_attempt import Attempt
+from trellis.worker.on_bus_calls import Calls
+from trellis.worker.on_bus_options import BusWorkerOptions, Resolver, checked_worker_id
+from trellis.worker.on_bus_outcomes import not_run, result_of
+from trellis.worker.on_bus_presence import Presence
+from trellis.worker.on_bus_reports import Reports, Said
+from trellis.worker.threads import Threads
+from trellis.worker.worker import Drained
+
+SEEN_MAX = 10_000
+"""Orders remembered, so that a copy is not executed again."""
+
+_log = log_of("trellis.worker")
+
+
+class BusWorker:
+    """Serves the topics of one application. Its id is the sender id of its bus."""
+
+    def __init__(
+        self,
+        app: App,
+        bus: Bus,
+        options: BusWorkerOptions,
+        *,
+        clock: Clock,
+        new_id: Callable[[], str],
+        resolver: Resolver,
+        cpu_load: Callable[[], float] | None = None,
+    ) -> None:
+        app.check()
+        self.worker_id = checked_worker_id(bus.sender_id)
+        self.topics = tuple(_topic(spec) for spec in app)
+        self.app = app
+        self.bus = bus
+        self.options = options
+        self.clock = clock
+        self.loop = asyncio.get_running_loop()
+        self.stopping = False
+        self.drained: Drained | None = None
+        self.attempts: dict[str, Attempt] = {}
+        """What is held, by wire id."""
+        self._seen: OrderedDict[str, JobResult | None] = OrderedDict()
+        self._tasks: dict[asyncio.Task[None], Attempt] = {}
+        self._changed = asyncio.Event()
+        self._slots = asyncio.Semaphore(options.max_parallel_jobs)
+        self._room = asyncio.Semaphore(options.max_parallel_jobs + options.unanswered_max)
+        self._held_max = options.max_parallel_jobs + options.unanswered_max + options.backlog_max
+        self._orders: list[Listening] = []
+        self._cancels: Listening | None = None
+        self._threads = Threads(options.threads_max)
+        self._reports = Reports(bus=bus, clock=clock, new_id=new_id, ask_s=options.ask_s, result_s=options.result_s)
+        self._calls = Calls(
+            resolver=resolver,
+            clock=clock,
+            threads=self._threads,
+            worker_id=self.worker_id,
+            stopping=lambda: self.stopping,
+        )
+        self.presence = Presence(
+            bus=bus,
+            clock=clock,
+            options=options,
+            new_id=new_id,
+            topics=self.topics,
+            active=lambda: self.options.max_parallel_jobs if self.stopping else self.running,
+            cpu_load=cpu_load or (lambda: 0.0),
+        )
+        self._present: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> int:
+        """Handlers under way."""
+        return sum(attempt.begun_at is not None and not attempt.ended for attempt in self.attempts.values())
+
+    @property
+    def waiting(self) -> int:
+        """Orders that wait for a slot."""
+        return sum(attempt.waiting for attempt in self.attempts.values())
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
+
+    async def start(self) -> None:
+        """Begin to serve; raises BusUnavailable."""
+        self._cancels = await self.bus.listen(CANCEL, self._cancel_heard)
+        for topic in self.topics:
+            self._orders.append(await self.bus.listen(topic, self._ordered, group=topic))
+        self._orders.append(await self.bus.listen(direct_subject(self.worker_id), self._ordered))
+        self._present = self.loop.create_task(self.presence.run(), name="presence")
+
+    async def until_stopped(self, stop: asyncio.Event) -> None:
+        """Come back when `stop` is set."""
+        await stop.wait()
+
+    async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
+        """Stop as gently as there is time for. `hurry` (a second signal) ends the wait for running handlers."""
+        if self.drained is not None:
+            return self.drained
+        self.stopping = True
+        self.presence.changed.set()
+        for listening in self._orders:
+            await listening.stop()
+        not_begun = self._give_back_waiting()
+        await self._until(
+            lambda: not any(one.busy for one in self.attempts.values()), self.options.drain_s, hurry or asyncio.Event()
+        )
+        cut_short = self._give_back_running()
+        await self._until(lambda: not self._tasks, self.options.settle_s, asyncio.Event())
+        self.drained = Drained(not_begun=not_begun, cut_short=cut_short, unsettled=len(self._tasks))
+        await self._close()
+        _log.info("worker_drained", not_begun=not_begun, cut_short=cut_short, unsettled=self.drained.unsettled)
+        return self.drained
+
+    # -- what comes in --------------------------------------------------------------------------------------------
+
+    async def _ordered(self, received: Received) -> None:
+        """Take an order. The job runs in a task of its own: the bus is not kept waiting."""
+        order = _order(received.packet.body)
+        if order is None:
+            _log.warning("packet_not_understood", subject=received.subject, body=type(received.packet.body).__name__)
+            return
+        if order.dispatch.worker_id not in {"", self.worker_id}:
+            _log.warning("order_of_another", job_id=order.request.job_id, worker_id=order.dispatch.worker_id)
+            return
+        attempt = Attempt(order, received.packet.trace_id)
+        if await self._is_copy(attempt):
+            return
+        if len(self._tasks) >= self._held_max:
+            _log.warning("order_dropped", job_id=attempt.wire_id, held=len(self._tasks))
+            return
+        self.attempts[attempt.wire_id] = attempt
+        refusal = self._refusal(attempt)
+        if refusal is None:
+            self._spawn(attempt, self._execute(attempt, self.app.spec(order.request.topic)))
+        else:
+            self._withdraw(attempt, refusal)
+
+    async def _cancel_heard(self, received: Received) -> None:
+        cancel = received.packet.body
+        attempt = self.attempts.get(cancel.job_id) if isinstance(cancel, JobCancel) else None
+        if attempt is None or not isinstance(cancel, JobCancel) or not _is_meant(cancel.dispatch, attempt):
+            return
+        attempt.tell(cancel.reason or f"cancelled by {cancel.requested_by}")
+        if attempt.waiting:
+            self._withdraw(attempt, self._cancelled(attempt))
+
+    async def _is_copy(self, attempt: Attempt) -> bool:
+        """Whether this order came before. A scheduler that never answers gets the result again: it may have missed it."""
+        key = _identity(attempt)
+        if key not in self._seen:
+            self._seen[key] = None
+            while len(self._seen) > SEEN_MAX:
+                self._seen.popitem(last=False)
+            return attempt.wire_id in self.attempts
+        _log.info("order_repeated", job_id=attempt.wire_id)
+        known = self._seen[key]
+        if known is not None and not attempt.asks:
+            with suppress(BusError):
+                await self.bus.publish(RESULT, known, trace_id=attempt.trace_id)
+        return True
+
+    def _refusal(self, attempt: Attempt) -> JobResult | None:
+        """Why an order cannot be taken here; somebody else may have it."""
+        options = self.options
+        busy = sum(one.busy for one in self.attempts.values())
+        if attempt.request.topic not in self.app:
+            known = ", ".join(self.topics)
+            code, why = (
+                ErrorCode.WORKER_UNAVAILABLE,
+                f"this worker does not serve {attempt.request.topic}, only {known}",
+            )
+        elif self.stopping:
+            code, why = ErrorCode.WORKER_UNAVAILABLE, "the worker drains"
+        elif self.waiting + busy > options.max_parallel_jobs + options.backlog_max:
+            code, why = ErrorCode.RESOURCE_EXHAUSTED, f"{options.backlog_max} jobs wait here already"
+        else:
+            return None
+        return not_run(attempt, Status.FAILED_RETRYABLE, code.name, why, worker_id=self.worker_id)
+
+    # -- one job --------------------------------------------------------------------------------------------------
+
+    async def _execute(self, attempt: Attempt, spec: JobSpec) -> None:
+        async with self._room:
+            async with self._slots:
+                attempt.waiting = False
+                try:
+                    result, beats = await self._run(attempt, spec)
+                finally:
+                    attempt.ended = True
+                    self._changed.set()
+            try:
+                if result is not None:
+                    await self._settle(attempt, result)
+            finally:
+                attempt.settled.set()
+                if beats is not None:
+                    beats.cancel()
+
+    async def _run(self, attempt: Attempt, spec: JobSpec) -> "tuple[JobResult | None, asyncio.Task[None] | None]":
+        """The job's result, and the task that says meanwhile that it is alive; None when it is not this worker's to report."""
+        said = await self._reports.may_start(attempt) if attempt.asks else Said.YES
+        if said is Said.STOP:
+            attempt.tell("it was cancelled before it began")
+        if said in {Said.NO, Said.NOTHING}:
+            _log.info("not_begun", job_id=attempt.wire_id, answer=said.value)
+            return None, None
+        if attempt.cancel_wished:
+            return self._cancelled(attempt), None
+        if self.stopping:
+            return self._given_back(attempt), None
+        attempt.begun_at = self.clock.monotonic()
+        beats = self.loop.create_task(self._reports.beats(attempt), name=f"beats {attempt.wire_id}")
+        try:
+            ending = await self._calls.run(attempt, spec, self.options.cancel_grace_s)
+        except asyncio.CancelledError:
+            beats.cancel()
+            raise
+        if attempt.fate is Fate.LOST:
+            _log.warning("outcome_dropped", job_id=attempt.wire_id, reason=attempt.fate.value)
+            return None, beats
+        return result_of(attempt, ending, worker_id=self.worker_id, now=self.clock.monotonic()), beats
+
+    async def _settle(self, attempt: Attempt, result: JobResult) -> None:
+        self._seen[_identity(attempt)] = result
+        await self._reports.settle(attempt, result)
+
+    def _cancelled(self, attempt: Attempt) -> JobResult:
+        return not_run(attempt, Status.CANCELLED, "", attempt.reason, worker_id=self.worker_id)
+
+    def _given_back(self, attempt: Attempt) -> JobResult:
+        code = ErrorCode.WORKER_UNAVAILABLE.name
+        return not_run(attempt, Status.FAILED_RETRYABLE, code, "the worker drains", worker_id=self.worker_id)
+
+    def _withdraw(self, attempt: Attempt, result: JobResult) -> None:
+        """Report an order that will not begin, and take it back if it waits for a slot."""
+        attempt.waiting, attempt.ended = False, True
+        for task, whose in list(self._tasks.items()):
+            if whose is attempt:
+                task.cancel()
+        self._spawn(attempt, self._settle(attempt, result))
+
+    def _spawn(self, attempt: Attempt, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work, name=f"job {attempt.wire_id}")
+        self._tasks[task] = attempt
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        attempt = self._tasks.pop(task)
+        if attempt not in self._tasks.values():
+            self.attempts.pop(attempt.wire_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("job_broken", job_id=attempt.wire_id, error=repr(error), exc_info=error)
+        self._changed.set()
+
+    # -- draining -------------------------------------------------------------------------------------------------
+
+    def _give_back_waiting(self) -> int:
+        waiting = [attempt for attempt in self.attempts.values() if attempt.waiting]
+        for attempt in waiting:
+            self._withdraw(attempt, self._given_back(attempt))
+        return len(waiting)
+
+    def _give_back_running(self) -> int:
+        running = [one for one in self.attempts.values() if one.begun_at is not None and not one.ended]
+        for attempt in running:
+            attempt.cut(Fate.GIVEN_BACK)
+        return len(running)
+
+    async def _until(self, reached: Callable[[], bool], seconds: float, hurry: asyncio.Event) -> None:
+        """Wait until `reached`, for so long, unless there is hurry."""
+        limit = asyncio.ensure_future(sleep_or_stop(self.clock, hurry, seconds))
+        try:
+            while not reached() and not limit.done():
+                self._changed.clear()
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({changed, limit}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+        finally:
+            limit.cancel()
+            await asyncio.gather(limit, return_exceptions=True)
+
+    async def _close(self) -> None:
+        left = list(self._tasks)
+        if self._present is not None:
+            left.append(self._present)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._cancels is not None:
+            await self._cancels.stop()
+        self._threads.close()
+
+
+def _topic(spec: JobSpec) -> str:
+    if not re.fullmatch(TOPIC_PATTERN, spec.type):
+        raise OptionInvalid(
+            option="job type",
+            value=spec.type,
+            expected="on the bus it is a topic: words of letters, digits, - and _ with dots between",
+        )
+    return spec.type
+
+
+def _order(body: object) -> Order | None:
+    """An order; a scheduler that names no dispatch sends the bare request."""
+    if isinstance(body, JobRequest):
+        return Order(request=body, dispatch=Dispatch())
+    return body if isinstance(body, Order) else None
+
+
+def _identity(attempt: Attempt) -> str:
+    """What makes an order the same order. Only our wire ids differ from attempt to attempt."""
+    dispatch = attempt.order.dispatch
+    return attempt.wire_id if attempt.asks else f"{attempt.wire_id} {dispatch.dispatch_id} {dispatch.attempt}"
+
+
+def _is_meant(dispatch: Dispatch | None, attempt: Attempt) -> bool:
+    """Whether a cancellation is about this handing-out."""
+    ours = attempt.order.dispatch
+    return dispatch is None or not dispatch.dispatch_id or dispatch.dispatch_id == ours.dispatch_id

@@ -1,0 +1,175 @@
+"""One order that this worker holds: what it was sent, how far it is, and whether it should stop.
+
+An order is in turn waiting for a slot, asking for its start, running, and reporting its result. It is mutable and belongs
+to the event loop; a handler's thread only reads its flags and leaves its progress here.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, Dispatch, JobProgress, Order, Status, read_wire_id
+from trellis.bus.requests import RETRY_ATTEMPT, JobRequest
+from trellis.engine import tracing
+from trellis.engine.jobs import Epoch, JobId
+from trellis.worker.held import Fate
+
+LEASE_IN_ENV = "trellis.lease_s"
+"""In a request's env: how long a silent worker keeps the job."""
+LEASE_S_DEFAULT = 30.0
+LEASE_S_MAX = 86_400.0
+BEAT_S_MIN = 0.2
+START_STEP = "start"
+"""The step of a question whether the job may begin; no step of a handler is called so."""
+MESSAGE_CHARS_MAX = 2_000
+
+
+class Attempt:
+    """One execution, known by the id that its request carries on the wire."""
+
+    def __init__(self, order: Order, trace_id: str) -> None:
+        self.order = order
+        self.trace_id = trace_id
+        self.asks = order.request.env.get(ASK_FIRST) == "ask"
+        """Our own control plane sent it: it answers questions. Any other scheduler does not."""
+        self.begun_at: float | None = None
+        self.heard_at: float | None = None
+        """When the control plane last said that the job is this worker's."""
+        self.waiting = True
+        """It has neither asked for its start nor begun."""
+        self.ended = False
+        """Its handler is over, or will never begin: it cannot be stopped any more."""
+        self.timeout_s: float | None = None
+        """How long its handler may run."""
+        self.settled = asyncio.Event()
+        """Its result was answered, or is not worth sending."""
+        self.told = asyncio.Event()
+        """Its handler should stop."""
+        self.cancel_wished = False
+        """Because nobody wants the job any more."""
+        self.reason = ""
+        self.heard = False
+        """The handler knows that it should stop: it looked, waited for it, or was cut."""
+        self.fate: Fate | None = None
+        self.called = False
+        """Its handler was called: what is raised from then on is the application's."""
+        self.in_thread = False
+        self.handling: asyncio.Task[Any] | None = None
+        self.progress: JobProgress | None = None
+        """Progress not yet told."""
+
+    @property
+    def request(self) -> JobRequest:
+        """What is wanted."""
+        return self.order.request
+
+    @property
+    def wire_id(self) -> str:
+        """The id to report with."""
+        return self.request.job_id
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """Which handing-out this is, to be echoed; None when the order did not say."""
+        return self.order.dispatch if self.order.dispatch.dispatch_id else None
+
+    @property
+    def job_id(self) -> JobId:
+        """The job's own id."""
+        known = read_wire_id(self.wire_id) if self.asks else None
+        return JobId(self.request.env.get(JOB_ID_IN_ENV) or (known[0] if known else self.wire_id))
+
+    @property
+    def epoch(self) -> Epoch:
+        """The fencing token in the wire id; 0 when a foreign scheduler sent it."""
+        known = read_wire_id(self.wire_id) if self.asks else None
+        return known[1] if known else Epoch(0)
+
+    @property
+    def number(self) -> int:
+        """Which attempt this is, from 1, over linked retries too. Our control plane counts from 0."""
+        again, counted = self.request.labels.get(RETRY_ATTEMPT, ""), self.order.dispatch.attempt
+        first = counted + 1 if self.asks else max(1, counted)
+        return first + (int(again) if again.isdecimal() and len(again) < 6 else 0)
+
+    @property
+    def trace(self) -> str | None:
+        """The trace of whoever submitted the job."""
+        return tracing.readable(self.request.env.get(tracing.IN_ENV))
+
+    @property
+    def lease_s(self) -> float:
+        """How long the control plane waits for a sign of life."""
+        said = _number(self.request.env, LEASE_IN_ENV)
+        return LEASE_S_DEFAULT if said is None else min(said, LEASE_S_MAX)
+
+    @property
+    def beat_s(self) -> float:
+        """How often a sign of life is due; one may get lost."""
+        return max(BEAT_S_MIN, self.lease_s / 3)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """How long the job may take. It counts from the submission, so no attempt may run longer than it."""
+        deadline_ms = self.request.budget.deadline_ms if self.request.budget else 0
+        return deadline_ms / 1000 if deadline_ms else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it takes a slot."""
+        return not self.waiting and not self.ended
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the handler's work is not wanted any more."""
+        return self.told.is_set() or self.fate is not None
+
+    def tell(self, reason: str) -> None:
+        """Say that nobody wants it any more."""
+        if not self.cancel_wished:
+            self.cancel_wished, self.reason = True, reason
+            self.told.set()
+
+    def cut(self, fate: Fate | None) -> None:
+        """Stop the handler from outside: what awaits is cancelled, a thread is only told, unless nobody waits for it any more."""
+        if self.ended or self.fate is not None:
+            return
+        self.fate = fate
+        self.told.set()
+        if self.handling is not None and (not self.in_thread or fate is Fate.GIVEN_BACK):
+            self.heard = True
+            self.handling.cancel()
+
+    def sign_of_life(self) -> JobProgress:
+        """What to say now: the handler's newest progress, else only that it runs."""
+        told, self.progress = self.progress, None
+        return told or JobProgress(job_id=self.wire_id, dispatch=self.dispatch)
+
+    def note_progress(self, value: Any, text: str) -> None:
+        """Keep what a handler says about how far it is; `text` is the same as JSON."""
+        said = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {"percent": value}
+        percent, step, message = said.get("percent"), said.get("step"), said.get("message")
+        plain = isinstance(value, Mapping) and set(said) <= {"percent", "step", "message"}
+        self.progress = JobProgress(
+            job_id=self.wire_id,
+            status=Status.RUNNING,
+            step_id=step[:200] if isinstance(step, str) and step != START_STEP else "",
+            percent=_percent(percent),
+            message=(message if plain and isinstance(message, str) else text)[:MESSAGE_CHARS_MAX],
+            dispatch=self.dispatch,
+        )
+
+
+def _percent(said: Any) -> int:
+    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+        return 0
+    return int(min(100, max(0, said)))
+
+
+def _number(env: Mapping[str, str], name: str) -> float | None:
+    try:
+        value = float(env.get(name, ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None

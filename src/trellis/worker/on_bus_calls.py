@@ -1,0 +1,168 @@
+"""Calling a handler for an order: its payload read and checked, its result kept, whatever ends it caught as the job's outcome."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from trellis.bus.messages import ErrorCode
+from trellis.engine import tracing
+from trellis.engine.clock import Clock, within
+from trellis.engine.errors import InputError, PermanentError, TransientError, TrellisError, ValidationError
+from trellis.engine.logs import log_of
+from trellis.worker.app import HandlerKind, JobSpec
+from trellis.worker.context import Context, Item
+from trellis.worker.held import Fate
+from trellis.worker.on_bus_attempt import Attempt
+from trellis.worker.on_bus_context import BusContext, SyncBusContext
+from trellis.worker.on_bus_options import Resolver
+from trellis.worker.on_bus_outcomes import Ending
+from trellis.worker.payloads import NULL, Unreadable
+from trellis.worker.threads import Threads
+
+IO_S = 30.0
+"""How long reading a payload or keeping a result may take."""
+WRITE_TRIES = 3
+WRITE_PAUSE_S = 1.0
+
+T = TypeVar("T")
+_log = log_of("trellis.worker")
+
+
+class Calls:
+    """Runs handlers, the sync ones on threads."""
+
+    def __init__(
+        self, *, resolver: Resolver, clock: Clock, threads: Threads, worker_id: str, stopping: Callable[[], bool]
+    ) -> None:
+        self._resolver = resolver
+        self._clock = clock
+        self._threads = threads
+        self._worker_id = worker_id
+        self._stopping = stopping
+
+    async def run(self, attempt: Attempt, spec: JobSpec, grace_s: float) -> Ending:
+        """Run the handler to its end. It is a task of its own: cancelling it ends this job and nothing else."""
+        limits = [limit for limit in (spec.options.timeout_s, attempt.deadline_s) if limit is not None]
+        attempt.timeout_s = min(limits, default=None)
+        handling = asyncio.ensure_future(self._handle(attempt, spec))
+        attempt.handling = handling
+        guard = asyncio.ensure_future(self._guard(attempt, grace_s))
+        try:
+            await asyncio.wait({handling})
+        finally:
+            attempt.ended = True
+            guard.cancel()
+            handling.cancel()
+            await asyncio.gather(guard, return_exceptions=True)
+        error = asyncio.CancelledError() if handling.cancelled() else handling.exception()
+        if error is not None:
+            _note_failure(attempt, error)
+            return Ending(error=error)
+        return Ending(result_ptr=handling.result())
+
+    async def _guard(self, attempt: Attempt, grace_s: float) -> None:
+        """Cut a handler that runs longer than it may, or that goes on after it was told to stop."""
+        limit_s = attempt.timeout_s
+        try:
+            await (attempt.told.wait() if limit_s is None else within(self._clock, limit_s, attempt.told.wait()))
+        except TimeoutError:
+            _log.warning("handler_timed_out", job_id=attempt.job_id, timeout_s=limit_s)
+            attempt.cut(Fate.TIMED_OUT)
+            return
+        await self._clock.sleep(grace_s)
+        attempt.cut(None)
+
+    async def _handle(self, attempt: Attempt, spec: JobSpec) -> str:
+        about = {
+            "trellis.job_id": attempt.job_id,
+            "trellis.type": attempt.request.topic,
+            "trellis.attempt": attempt.number,
+            "trellis.epoch": attempt.epoch,
+            "trellis.correlation_id": attempt.trace_id,
+        }
+        with tracing.carried(attempt.trace, f"job.handle {attempt.request.topic}", about, kind=tracing.CONSUMER):
+            return await self._handled(attempt, spec)
+
+    async def _handled(self, attempt: Attempt, spec: JobSpec) -> str:
+        payload = await self._payload(attempt, spec)
+        attempt.called = True
+        try:
+            value = await self._called(attempt, spec, payload)
+        except SystemExit as error:
+            # `sys.exit()` in a handler ends the handler only; in a task of its own it would end the worker.
+            raise RuntimeError(f"the handler raised SystemExit: {error}") from error
+        attempt.ended = True
+        if value is None or (attempt.cancel_wished and attempt.heard):
+            return ""
+        return await self._kept(attempt, spec, value)
+
+    async def _called(self, attempt: Attempt, spec: JobSpec, payload: Any) -> Any:
+        context = BusContext(attempt, worker_id=self._worker_id, clock=self._clock, stopping=self._stopping)
+        if spec.kind is HandlerKind.BATCH:
+            return await _alone_in_batch(spec.handler, context, payload)
+        if spec.kind is HandlerKind.SYNC:
+            sync = SyncBusContext(context, asyncio.get_running_loop())
+            arguments = (sync, payload) if spec.takes_payload else (sync,)
+            attempt.in_thread = True
+            return await self._threads.run(partial(spec.handler, *arguments))
+        return await (spec.handler(context, payload) if spec.takes_payload else spec.handler(context))
+
+    async def _payload(self, attempt: Attempt, spec: JobSpec) -> Any:
+        pointer = attempt.request.context_ptr
+        body = await self._read(pointer) if pointer and spec.takes_payload else NULL
+        payload = spec.codec.read_payload(body)
+        if isinstance(payload, Unreadable):
+            raise ValidationError(f"{payload.reason_code.value}: {payload.detail}")
+        return payload
+
+    async def _read(self, pointer: str) -> bytes:
+        try:
+            return await self._in_time(self._resolver.read(pointer), f"reading {pointer}")
+        except InputError as error:
+            found = error.code if error.code in ErrorCode.__members__ else ErrorCode.INVALID_INPUT.name
+            raise PermanentError(str(error), error_code=found) from error
+
+    async def _kept(self, attempt: Attempt, spec: JobSpec, value: Any) -> str:
+        try:
+            body = spec.codec.result_bytes(value)
+            return await self._written(attempt, body)
+        except InputError as error:
+            raise PermanentError(str(error), error_code="RESULT_INVALID") from error
+
+    async def _written(self, attempt: Attempt, body: bytes) -> str:
+        """The work is done: a store that fails once or twice must not make it be done again."""
+        for number in range(1, WRITE_TRIES):
+            try:
+                return await self._in_time(self._resolver.write(attempt.wire_id, body), "keeping the result")
+            except TransientError as error:
+                _log.warning("result_not_kept", job_id=attempt.job_id, error=str(error), tries=number)
+            await self._clock.sleep(WRITE_PAUSE_S * number)
+        return await self._in_time(self._resolver.write(attempt.wire_id, body), "keeping the result")
+
+    async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        try:
+            return await within(self._clock, IO_S, work)
+        except InputError:
+            raise
+        except TimeoutError:
+            raise TransientError(f"{what} took longer than {IO_S:g} s", error_code="POINTER_UNAVAILABLE") from None
+        except (TrellisError, OSError) as error:
+            raise TransientError(f"{what}: {error}", error_code="POINTER_UNAVAILABLE") from error
+
+
+def _note_failure(attempt: Attempt, error: BaseException) -> None:
+    """The traceback of a handler goes to the worker's log: the report has the message, and a person needs the line."""
+    if isinstance(error, Exception):
+        shown = error if attempt.called else None
+        topic = attempt.request.topic
+        _log.warning("attempt_failed", job_id=attempt.job_id, topic=topic, error=repr(error), exc_info=shown)
+
+
+async def _alone_in_batch(handler: Callable[..., Any], context: BusContext, payload: Any) -> Any:
+    """A handler of batches gets a batch of one: the bus hands out jobs one by one."""
+    item = Item[Any](cast("Context", context), payload)
+    await handler([item])
+    if item.error is not None:
+        raise item.error
+    return item.value

@@ -1,0 +1,194 @@
+"""What a handler sees of a job that came over the bus: the same `ctx` as on a ledger, as far as a bus can give it.
+
+A worker on the bus has no ledger. What needs one (`checkpoint`, `journal`, `submit`) raises `NeedsLedger` and fails the job for
+good, with a message that says where such a handler can run.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn
+
+from trellis.bus.requests import JobRequest
+from trellis.engine.clock import Clock
+from trellis.engine.errors import PermanentError
+from trellis.engine.jobs import Epoch, JobId
+from trellis.worker.held import Fate
+from trellis.worker.logs import JobLogger, LogBuffer
+from trellis.worker.on_bus_attempt import Attempt
+from trellis.worker.payloads import any_json_bytes
+
+
+class NeedsLedger(PermanentError):
+    """A worker on the bus has no ledger."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"ctx.{what} needs a ledger, and a worker on the bus has none: run this handler with `trellis worker` without --bus",
+            error_code="NEEDS_LEDGER",
+        )
+
+
+class BusContext:
+    """One attempt of one job of the bus. Handlers may annotate it as `Context`: what both have is the same."""
+
+    def __init__(self, attempt: Attempt, *, worker_id: str, clock: Clock, stopping: Callable[[], bool]) -> None:
+        self._attempt = attempt
+        self._clock = clock
+        self._stopping = stopping
+        self._logger: JobLogger | None = None
+        self.worker_id = worker_id
+        """The worker that runs this."""
+
+    @property
+    def request(self) -> JobRequest:
+        """The whole request; its `job_id` is the id on the wire."""
+        return self._attempt.request
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The request's environment."""
+        return self._attempt.request.env
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The request's labels."""
+        return self._attempt.request.labels
+
+    @property
+    def job_id(self) -> JobId:
+        """The job's id, the same over attempts of an idempotent topic."""
+        return self._attempt.job_id
+
+    @property
+    def type(self) -> str:
+        """The job's topic."""
+        return self._attempt.request.topic
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1."""
+        return self._attempt.number
+
+    @property
+    def max_attempts(self) -> int:
+        """The bus does not say how many there may be: this one, as far as is known here."""
+        return self._attempt.number
+
+    @property
+    def epoch(self) -> Epoch:
+        """The fencing token: pass it to a store that can refuse a lower one. 0 from a scheduler that has none."""
+        return self._attempt.epoch
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same over all attempts of this job: pass it to whatever this handler calls."""
+        return self._attempt.job_id
+
+    @property
+    def correlation_id(self) -> str:
+        """What this job belongs to: the trace id of its packet."""
+        return self._attempt.trace_id
+
+    @property
+    def trace(self) -> str | None:
+        """The submitter's trace context."""
+        return self._attempt.trace
+
+    @property
+    def parent_id(self) -> JobId | None:
+        """The job whose step this is."""
+        return JobId(self._attempt.request.parent_job_id) if self._attempt.request.parent_job_id else None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this handler should stop. One that has seen True here and returns has stopped: the job is cancelled."""
+        if self._attempt.should_stop:
+            self._attempt.heard = True
+        return self._attempt.should_stop
+
+    @property
+    def heard(self) -> bool:
+        """Whether this handler knows that it should stop."""
+        return self._attempt.heard
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker drains."""
+        return self._stopping()
+
+    @property
+    def lease_valid(self) -> bool:
+        """Whether the job is this worker's for certain: its control plane said so within the lease. A foreign one never says."""
+        attempt = self._attempt
+        if attempt.fate is Fate.LOST:
+            return False
+        return attempt.heard_at is None or self._clock.monotonic() < attempt.heard_at + attempt.lease_s
+
+    @property
+    def last_checkpoint(self) -> None:
+        """There are no checkpoints on the bus."""
+        return
+
+    @property
+    def logger(self) -> JobLogger:
+        """Lines logged here go to this process's log."""
+        if self._logger is None:
+            began, monotonic = self._clock.monotonic(), self._clock.monotonic
+            self._logger = JobLogger(
+                LogBuffer(), lambda: monotonic() - began, job_id=self.job_id, type=self.type, attempt=self.attempt
+            )
+        return self._logger
+
+    async def cancel_requested(self) -> None:
+        """Come back when this handler should stop; to return after that is to have stopped."""
+        await self._attempt.told.wait()
+        self._attempt.heard = True
+
+    def progress(self, value: Any) -> None:
+        """Say how far the job is, about once a second: a number is a percentage; `{"percent", "step", "message"}` fill the fields of that name."""
+        body = any_json_bytes(value, f"the progress of {self.type}")
+        self._attempt.note_progress(value, body.decode())
+
+    async def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of Context
+        """Not on the bus."""
+        _needs_ledger("checkpoint")
+
+    async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ARG002 - the shape of Context
+        """Not on the bus."""
+        _needs_ledger("journal")
+
+    async def submit(self, type_: str, payload: Any = None, **settings: Any) -> JobId:  # noqa: ARG002 - the shape of Context
+        """Not on the bus."""
+        _needs_ledger("submit")
+
+
+class SyncBusContext:
+    """The same for a sync handler, which runs on a thread."""
+
+    def __init__(self, context: BusContext, loop: asyncio.AbstractEventLoop) -> None:
+        self._context = context
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything that needs no waiting is the context's own."""
+        return getattr(self._context, name)
+
+    def cancel_requested(self) -> None:
+        """Wait until this handler should stop."""
+        asyncio.run_coroutine_threadsafe(self._context.cancel_requested(), self._loop).result()
+
+    def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of SyncContext
+        """Not on the bus."""
+        _needs_ledger("checkpoint")
+
+    def journal(self, name: str, call: Callable[[], Any]) -> Any:  # noqa: ARG002 - the shape of SyncContext
+        """Not on the bus."""
+        _needs_ledger("journal")
+
+    def submit(self, type_: str, payload: Any = None, **settings: Any) -> JobId:  # noqa: ARG002 - the shape of SyncContext
+        """Not on the bus."""
+        _needs_ledger("submit")
+
+
+def _needs_ledger(what: str) -> NoReturn:
+    raise NeedsLedger(what)

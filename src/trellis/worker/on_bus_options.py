@@ -1,0 +1,123 @@
+"""What a worker on the bus may choose, with bounds, and what it needs to reach the data that pointers name."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import DELAY_S_MAX
+from trellis.worker.options import (
+    CONCURRENCY_MAX,
+    DRAIN_S_DEFAULT,
+    SETTLE_S_DEFAULT,
+    THREADS_DEFAULT_MAX,
+    THREADS_MAX,
+)
+
+WORKER_ID_PATTERN = r"^[A-Za-z0-9_-]{1,200}$"
+PARALLEL_DEFAULT = 16
+HEARTBEAT_S_DEFAULT, HEARTBEAT_S_MIN, HEARTBEAT_S_MAX = 5.0, 0.1, 60.0
+ASK_S_DEFAULT = 2.0
+RESULT_S_DEFAULT = 600.0
+CANCEL_GRACE_S_DEFAULT = 2.0
+BACKLOG_MAX_DEFAULT = 256
+UNANSWERED_MAX_DEFAULT = 1_000
+COUNT_MAX = 100_000
+WORDS_MAX = 1_000
+WORD_CHARS_MAX = 200
+
+
+class Resolver(Protocol):
+    """Reads what pointers name and keeps results (`trellis.bus.pointers` has the schemes)."""
+
+    async def read(self, pointer: str) -> bytes:
+        """What is stored there; raises PointerUnknown, PointerGone."""
+        ...
+
+    async def write(self, job_id: str, body: bytes) -> str:
+        """Keep the result of this execution and say where it is."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BusWorkerOptions:
+    """How one worker on the bus behaves. Its id is the sender id of its bus: CAP wants them equal."""
+
+    pool: str = ""
+    """The pool it belongs to; empty: none."""
+    region: str = ""
+    """Where it stands, for people."""
+    capabilities: tuple[str, ...] = ()
+    """What its jobs may require (`meta.requires`)."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What jobs may choose it by: the label `worker.<name>` of a job must equal the label `<name>` here."""
+    max_parallel_jobs: int = PARALLEL_DEFAULT
+    """Handlers that run at the same time."""
+    threads: int | None = None
+    """Threads for sync handlers; None allows one per slot, up to 64."""
+    heartbeat_s: float = HEARTBEAT_S_DEFAULT
+    """How often it says that it is alive; it is taken for lost after three times as long."""
+    ask_s: float = ASK_S_DEFAULT
+    """How long it waits for one answer of the control plane."""
+    result_s: float = RESULT_S_DEFAULT
+    """How long it repeats a result that nobody answers."""
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
+    """How long a handler that was told to stop may go on before it is cut."""
+    backlog_max: int = BACKLOG_MAX_DEFAULT
+    """Jobs that may wait here for a free slot; what comes beyond that goes back at once."""
+    unanswered_max: int = UNANSWERED_MAX_DEFAULT
+    """Results that may wait for their answers; with so many it begins nothing new."""
+    drain_s: float = DRAIN_S_DEFAULT
+    """How long running handlers may go on after the first signal."""
+    settle_s: float = SETTLE_S_DEFAULT
+    """How long the last results may take to be answered when it stops."""
+
+    def __post_init__(self) -> None:
+        _within("max_parallel_jobs", self.max_parallel_jobs, 1, CONCURRENCY_MAX)
+        _within("threads", self.threads_max, 1, THREADS_MAX)
+        _within("heartbeat_s", self.heartbeat_s, HEARTBEAT_S_MIN, HEARTBEAT_S_MAX)
+        _within("ask_s", self.ask_s, 0.01, 60)
+        _within("result_s", self.result_s, 0, DELAY_S_MAX)
+        _within("cancel_grace_s", self.cancel_grace_s, 0, 3600)
+        _within("backlog_max", self.backlog_max, 0, COUNT_MAX)
+        _within("unanswered_max", self.unanswered_max, 1, COUNT_MAX)
+        _within("drain_s", self.drain_s, 0, DELAY_S_MAX)
+        _within("settle_s", self.settle_s, 0, DELAY_S_MAX)
+        _words("pool", (self.pool,))
+        _words("region", (self.region,))
+        _words("capabilities", self.capabilities)
+        _words("labels", (*self.labels, *self.labels.values()))
+
+    @property
+    def threads_max(self) -> int:
+        """The bound on threads."""
+        return min(THREADS_DEFAULT_MAX, self.max_parallel_jobs) if self.threads is None else self.threads
+
+
+def checked_worker_id(worker_id: str) -> str:
+    """The same id; raises OptionInvalid when a bus could not have it in `worker.<id>.jobs`."""
+    if not re.fullmatch(WORKER_ID_PATTERN, worker_id):
+        raise OptionInvalid(
+            option="the worker's name", value=worker_id, expected="use letters, digits, - and _, at most 200 of them"
+        )
+    return worker_id
+
+
+def as_worker_id(name: str) -> str:
+    """A name people know the process by, as an id that a bus can have."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:WORD_CHARS_MAX] or "worker"
+
+
+def _within(option: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise OptionInvalid(option=option, value=value, expected=f"it must be from {low:g} to {high:g}")
+
+
+def _words(option: str, words: tuple[str, ...]) -> None:
+    if len(words) > 2 * WORDS_MAX:
+        raise OptionInvalid(option=option, value=f"{len(words)} words", expected=f"at most {WORDS_MAX} of them")
+    for word in words:
+        if len(word) > WORD_CHARS_MAX:
+            raise OptionInvalid(option=option, value=word[:40], expected=f"at most {WORD_CHARS_MAX} characters each")

@@ -1,0 +1,94 @@
+"""How a handler's end becomes a JobResult. Pure: facts in, one result out.
+
+| The handler | Result | Error code |
+|---|---|---|
+| returned | SUCCEEDED | |
+| raised `TransientError` | FAILED_RETRYABLE | its `error_code`, else its class |
+| raised `PermanentError` | FAILED_FATAL | its `error_code` or `reason_code`, else its class |
+| raised `ValidationError`, or its payload does not fit | FAILED_FATAL | INVALID_INPUT |
+| raised `Snooze` | FAILED_RETRYABLE | SNOOZED: the bus cannot spare an attempt |
+| raised anything else | FAILED | its class: the topic says which codes are worth a retry |
+| ran longer than it may | FAILED_RETRYABLE | TIMEOUT |
+| stopped after it was told to | CANCELLED | |
+| was cut by a worker that stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
+"""
+
+from dataclasses import dataclass
+
+from trellis.bus.messages import ErrorCode, JobResult, Status
+from trellis.engine.errors import JobError, PermanentError, TransientError, ValidationError
+from trellis.engine.retries import storable
+from trellis.worker.held import Fate
+from trellis.worker.on_bus_attempt import Attempt
+from trellis.worker.outcomes import Snooze
+
+ERROR_CHARS_MAX = 2_000
+CODE_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a handler ended: with a pointer to what it returned (empty for nothing), or with an error."""
+
+    result_ptr: str = ""
+    error: BaseException | None = None
+
+
+def result_of(attempt: Attempt, ending: Ending, *, worker_id: str, now: float) -> JobResult:
+    """The result to report."""
+    status, code, text = _judged(attempt, ending.error)
+    began = now if attempt.begun_at is None else attempt.begun_at
+    return JobResult(
+        job_id=attempt.wire_id,
+        status=status,
+        worker_id=worker_id,
+        result_ptr=ending.result_ptr if status is Status.SUCCEEDED else "",
+        execution_ms=max(0, round((now - began) * 1000)),
+        error_code=code[:CODE_CHARS_MAX],
+        error_message=storable(text)[:ERROR_CHARS_MAX],
+        error_code_enum=ErrorCode[code].value if code in ErrorCode.__members__ else 0,
+        dispatch=attempt.dispatch,
+    )
+
+
+def not_run(attempt: Attempt, status: Status, code: str, why: str, *, worker_id: str) -> JobResult:
+    """The result of an order whose handler never began."""
+    return JobResult(
+        job_id=attempt.wire_id,
+        status=status,
+        worker_id=worker_id,
+        error_code=code,
+        error_message=why[:ERROR_CHARS_MAX],
+        error_code_enum=ErrorCode[code].value if code in ErrorCode.__members__ else 0,
+        dispatch=attempt.dispatch,
+    )
+
+
+def _judged(attempt: Attempt, error: BaseException | None) -> tuple[Status, str, str]:
+    """Status, error code and message."""
+    if attempt.cancel_wished and (error is not None or attempt.heard):
+        return Status.CANCELLED, "", attempt.reason or "cancelled"
+    if attempt.fate is Fate.GIVEN_BACK and error is not None:
+        return Status.FAILED_RETRYABLE, ErrorCode.WORKER_UNAVAILABLE.name, "the worker stopped before the handler ended"
+    if attempt.fate is Fate.TIMED_OUT and error is not None:
+        return Status.FAILED_RETRYABLE, ErrorCode.TIMEOUT.name, f"no end after {attempt.timeout_s:g} s"
+    return (Status.SUCCEEDED, "", "") if error is None else _failed(error)
+
+
+def _failed(error: BaseException) -> tuple[Status, str, str]:
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, Snooze):
+        return Status.FAILED_RETRYABLE, "SNOOZED", text
+    if isinstance(error, TransientError):
+        return Status.FAILED_RETRYABLE, _code(error), text
+    if isinstance(error, ValidationError | PermanentError):
+        return Status.FAILED_FATAL, _code(error), text
+    return Status.FAILED, type(error).__name__, text
+
+
+def _code(error: JobError) -> str:
+    """What the handler called it, else what its class says."""
+    named = error.data.get("error_code") or error.data.get("reason_code")
+    if isinstance(named, str):
+        return named
+    return ErrorCode.INVALID_INPUT.name if isinstance(error, ValidationError) else type(error).__name__

@@ -1,0 +1,95 @@
+"""How a worker shows itself on the bus: a handshake that names its topics, then heartbeats.
+
+The handshake is repeated after the bus was away and every now and then, for a control plane that began later and has forgotten
+nothing because it never knew. A worker that drains says that it is full: it is alive, and wants nothing more.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+from trellis.bus.errors import BusError
+from trellis.bus.messages import HANDSHAKE, HEARTBEAT, Handshake, Heartbeat
+from trellis.bus.port import Bus
+from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.logs import log_of
+from trellis.worker.on_bus_options import BusWorkerOptions
+
+HANDSHAKE_S = 30.0
+WORKER_TYPE = "trellis"
+DISTRIBUTION = "trellis-engine"
+ABLE = ("progress", "cancel", "error_codes", "heartbeats")
+
+_log = log_of("trellis.worker")
+
+
+@dataclass(kw_only=True)
+class Presence:
+    """Speaks up every `heartbeat_s`, and at once when something changed."""
+
+    bus: Bus
+    clock: Clock
+    options: BusWorkerOptions
+    new_id: Callable[[], str]
+    topics: tuple[str, ...]
+    active: Callable[[], int]
+    cpu_load: Callable[[], float]
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _met_at: float | None = None
+    """When the last handshake went out; None when one is due."""
+    _silent: bool = False
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.changed.clear()
+            await self.run_once()
+            await sleep_or_stop(self.clock, self.changed, self.options.heartbeat_s)
+
+    async def run_once(self) -> bool:
+        """One sign of life; False while the bus does not take it."""
+        now = self.clock.monotonic()
+        try:
+            if self._met_at is None or now - self._met_at >= HANDSHAKE_S:
+                await self.bus.publish(HANDSHAKE, self.handshake(), trace_id=self.new_id())
+                self._met_at = now
+            await self.bus.publish(HEARTBEAT, self.heartbeat(), trace_id=self.new_id())
+        except BusError as error:
+            if not self._silent:
+                _log.warning("heartbeat_not_sent", error=str(error))
+            self._silent, self._met_at = True, None
+            return False
+        self._silent = False
+        return True
+
+    def handshake(self) -> Handshake:
+        """What this worker can do."""
+        return Handshake(
+            component_id=self.bus.sender_id,
+            capabilities=dict.fromkeys(ABLE, True),
+            sdk_version=f"{WORKER_TYPE} {_version()}",
+            ready_topics=self.topics,
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        """How it is."""
+        options = self.options
+        return Heartbeat(
+            worker_id=self.bus.sender_id,
+            pool=options.pool,
+            region=options.region,
+            type=WORKER_TYPE,
+            cpu_load=min(100.0, max(0.0, self.cpu_load())),
+            active_jobs=self.active(),
+            max_parallel_jobs=options.max_parallel_jobs,
+            capabilities=options.capabilities,
+            labels=dict(options.labels),
+        )
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unpacked"

@@ -1,0 +1,148 @@
+"""What a worker says about its jobs: the question whether one may begin, signs of life, and the result until it is answered.
+
+Our control plane answers every question after its ledger has decided, with a progress packet whose message begins with one of the
+words below. Any other scheduler answers nothing: it is told and not asked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from trellis.bus.errors import BusError, BusUnavailable
+from trellis.bus.messages import PROGRESS, RESULT, Body, JobProgress, JobResult, Status
+from trellis.bus.port import Bus
+from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.logs import log_of
+from trellis.worker.held import Fate
+from trellis.worker.on_bus_attempt import START_STEP, Attempt
+
+ACCEPTED = "accepted"
+CANCEL = "cancel"
+REFUSED = "refused"
+START_TRIES = 3
+START_PAUSE_S = 0.2
+RESULT_PAUSE_S_FIRST, RESULT_PAUSE_S_MAX = 0.5, 10.0
+PROGRESS_S = 1.0
+"""How often a handler's progress is told, at most."""
+
+_log = log_of("trellis.worker")
+
+
+class Said(Enum):
+    """What the control plane said."""
+
+    YES = "accepted"
+    NO = "refused"
+    STOP = "cancel"
+    NOTHING = "no answer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reports:
+    """Speaks for one worker."""
+
+    bus: Bus
+    clock: Clock
+    new_id: Callable[[], str]
+    ask_s: float
+    result_s: float
+
+    async def may_start(self, attempt: Attempt) -> Said:
+        """Whether the job may begin. The same token over all tries: a lost answer is asked for again, and a copy of the order gets no."""
+        question = JobProgress(
+            job_id=attempt.wire_id,
+            status=Status.RUNNING,
+            step_id=START_STEP,
+            message=self.new_id(),
+            dispatch=attempt.dispatch,
+        )
+        for number in range(START_TRIES):
+            asked_at = self.clock.monotonic()
+            said = await self._ask(PROGRESS, question, attempt)
+            if said is not Said.NOTHING:
+                attempt.heard_at = asked_at
+                return said
+            await self.clock.sleep(START_PAUSE_S * 2**number)
+        return Said.NOTHING
+
+    async def beats(self, attempt: Attempt) -> None:
+        """Say that the job runs, until it is settled; hear whether it is still wanted, and still this worker's."""
+        told_at = self.clock.monotonic()
+        pause_s = min(PROGRESS_S, attempt.beat_s)
+        while not await sleep_or_stop(self.clock, attempt.settled, pause_s):
+            now = self.clock.monotonic()
+            if attempt.progress is None and now - told_at < attempt.beat_s:
+                continue
+            told_at = now
+            self._heed(attempt, await self._tell(attempt, attempt.sign_of_life()), now)
+            if attempt.fate is Fate.LOST:
+                return
+
+    async def settle(self, attempt: Attempt, result: JobResult) -> bool:
+        """Report the result until somebody has it; False when nobody would have it in time."""
+        began, pause_s = self.clock.monotonic(), RESULT_PAUSE_S_FIRST
+        while not attempt.settled.is_set():
+            if await self._delivered(attempt, result):
+                attempt.settled.set()
+                break
+            if self.clock.monotonic() - began + pause_s > self.result_s:
+                _log.warning("result_unanswered", job_id=attempt.wire_id, status=result.status.name)
+                return False
+            await sleep_or_stop(self.clock, attempt.settled, pause_s)
+            pause_s = min(RESULT_PAUSE_S_MAX, 2 * pause_s)
+        return True
+
+    async def _delivered(self, attempt: Attempt, result: JobResult) -> bool:
+        if attempt.asks:
+            said = await self._ask(RESULT, result, attempt)
+            if said is Said.NO:
+                _log.warning("result_refused", job_id=attempt.wire_id, status=result.status.name)
+            return said is not Said.NOTHING
+        try:
+            await self.bus.publish(RESULT, result, trace_id=attempt.trace_id, message_id=_message_id(attempt))
+        except BusUnavailable:
+            return False
+        return True
+
+    async def _tell(self, attempt: Attempt, progress: JobProgress) -> Said:
+        if attempt.asks:
+            return await self._ask(PROGRESS, progress, attempt)
+        try:
+            await self.bus.publish(PROGRESS, progress, trace_id=attempt.trace_id)
+        except BusError as error:
+            _log.info("progress_not_sent", job_id=attempt.wire_id, error=str(error))
+        return Said.NOTHING
+
+    def _heed(self, attempt: Attempt, said: Said, now: float) -> None:
+        if attempt.ended:
+            return
+        match said:
+            case Said.YES:
+                attempt.heard_at = now
+            case Said.STOP:
+                attempt.tell("its control plane wants it to stop")
+            case Said.NO:
+                _log.warning("attempt_revoked", job_id=attempt.wire_id)
+                attempt.cut(Fate.LOST)
+            case Said.NOTHING:
+                pass
+
+    async def _ask(self, subject: str, body: Body, attempt: Attempt) -> Said:
+        try:
+            answer = await self.bus.ask(subject, body, trace_id=attempt.trace_id, timeout_s=self.ask_s)
+        except BusError as error:
+            _log.info("no_answer", job_id=attempt.wire_id, subject=subject, error=str(error))
+            return Said.NOTHING
+        return _understood(answer.body, attempt.wire_id)
+
+
+def _understood(answer: Body, wire_id: str) -> Said:
+    if not isinstance(answer, JobProgress) or answer.job_id != wire_id:
+        return Said.NOTHING
+    words = {ACCEPTED: Said.YES, CANCEL: Said.STOP, REFUSED: Said.NO}
+    return next((said for word, said in words.items() if answer.message.startswith(word)), Said.NOTHING)
+
+
+def _message_id(attempt: Attempt) -> str:
+    dispatch = attempt.order.dispatch
+    return f"result:{attempt.wire_id}:{dispatch.dispatch_id}:{dispatch.attempt}"

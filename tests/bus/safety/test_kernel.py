@@ -1,0 +1,375 @@
+"""Kernels: one that reads a file, one behind gRPC. Whatever goes wrong with either, nothing is let go."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bus.safety.policies import policy, request, rule
+from tests.net.listening import make_certificates
+from trellis.bus.errors import KernelUnavailable
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety import cap_kernel
+from trellis.bus.safety.breaker import FAILURES_MAX, OPEN_S
+from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.errors import KernelRefuses
+from trellis.bus.safety.judging import Explanation
+from trellis.bus.safety.kernel import LOOK_S, FileKernel, PolicyKernel
+from trellis.bus.safety.opening import open_kernel
+from trellis.bus.safety.policy import BUILTIN, DELAY_S_DEFAULT
+from trellis.bus.safety.remote import RemoteKernel, kernel_address
+from trellis.bus.safety.serving import ServingOptions, serve_kernel
+from trellis.engine.errors import OptionInvalid
+from trellis.testing import FakeClock
+
+ALLOW = '[[rules]]\nid = "a"\ndecision = "allow"\nmatch = { topics = [">"] }\n'
+DENY = ALLOW.replace("allow", "deny")
+
+
+# --- a file ------------------------------------------------------------------------------------------------------------
+
+
+def write(file: Path, text: str | None) -> None:
+    """None takes it away."""
+    file.unlink(missing_ok=True)
+    if text is not None:
+        file.write_text(text)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "policy.toml").write_text(ALLOW)
+    return tmp_path / "policy.toml"
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_file_that_changed_is_read_again_within_a_second_and_not_more_often(file: Path):
+    clock = FakeClock()
+    kernel = FileKernel(file, monotonic=clock.monotonic)
+    assert (await kernel.check(request())).kind is Kind.ALLOW
+    before = await kernel.snapshot()
+    write(file, DENY)
+    clock.advance(LOOK_S * 0.9)
+    assert (await kernel.check(request())).kind is Kind.ALLOW
+    clock.advance(LOOK_S * 0.1)
+    found = await asyncio.gather(*(kernel.check(request()) for _ in range(20)))
+    assert {one.kind for one in found} == {Kind.DENY}
+    assert await kernel.snapshot() not in {before, ""}
+
+
+@pytest.mark.requirement("BUS-4")
+@pytest.mark.parametrize("broken", ["", ALLOW[:-8], ALLOW + ALLOW, None])
+async def test_a_file_that_is_broken_lets_nothing_go_until_it_is_whole_again(file: Path, broken: str | None):
+    clock = FakeClock()
+    kernel = FileKernel(file, monotonic=clock.monotonic)
+    assert (await kernel.check(request())).lets_go
+    write(file, broken)
+    for _ in range(3):
+        clock.advance(LOOK_S)
+        for ask in (kernel.check, kernel.explain):
+            with pytest.raises(KernelUnavailable, match=r"policy\.toml does not fit: "):
+                await ask(request())
+    write(file, ALLOW)
+    clock.advance(LOOK_S)
+    assert (await kernel.check(request())).lets_go
+
+
+def test_what_is_configured_decides_which_kernel_it_is(tmp_path: Path):
+    def opened(text: str | None) -> Any:
+        return open_kernel(text, monotonic=FakeClock().monotonic)
+
+    assert isinstance(opened(str(tmp_path / "policy.toml")), FileKernel)
+    assert isinstance(opened("grpc://localhost:50051"), RemoteKernel)
+    assert opened(None).policy is BUILTIN
+
+
+# --- over gRPC -----------------------------------------------------------------------------------------------------------
+
+RICH = policy(
+    rule("human", "require_human", {"risk_tags": ["destructive"]}, reason="look first"),
+    rule("slow", "throttle", {"adapters": ["browser"]}, delay_s=7),
+    rule(
+        "bounded",
+        "allow_with_constraints",
+        {"tenants": ["acme"], "labels": {"env": "prod"}, "actor_types": ["service"], "packs": ["p"]},
+        constraints={
+            "max_runtime_ms": 5000,
+            "max_retries": 0,
+            "network_allowlist": [],
+            "allowed_tools": ["git"],
+            "isolated": True,
+            "deny_path_globs": ["/etc/*"],
+            "redaction_level": "strict",
+        },
+    ),
+    rule("people", "allow", {"principals": ["iryna"], "priorities": ["interactive"], "capabilities": ["read"]}),
+)
+ASKED = [
+    request(meta={"risk_tags": ["destructive"]}),
+    request(adapter_id="browser", env={"SECRET": "x"}),
+    request(tenant_id="acme", labels={"env": "prod"}, meta={"actor_type": "service", "pack_id": "p"}),
+    request(principal_id="iryna", priority="interactive", meta={"capability": "read"}, budget={"deadline_ms": 5}),
+    request("job.other", labels={"ключ": "значення"}),
+    request(labels={"a": "1"}, meta={"labels": {"a": "2"}}),
+]
+
+
+@asynccontextmanager
+async def asking(kernel: Any, clock: FakeClock | None = None) -> AsyncGenerator[RemoteKernel]:
+    async with serve_kernel(kernel, ServingOptions()) as port:
+        address = kernel_address(f"grpc://127.0.0.1:{port}")
+        remote = RemoteKernel(address, monotonic=(clock or FakeClock()).monotonic, timeout_s=10)
+        try:
+            yield remote
+        finally:
+            await remote.close()
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_kernel_behind_grpc_says_exactly_what_it_says_itself():
+    local = PolicyKernel(RICH)
+    async with asking(local) as remote:
+        for asked in ASKED:
+            assert await remote.check(asked) == await local.check(asked)
+        kinds = [(await remote.check(asked)).kind for asked in ASKED]
+        assert await remote.snapshot() == RICH.hash
+        told = (await remote.explain(ASKED[3])).decision.reason
+    assert kinds == [
+        Kind.REQUIRE_HUMAN,
+        Kind.THROTTLE,
+        Kind.ALLOW_WITH_CONSTRAINTS,
+        Kind.ALLOW,
+        Kind.DENY,
+        Kind.DENY,
+    ]
+    assert told.splitlines()[-1] == "fits: people (allow): capabilities, principals, priorities fit"
+
+
+async def test_what_only_the_worker_should_know_is_not_sent():
+    sent = cap_kernel.question(cap_kernel.protocol(), request(env={"TOKEN": "s3cret"}, context_ptr="redis://s3cret"))
+    assert b"s3cret" not in sent.SerializeToString()
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_question_that_tells_less_than_ours_is_judged_by_what_it_tells():
+    """As the SDK asks, without anything of ours."""
+    cap = cap_kernel.protocol()
+    async with (
+        serve_kernel(PolicyKernel(RICH), ServingOptions()) as port,
+        cap.grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        for method in ("Check", "Evaluate", "Simulate", "Explain"):
+            ask = channel.unary_unary(
+                f"/{cap_kernel.SERVICE}/{method}",
+                request_serializer=cap_kernel.to_bytes,
+                response_deserializer=cap.safety.PolicyCheckResponse.FromString,
+            )
+            question = cap.safety.PolicyCheckRequest(
+                job_id="j", topic="job.x", meta=cap.job.JobMetadata(risk_tags=["destructive"])
+            )
+            found = await ask(question)
+            assert (found.decision, found.rule_id, found.approval_required) == (3, "human", True)
+            for bad in (cap.safety.PolicyCheckRequest(), cap.safety.PolicyCheckRequest(job_id="j", topic="a b")):
+                with pytest.raises(cap.grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
+                    await ask(bad)
+
+
+class Scripted:
+    """A kernel that answers what a test says."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.asked = 0
+
+    async def explain(self, asked: JobRequest) -> Explanation:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return await PolicyKernel().explain(asked)
+
+    async def check(self, asked: JobRequest) -> Decision:
+        return (await self.explain(asked)).decision
+
+    async def snapshot(self) -> str:
+        return ""
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_after_three_failures_a_kernel_is_left_alone_and_then_one_question_tries():
+    clock, kernel = FakeClock(), Scripted()
+    kernel.error = KernelUnavailable(detail="the file is broken")
+    async with asking(kernel, clock) as remote:
+        for _ in range(FAILURES_MAX):
+            with pytest.raises(KernelUnavailable, match="the file is broken"):
+                await remote.check(request())
+        for _ in range(5):
+            with pytest.raises(KernelUnavailable, match="failed 3 times in a row"):
+                await remote.check(request())
+        assert kernel.asked == FAILURES_MAX
+        clock.advance(OPEN_S)
+        answers = await asyncio.gather(*(remote.check(request()) for _ in range(5)), return_exceptions=True)
+        assert all(isinstance(answer, KernelUnavailable) for answer in answers)
+        assert kernel.asked == FAILURES_MAX + 1
+        kernel.error = None
+        with pytest.raises(KernelUnavailable):
+            await remote.check(request())
+        clock.advance(OPEN_S)
+        assert (await remote.check(request())).lets_go
+        assert (await remote.check(request())).lets_go
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_kernel_that_is_not_there_or_hangs_is_unavailable_in_bounded_time():
+    async with serve_kernel(PolicyKernel(), ServingOptions()) as port:
+        pass
+    gone = RemoteKernel(kernel_address(f"grpc://127.0.0.1:{port}"), monotonic=FakeClock().monotonic)
+    with pytest.raises(KernelUnavailable, match="UNAVAILABLE"):
+        await gone.check(request())
+    await gone.close()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await forever.wait()
+        writer.close()
+
+    forever = asyncio.Event()
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    number = server.sockets[0].getsockname()[1]
+    slow = RemoteKernel(kernel_address(f"grpc://127.0.0.1:{number}"), monotonic=FakeClock().monotonic, timeout_s=0.2)
+    with pytest.raises(KernelUnavailable):
+        await slow.check(request())
+    await slow.close()
+    forever.set()
+    server.close()
+
+
+async def test_a_cancelled_question_says_nothing_about_the_kernel():
+    clock, kernel = FakeClock(), Scripted()
+    kernel.error = KernelUnavailable(detail="down")
+    async with asking(kernel, clock) as remote:
+        for _ in range(FAILURES_MAX):
+            with pytest.raises(KernelUnavailable):
+                await remote.check(request())
+        clock.advance(OPEN_S)
+        kernel.error = None
+        trying = asyncio.ensure_future(remote.check(request()))
+        await asyncio.sleep(0)
+        trying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await trying
+        assert (await remote.check(request())).lets_go
+
+
+async def test_one_odd_question_does_not_keep_others_from_being_asked():
+    """A job id that is none of ours would be refused by the server: three of them in a row open no circuit."""
+    async with asking(PolicyKernel()) as remote:
+        odd = request().model_copy(update={"topic": "not a topic"})
+        for _ in range(FAILURES_MAX + 1):
+            with pytest.raises(KernelRefuses, match="INVALID_ARGUMENT"):
+                await remote.check(odd)
+        assert (await remote.check(request())).lets_go
+
+
+# --- answers of other kernels --------------------------------------------------------------------------------------------
+
+Response = Callable[[cap_kernel.Protocol], Any]
+
+
+def judged(beside: dict[str, str] | None = None, **fields: Any) -> Decision:
+    cap = cap_kernel.protocol()
+    constraints = fields.pop("constraints", None)
+    made = cap.safety.PolicyCheckResponse(**({"policy_snapshot": "v1", "rule_id": "r"} | fields))
+    if constraints is not None:
+        made.constraints.CopyFrom(cap.safety.PolicyConstraints(**constraints))
+    return cap_kernel.decided(made, beside or {}, request(tenant_id="acme"))
+
+
+@pytest.mark.requirement("BUS-4")
+def test_what_another_kernel_answers_is_never_taken_for_more_than_it_is():
+    assert judged(decision=1).kind is Kind.ALLOW
+    assert judged(decision=1, approval_required=True).kind is Kind.REQUIRE_HUMAN
+    assert judged(decision=5, approval_required=True).kind is Kind.REQUIRE_HUMAN
+    limited = judged(decision=1, constraints={"budgets": {"max_runtime_ms": 9}})
+    assert (limited.kind, limited.constraints) == (Kind.ALLOW_WITH_CONSTRAINTS, {"max_runtime_ms": 9})
+    assert judged(decision=4).delay_s == DELAY_S_DEFAULT
+    for delay in ("-1", "nan", "inf", "soon", "0"):
+        assert judged({cap_kernel.DELAY_METADATA: delay}, decision=4).delay_s == DELAY_S_DEFAULT
+    beyonds: list[dict[str, Any]] = [
+        {"decision": 6},
+        {"decision": 7},
+        {"decision": 1, "redacted_context_ptr": "redis://x"},
+    ]
+    for beyond in beyonds:
+        found = judged(**beyond)
+        assert (found.kind, "cannot be carried out" in found.reason) == (Kind.DENY, True)
+    useless: list[dict[str, Any]] = [{}, {"decision": 0}, {"decision": 99}, {"decision": 3, "policy_snapshot": ""}]
+    for answer in useless:
+        with pytest.raises(KernelRefuses):
+            judged(**answer)
+
+
+@pytest.mark.requirement("BUS-4", "D45")
+def test_an_answer_about_another_job_or_tenant_is_none():
+    asked = request(tenant_id="acme")
+    assert judged({cap_kernel.HASH_METADATA: asked.hash}, decision=1).job_hash == asked.hash
+    with pytest.raises(KernelRefuses, match="about a job with the hash"):
+        judged({cap_kernel.HASH_METADATA: request().hash}, decision=1)
+    with pytest.raises(KernelRefuses, match="about tenant 'beta'"):
+        judged(decision=1, identity={"tenant_id": "beta"})
+
+
+def test_constraints_that_nobody_could_keep_are_no_answer():
+    with pytest.raises(KernelRefuses, match="constraints do not fit"):
+        judged(decision=5, constraints={"budgets": {"max_runtime_ms": -4}})
+
+
+# --- addresses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("grpc://kernel.example:50051", "without encryption"),
+        ("grpc://10.0.0.1:50051", "without encryption"),
+        ("grpc://localhost", "write grpcs://host:port"),
+        ("grpcs://user@host:1", "write grpcs://host:port"),
+        ("grpcs://host:1/path", "write grpcs://host:port"),
+        ("grpc://localhost:99999", "Port out of range"),
+        ("http://localhost:1", "write grpcs://host:port"),
+    ],
+)
+def test_what_is_no_address_of_a_kernel_is_refused(text: str, says: str):
+    with pytest.raises(OptionInvalid, match=says):
+        kernel_address(text)
+
+
+def test_addresses_of_kernels():
+    assert kernel_address("grpcs://kernel.example:50051").target == "kernel.example:50051"
+    assert kernel_address("grpc://[::1]:50051").target == "[::1]:50051"
+
+
+async def test_a_kernel_that_others_can_reach_needs_a_certificate():
+    with pytest.raises(OptionInvalid, match="needs a certificate"):
+        async with serve_kernel(PolicyKernel(), ServingOptions(host="0.0.0.0")):
+            pass
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_kernel_is_believed_only_with_a_certificate_that_is_trusted(tmp_path: Path):
+    made = make_certificates(tmp_path, "localhost", "127.0.0.1")
+    options = ServingOptions(cert_file=made.chain, key_file=made.key)
+    async with serve_kernel(PolicyKernel(), options) as port:
+        address = kernel_address(f"grpcs://localhost:{port}")
+        for trusted, believed in ((made.authority, True), (None, False), (tmp_path / "none.pem", False)):
+            kernel = RemoteKernel(address, monotonic=FakeClock().monotonic, ca_file=trusted)
+            if believed:
+                assert (await kernel.check(request())).lets_go
+            else:
+                with pytest.raises(KernelUnavailable):
+                    await kernel.check(request())
+            await kernel.close()

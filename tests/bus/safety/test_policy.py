@@ -1,0 +1,360 @@
+"""Which requests a policy lets go: the first rule that fits decides, and nothing goes without one that allows it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.bus.safety.policies import policy, request, rule
+from trellis.bus.safety.decisions import Kind
+from trellis.bus.safety.errors import PolicyInvalid
+from trellis.bus.safety.judging import decide, explain, is_like
+from trellis.bus.safety.policy import (
+    BUILTIN,
+    DELAY_S_DEFAULT,
+    FILE_BYTES_MAX,
+    Policy,
+    read_policy,
+    read_policy_file,
+)
+from trellis.bus.topics import fits
+
+META: dict[str, Any] = {
+    "actor_type": "human",
+    "capability": "Deploy",
+    "risk_tags": ["Destructive", "pii"],
+    "requires": ["GPU"],
+    "pack_id": "pack-1",
+    "labels": {"stage": "two"},
+}
+FULL: dict[str, Any] = {
+    "tenant_id": "acme",
+    "principal_id": "iryna",
+    "priority": "critical",
+    "adapter_id": "browser",
+    "labels": {"env": "prod"},
+    "meta": META,
+}
+
+
+@pytest.mark.requirement("BUS-4")
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_rule_that_fits_gives_its_answer(kind: Kind):
+    more: dict[str, Any] = {
+        Kind.THROTTLE: {"delay_s": 3.5},
+        Kind.ALLOW_WITH_CONSTRAINTS: {"constraints": {"max_runtime_ms": 1000, "network_allowlist": []}},
+    }.get(kind, {})
+    made, asked = policy(rule("it", kind.value, reason="because", **more)), request()
+    found = decide(made, asked)
+    assert (found.kind, found.rule, found.reason) == (kind, "it", "because")
+    assert (found.policy_hash, found.job_hash) == (made.hash, asked.hash)
+    assert found.lets_go is (kind in {Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS})
+    assert found.delay_s == (3.5 if kind is Kind.THROTTLE else 0)
+    limited = {"max_runtime_ms": 1000, "network_allowlist": []}
+    assert found.constraints == (limited if kind is Kind.ALLOW_WITH_CONSTRAINTS else {})
+
+
+@pytest.mark.requirement("BUS-4")
+def test_a_throttle_without_a_delay_has_a_default():
+    assert decide(policy(rule("slow", "throttle")), request()).delay_s == DELAY_S_DEFAULT
+
+
+@pytest.mark.requirement("BUS-4")
+def test_the_first_rule_that_fits_decides():
+    first, second = rule("first", "deny", {"topics": ["job.code.>"]}), rule("second", "allow")
+    assert decide(policy(first, second), request()).rule == "first"
+    assert decide(policy(second, first), request()).rule == "second"
+    assert decide(policy(first, second), request("job.mail")).rule == "second"
+
+
+@pytest.mark.requirement("BUS-4", "D53")
+def test_what_no_rule_fits_is_denied():
+    found = decide(policy(rule("mail", "allow", {"topics": ["job.mail"]})), request())
+    assert (found.kind, found.rule) == (Kind.DENY, "default")
+
+
+@pytest.mark.requirement("D53")
+def test_an_embedded_instance_lets_jobs_go_and_nothing_else():
+    assert [decide(BUILTIN, request(topic)).lets_go for topic in ("job.a", "job.a.b", "jobs.a", "sys.job.submit")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+FITTING: list[tuple[dict[str, Any], bool]] = [
+    ({"topics": ["job.code.lint"]}, True),
+    ({"topics": ["job.*.lint"]}, True),
+    ({"topics": ["job.mail", "job.>"]}, True),
+    ({"topics": ["job.code"]}, False),
+    ({"topics": ["*.code"]}, False),
+    ({"tenants": ["acme"]}, True),
+    ({"tenants": ["ac*"]}, True),
+    ({"tenants": ["ACME"]}, False),
+    ({"tenants": ["beta"]}, False),
+    ({"principals": ["iry*a"]}, True),
+    ({"principals": ["iry*b"]}, False),
+    ({"actor_types": ["human"]}, True),
+    ({"actor_types": ["service"]}, False),
+    ({"capabilities": ["deploy"]}, True),
+    ({"capabilities": ["dep"]}, False),
+    ({"risk_tags": ["destructive"]}, True),
+    ({"risk_tags": ["money", "PII"]}, True),
+    ({"risk_tags": ["money"]}, False),
+    ({"requires": ["gpu"]}, True),
+    ({"requires": ["tpu"]}, False),
+    ({"labels": {"env": "prod"}}, True),
+    ({"labels": {"env": "p*", "stage": "two"}}, True),
+    ({"labels": {"env": "prod", "other": "*"}}, False),
+    ({"labels": {"env": "dev"}}, False),
+    ({"priorities": ["critical"]}, True),
+    ({"priorities": ["batch", "interactive"]}, False),
+    ({"adapters": ["browser"]}, True),
+    ({"adapters": ["shell"]}, False),
+    ({"packs": ["pack-*"]}, True),
+    ({"packs": ["other"]}, False),
+    ({"topics": ["job.>"], "tenants": ["acme"], "risk_tags": ["pii"]}, True),
+    ({"topics": ["job.>"], "tenants": ["acme"], "risk_tags": ["money"]}, False),
+]
+
+
+@pytest.mark.requirement("BUS-4")
+@pytest.mark.parametrize("match, does", FITTING)
+def test_a_rule_fits_when_every_condition_does(match: dict[str, Any], does: bool):
+    assert decide(policy(rule("it", "allow", match)), request(**FULL)).lets_go is does
+
+
+@pytest.mark.parametrize(
+    "match", [match for match, does in FITTING if does and set(match) - {"topics"} and "priorities" not in match]
+)
+def test_a_job_that_does_not_say_fits_no_condition_about_it(match: dict[str, Any]):
+    assert not decide(policy(rule("it", "allow", match)), request()).lets_go
+
+
+def test_a_job_without_a_priority_is_a_batch_job():
+    assert decide(policy(rule("it", "allow", {"priorities": ["batch"]})), request()).lets_go
+
+
+@pytest.mark.requirement("BUS-4")
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"tenant_id": "acme", "meta": {"tenant_id": "beta"}}, "tenant_id is 'acme' and meta.tenant_id is 'beta'"),
+        ({"labels": {"env": "dev"}, "meta": {"labels": {"env": "prod"}}}, "the label 'env'"),
+    ],
+)
+def test_a_request_that_says_two_things_is_denied_whatever_the_rules_say(fields: dict[str, Any], says: str):
+    found = explain(policy(rule("all", "allow")), request(**fields))
+    assert (found.decision.kind, found.decision.rule) == (Kind.DENY, "ambiguous")
+    assert says in found.decision.reason
+
+
+def test_the_tenant_may_stand_in_either_place():
+    made = policy(rule("it", "allow", {"tenants": ["acme"]}))
+    assert decide(made, request(meta={"tenant_id": "acme"})).lets_go
+    assert decide(made, request(tenant_id="acme", meta={"tenant_id": "acme"})).lets_go
+
+
+# --- explaining ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-4")
+def test_an_explanation_names_every_rule_that_was_looked_at_and_why_it_did_not_fit():
+    made = policy(
+        rule("mail", "deny", {"topics": ["job.mail.*"]}),
+        rule("beta", "deny", {"tenants": ["beta"]}),
+        rule("tagged", "deny", {"labels": {"env": "dev"}}),
+        rule("code", "allow", {"topics": ["job.code.>"], "tenants": ["acme"]}),
+        rule("rest", "deny"),
+    )
+    found = explain(made, request(**FULL))
+    assert [(one.rule, one.fits) for one in found.looked] == [
+        ("mail", False),
+        ("beta", False),
+        ("tagged", False),
+        ("code", True),
+    ]
+    assert [one.why for one in found.looked] == [
+        "topics: job.code.lint fits none of job.mail.*",
+        "tenants: acme fits none of beta",
+        "labels: env is 'prod' and should be like 'dev'",
+        "tenants, topics fit",
+    ]
+    assert found.not_looked == ("rest",)
+    assert found.to_dict()["rule"] == "code"
+
+
+# --- hashes --------------------------------------------------------------------------------------------------------------
+
+ONE = '[[rules]]\nid = "a"\ndecision = "allow"\nmatch = { topics = ["job.a"] }\n'
+TWO = '# the same\n[[rules]]\nmatch.topics = [\n "job.a",\n]\ndecision = "allow"\nid = "a"\n'
+
+
+@pytest.mark.requirement("D45")
+def test_the_hash_is_of_the_rules_and_not_of_how_they_are_written():
+    assert read_policy(ONE, source="one").hash == read_policy(TWO, source="two").hash
+    rules = [rule("a", "allow", {"topics": ["job.a"]}), rule("b", "deny")]
+    hashes = {
+        policy(*rules).hash,
+        policy(*reversed(rules)).hash,
+        policy(rules[0]).hash,
+        policy(rule("a", "deny", {"topics": ["job.a"]}), rules[1]).hash,
+        policy(rule("a", "allow", {"topics": ["job.a"], "tenants": ["x"]}), rules[1]).hash,
+    }
+    assert len(hashes) == 5
+
+
+# --- hostile files -------------------------------------------------------------------------------------------------------
+
+BAD: list[tuple[str, str]] = [
+    ("", "rules: Field required"),
+    ("rules = []", "rules: "),
+    ('rules = "all"', "rules: "),
+    ('default = "allow"\n' + ONE, "default: Extra inputs are not permitted"),
+    (ONE + ONE, "rules.0 and rules.1 both have the id 'a'"),
+    (ONE.replace('"allow"', '"permit"'), "rules.0.decision: "),
+    (ONE.replace('"allow"', "1"), "rules.0.decision: "),
+    (ONE.replace('id = "a"', 'id = "A b"'), "rules.0.id: "),
+    (ONE.replace('id = "a"', 'id = "default"'), "the id 'default' is kept"),
+    (ONE.replace('id = "a"\n', ""), "rules.0.id: Field required"),
+    (ONE.replace("topics", "topic"), "rules.0.match.topic: Extra inputs are not permitted"),
+    (ONE.replace('match = { topics = ["job.a"] }', ""), "rules.0.match: Field required"),
+    (ONE.replace('{ topics = ["job.a"] }', "{}"), "it names no condition"),
+    (ONE.replace('["job.a"]', "[]"), "rules.0.match.topics: "),
+    (ONE.replace('["job.a"]', '"job.a"'), "rules.0.match.topics: "),
+    (ONE.replace("job.a", "job.>.a"), "rules.0.match.topics.0: 'job.>.a' is no pattern of topics"),
+    (ONE.replace("job.a", "job..a"), "is no pattern of topics"),
+    (ONE.replace("job.a", "job.a*"), "is no pattern of topics"),
+    (ONE.replace("job.a", "job.a b"), "is no pattern of topics"),
+    (ONE.replace("job.a", "job.\\u0000"), "is no pattern of topics"),
+    (ONE.replace('topics = ["job.a"]', 'tenants = ["a?b"]'), "rules.0.match.tenants.0: 'a?b' holds '?'"),
+    (ONE.replace('topics = ["job.a"]', 'tenants = ["[ab]"]'), "only * stands for something else"),
+    (ONE.replace('topics = ["job.a"]', "labels = {}"), "rules.0.match.labels: "),
+    (ONE.replace('topics = ["job.a"]', 'labels = { env = ["a"] }'), "rules.0.match.labels.env: "),
+    (ONE.replace('topics = ["job.a"]', 'actor_types = ["robot"]'), "rules.0.match.actor_types.0: "),
+    (ONE.replace('topics = ["job.a"]', 'priorities = ["high"]'), "rules.0.match.priorities.0: "),
+    (ONE + "delay_s = 5", "delay_s belongs to a throttle"),
+    (ONE.replace('"allow"', '"throttle"') + "delay_s = 0", "rules.0.delay_s: "),
+    (ONE.replace('"allow"', '"throttle"') + "delay_s = inf", "rules.0.delay_s: "),
+    (ONE.replace('"allow"', '"throttle"') + "delay_s = nan", "rules.0.delay_s: "),
+    (ONE.replace('"allow"', '"throttle"') + 'delay_s = "5"', "rules.0.delay_s: "),
+    (ONE + "constraints = { max_runtime_ms = 5 }", "constraints belong to allow_with_constraints"),
+    (ONE.replace('"allow"', '"allow_with_constraints"'), "names no constraints"),
+    (ONE.replace('"allow"', '"allow_with_constraints"') + "constraints = { cpu = 5 }", "rules.0.constraints.cpu: "),
+    (
+        ONE.replace('"allow"', '"allow_with_constraints"') + "constraints = { max_runtime_ms = 0 }",
+        "rules.0.constraints.max_runtime_ms: ",
+    ),
+    (
+        ONE.replace('"allow"', '"allow_with_constraints"') + "constraints = { max_runtime_ms = true }",
+        "rules.0.constraints.max_runtime_ms: ",
+    ),
+    ("rules = [[", "it is no TOML"),
+    (ONE + ONE.replace('id = "a"', 'id = "b"\nid = "c"'), "it is no TOML"),
+    ("x = " + "9" * 10_000, "it is no TOML"),
+    ("x = " + "[" * 50_000, "nested too deeply"),
+    ("#" * (FILE_BYTES_MAX + 1), "more than"),
+]
+
+
+@pytest.mark.requirement("BUS-4")
+@pytest.mark.parametrize("text, says", BAD, ids=[str(number) for number in range(len(BAD))])
+def test_a_policy_that_does_not_fit_is_refused_with_the_place(text: str, says: str):
+    with pytest.raises(PolicyInvalid, match=re.escape(says)) as refusal:
+        read_policy(text, source="policy.toml")
+    assert "policy.toml" in str(refusal.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(PolicyInvalid, match="cannot be read"):
+        read_policy_file(tmp_path / "missing.toml")
+    with pytest.raises(PolicyInvalid, match="cannot be read"):
+        read_policy_file(tmp_path)
+    (tmp_path / "policy.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(PolicyInvalid, match="not UTF-8"):
+        read_policy_file(tmp_path / "policy.toml")
+
+
+@pytest.mark.parametrize("pattern", ["*" * 200, "a*" * 100, "*a" * 100 + "b"])
+def test_no_pattern_is_slow(pattern: str):
+    is_like(pattern, "a" * 2_000)
+
+
+# --- properties ----------------------------------------------------------------------------------------------------------
+
+WORDS = st.sampled_from(["job", "code", "mail", "*", ">", "x"])
+NAMES = st.sampled_from(["acme", "beta", "a*", "*", "pii", "PII", "gpu"])
+SAID = st.sampled_from(["", "acme", "beta", "pii", "gpu"])
+MATCHES = st.fixed_dictionaries(
+    {},
+    optional={
+        "topics": st.lists(st.lists(WORDS, min_size=1, max_size=4).map(".".join), min_size=1, max_size=3),
+        "tenants": st.lists(NAMES, min_size=1, max_size=3),
+        "principals": st.lists(NAMES, min_size=1, max_size=3),
+        "risk_tags": st.lists(NAMES, min_size=1, max_size=3),
+        "requires": st.lists(NAMES, min_size=1, max_size=3),
+        "labels": st.dictionaries(st.sampled_from(["env", "stage"]), NAMES, min_size=1, max_size=2),
+    },
+)
+RULES = st.lists(
+    st.tuples(st.sampled_from([kind.value for kind in Kind if kind is not Kind.ALLOW_WITH_CONSTRAINTS]), MATCHES),
+    min_size=1,
+    max_size=6,
+)
+REQUESTS = st.fixed_dictionaries(
+    {"topic": st.lists(st.sampled_from(["job", "code", "mail", "x"]), min_size=1, max_size=4).map(".".join)},
+    optional={
+        "tenant_id": SAID,
+        "principal_id": SAID,
+        "labels": st.dictionaries(st.sampled_from(["env", "stage"]), SAID, max_size=2),
+        "meta": st.fixed_dictionaries(
+            {}, optional={"risk_tags": st.lists(SAID, max_size=2), "requires": st.lists(SAID, max_size=2)}
+        ),
+    },
+)
+
+
+def read_or_none(rules: list[tuple[str, dict[str, Any]]]) -> Policy | None:
+    try:
+        return policy(*({"id": f"r{n}", "decision": kind, "match": match} for n, (kind, match) in enumerate(rules)))
+    except ValueError:
+        return None
+
+
+def simply_fits(match: dict[str, Any], told: dict[str, Any]) -> bool:
+    """The same once more, without regard to speed or to words: by regular expressions over small texts."""
+
+    def like(pattern: str, value: str, flags: int = 0) -> bool:
+        return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), value, flags) is not None
+
+    meta = told.get("meta", {})
+    known = {
+        "topics": lambda pattern: fits(pattern, told["topic"]),
+        "tenants": lambda pattern: bool(told.get("tenant_id")) and like(pattern, told["tenant_id"]),
+        "principals": lambda pattern: bool(told.get("principal_id")) and like(pattern, told["principal_id"]),
+        "risk_tags": lambda pattern: any(like(pattern, tag, re.IGNORECASE) for tag in meta.get("risk_tags", ())),
+        "requires": lambda pattern: any(like(pattern, need, re.IGNORECASE) for need in meta.get("requires", ())),
+    }
+    labels = told.get("labels", {})
+    return all(any(known[name](pattern) for pattern in match[name]) for name in known if name in match) and all(
+        name in labels and like(pattern, labels[name]) for name, pattern in match.get("labels", {}).items()
+    )
+
+
+@pytest.mark.requirement("BUS-4")
+@settings(max_examples=150, deadline=None)
+@given(rules=RULES, told=REQUESTS)
+def test_no_request_goes_without_a_rule_that_allows_it_and_fits(
+    rules: list[tuple[str, dict[str, Any]]], told: dict[str, Any]
+):
+    made = read_or_none(rules)
+    if made is None:
+        return
+    found = decide(made, request(**told))
+    first = next((kind for kind, match in rules if simply_fits(match, told)), Kind.DENY.value)
+    assert found.kind.value == first
+    assert not found.lets_go or any(kind == "allow" and simply_fits(match, told) for kind, match in rules)

@@ -1,0 +1,234 @@
+"""What clients send over the bus: accepted once, refused aloud, and never lost because the ledger was away."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.bus.rig import SENDER, TOPIC, Rig, quiet
+from trellis.bus.intake import Intake
+from trellis.bus.local import LocalBus
+from trellis.bus.messages import (
+    ALERT,
+    CANCEL,
+    RESULT,
+    SUBMIT,
+    Alert,
+    Body,
+    Dispatch,
+    ErrorCode,
+    JobCancel,
+    JobResult,
+    Order,
+    Packet,
+    Status,
+)
+from trellis.bus.port import Received
+from trellis.bus.requests import JobRequest
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.lifecycles import Role
+
+
+@dataclass
+class Client:
+    """Somebody on the bus who submits, and hears what is said to everybody."""
+
+    bus: LocalBus
+    intake: Intake
+    heard: list[Body] = field(default_factory=list[Body])
+    accepted: list[int] = field(default_factory=list[int])
+
+    async def listen(self) -> None:
+        for subject in (ALERT, RESULT):
+            await self.bus.listen(subject, self._take)
+
+    async def send(self, subject: str, body: Body, trace_id: str = "trace-1") -> None:
+        """As it comes in: the intake has dealt with it when this returns."""
+        packet = self.bus.packet(body, trace_id)
+        handler = self.intake.on_submit if subject == SUBMIT else self.intake.on_cancel
+        await handler(Received(subject=subject, packet=packet, answer=self._nothing))
+        await quiet()
+
+    async def _take(self, received: Received) -> None:
+        self.heard.append(received.packet.body)
+
+    async def _nothing(self, body: Body) -> None:
+        raise AssertionError(f"nobody asked for {body}")
+
+    @property
+    def alerts(self) -> list[ErrorCode]:
+        return [body.code for body in self.heard if isinstance(body, Alert)]
+
+    @property
+    def results(self) -> list[JobResult]:
+        return [body for body in self.heard if isinstance(body, JobResult)]
+
+
+@pytest.fixture
+async def client(rig: Rig) -> AsyncIterator[Client]:
+    made = Client(rig.sender("client-1"), Intake(ledger=rig.ledger, bus=rig.bus, topics=rig.topics))
+    made.intake.accepted = lambda: made.accepted.append(1)
+    await made.listen()
+    yield made
+    await made.intake.stop()
+
+
+def request(job_id: str = "mine", **said: object) -> JobRequest:
+    return JobRequest.model_validate({"job_id": job_id, "topic": TOPIC, **said})
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-1", "BUS-2")
+async def test_a_request_on_the_bus_becomes_a_job_of_its_sender(rig: Rig, client: Client):
+    await client.send(SUBMIT, request(priority="critical", tenant_id="acme"))
+    job = await rig.job("mine")
+    assert (job.state, job.priority.name, job.correlation_id) == ("PENDING", "CRITICAL", "trace-1")
+    (event,) = await rig.events("mine")
+    assert (event.role, event.actor) == (Role.GATEWAY, "client-1")
+    assert client.accepted == [1]
+    assert client.heard == []
+
+
+@pytest.mark.requirement("OBS-6")
+async def test_a_job_goes_on_with_the_trace_of_its_client_and_with_nothing_else(rig: Rig, client: Client):
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await client.send(SUBMIT, request(env={"TRACEPARENT": trace}))
+    await client.send(SUBMIT, request("other", env={"TRACEPARENT": "no trace"}))
+    traced = (await rig.job("mine")).trace
+    assert traced is not None
+    assert traced.split("-")[1] == trace.split("-")[1]
+    assert (await rig.job("other")).trace != "no trace"
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-11")
+async def test_the_same_request_again_is_the_same_job_and_another_body_is_refused(rig: Rig, client: Client):
+    await client.send(SUBMIT, request())
+    await client.send(SUBMIT, request())
+    assert client.heard == []
+    assert client.accepted == [1]
+    before = (await rig.job("mine")).payload
+    await client.send(SUBMIT, request(context_ptr="objects://other"))
+    assert client.alerts == [ErrorCode.DUPLICATE]
+    assert client.results == [], "the job of that id goes on, and has one result of its own"
+    assert (await rig.job("mine")).payload == before
+    assert await rig.path("mine") == ["job_accepted"]
+
+
+@pytest.mark.requirement("BUS-11")
+async def test_an_id_of_another_lifecycle_is_taken_too(rig: Rig, client: Client):
+    await rig.ledger.submit(
+        Actor(role=Role.SUBMITTER, name="s"), [NewJob(job_id=JobId("mine"), type="t", id_is_given=True)]
+    )
+    await client.send(SUBMIT, request())
+    assert client.alerts == [ErrorCode.DUPLICATE]
+
+
+@pytest.mark.requirement("BUS-2", "BUS-12")
+async def test_a_request_that_cannot_be_taken_is_refused_aloud(rig: Rig, client: Client):
+    await client.send(SUBMIT, request(labels={"trellis.retry_attempt": "1"}))
+    assert client.alerts == [ErrorCode.INVALID_INPUT]
+    (result,) = client.results
+    assert (result.job_id, result.status, result.worker_id) == ("mine", Status.FAILED, SENDER)
+    assert (result.error_code, result.error_code_enum) == ("INVALID_INPUT", ErrorCode.INVALID_INPUT)
+    assert "trellis.retry_attempt" in result.error_message
+    assert await rig.ledger.job(JobId("mine")) is None
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_an_id_that_leaves_no_room_for_a_wire_id_is_refused(rig: Rig, client: Client):
+    await client.send(SUBMIT, request("x" * 161))
+    assert client.alerts == [ErrorCode.INVALID_INPUT]
+    assert "160" in client.results[0].error_message
+    assert await rig.ledger.job(JobId("x" * 161)) is None
+
+
+@pytest.mark.requirement("BUS-12")
+async def test_a_bad_request_with_the_id_of_a_job_gets_no_result_in_its_name(rig: Rig, client: Client):
+    await rig.submit(job_id="mine")
+    await client.send(SUBMIT, request(labels={"retry_of": "x"}))
+    assert client.alerts == [ErrorCode.INVALID_INPUT]
+    assert client.results == []
+
+
+async def test_a_request_with_a_dispatch_of_its_own_is_a_request(rig: Rig, client: Client):
+    await client.send(SUBMIT, Order(request=request(), dispatch=Dispatch(dispatch_id="forged")))
+    assert await rig.state("mine") == "PENDING"
+
+
+async def test_other_packets_on_the_subject_are_dropped(rig: Rig, client: Client):
+    await client.send(SUBMIT, JobCancel(job_id="mine", requested_by="me"))
+    assert client.heard == []
+    assert (await rig.ledger.queues()) == []
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_while_the_ledger_is_away_a_request_is_neither_accepted_nor_refused(rig: Rig, client: Client):
+    class Away:
+        """A ledger that does not answer."""
+
+        def __getattr__(self, name: str) -> object:
+            raise LedgerUnavailable(reason=f"no {name}")
+
+    client.intake.ledger = Away()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(LedgerUnavailable):
+        await client.send(SUBMIT, request())
+    assert client.heard == []
+    client.intake.ledger = rig.ledger
+    await client.send(SUBMIT, request())
+    assert await rig.state("mine") == "PENDING"
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_what_was_sent_once_comes_in_through_the_listener(rig: Rig, client: Client):
+    await client.intake.start()
+    await client.bus.publish(SUBMIT, request(), trace_id="t")
+    await client.intake.stop()
+    assert await rig.state("mine") == "PENDING"
+
+
+# --- cancel -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-1", "BUS-8")
+async def test_a_client_cancels_a_job_that_waits_at_once(rig: Rig, client: Client):
+    job_id = await rig.submit()
+    await client.send(CANCEL, JobCancel(job_id=job_id, reason="never mind", requested_by="client-1"))
+    last = (await rig.events(job_id))[-1]
+    assert (last.target, last.role, last.actor, last.cause) == (
+        "CANCELLED",
+        Role.SUBMITTER,
+        "client-1",
+        "never mind",
+    )
+
+
+@pytest.mark.requirement("BUS-1")
+async def test_a_client_asks_the_holder_of_a_job_to_stop(rig: Rig, client: Client):
+    await rig.worker("w1", TOPIC)
+    job_id = await rig.submit()
+    await rig.run()
+    await client.send(CANCEL, JobCancel(job_id=job_id, requested_by="client-1"))
+    (hold,) = await rig.ledger.holds([JobId(job_id)])
+    assert hold.cancel
+    assert hold.state == "DISPATCHED"
+
+
+async def test_what_we_tell_workers_is_no_wish_of_a_client(rig: Rig, client: Client):
+    job_id = await rig.submit()
+    ours = Packet(
+        trace_id="t",
+        sender_id=SENDER,
+        created_at=client.bus.packet(request(), "t").created_at,
+        body=JobCancel(job_id=job_id, requested_by=SENDER),
+    )
+    await client.intake.on_cancel(Received(subject=CANCEL, packet=ours, answer=client._nothing))
+    assert await rig.state(job_id) == "PENDING"
+
+
+async def test_only_jobs_of_the_bus_can_be_cancelled_over_the_bus(rig: Rig, client: Client):
+    await rig.ledger.submit(Actor(role=Role.SUBMITTER, name="s"), [NewJob(job_id=JobId("local"), type="t")])
+    for job_id in ("local", "unknown"):
+        await client.send(CANCEL, JobCancel(job_id=job_id, requested_by="client-1"))
+    assert await rig.state("local") == "queued"

@@ -1,0 +1,211 @@
+"""Where a job goes: pools, labels, what it requires, and who has room."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from tests.bus.conftest import Opens
+from tests.bus.rig import Rig, quiet
+from trellis.bus.messages import Heartbeat, direct_subject
+from trellis.bus.placement import Placed, Placement, Stays, Unfit, Why, place
+from trellis.bus.registry import Seen, Workers
+from trellis.bus.requests import JobRequest
+from trellis.bus.topics import Topics
+from trellis.testing import FakeClock
+
+TOPIC = "job.code"
+POOLED = Topics.model_validate(
+    {
+        "topics": {TOPIC: {"pools": ["code", "spare"]}},
+        "pools": {"code": {"requires": ["Git"]}, "spare": {}, "other": {}},
+    }
+)
+PLAIN = Topics()
+
+
+@dataclass
+class Subjects:
+    quiet: set[str] = field(default_factory=set[str])
+    under_way: int = 0
+
+    def silent(self, subject: str, /) -> bool:
+        return subject in self.quiet
+
+    def outstanding(self, subject: str, /) -> int:
+        return self.under_way
+
+
+def seen(worker_id: str = "w1", *, topics: tuple[str, ...] = (), load: int = 0, **said: Any) -> Seen:
+    clock = FakeClock()
+    workers = Workers(clock=clock)
+    workers.heard(Heartbeat(worker_id=worker_id, **{"pool": "code", "max_parallel_jobs": 4, **said}), clock.monotonic())
+    for number in range(load):
+        workers.assigned(worker_id, f"a@{number}")
+    (found,) = workers.live()
+    return replace(found, ready_topics=topics)
+
+
+def put(*workers: Seen, topics: Topics = POOLED, subjects: Subjects | None = None, **said: Any) -> Placement:
+    request = JobRequest.checked({"job_id": "j1", "topic": TOPIC, **said})
+    return place(request, topics, workers, subjects or Subjects(), subject_max=10)
+
+
+def to(worker_id: str) -> Placed:
+    return Placed(subject=direct_subject(worker_id), worker_id=worker_id)
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-3")
+def test_a_pooled_topic_goes_to_a_worker_of_its_pools_only():
+    assert put(seen("a", pool="other"), seen("b", pool="spare")) == to("b")
+    assert put(seen("a", pool="other")) == Stays(why=Why.NOBODY, all_do=True)
+    assert put() == Stays(why=Why.NOBODY, all_do=True)
+
+
+@pytest.mark.requirement("BUS-3")
+def test_a_worker_that_says_its_topics_gets_no_others():
+    assert put(seen("a", topics=("job.other",)), seen("b")) == to("b")
+    assert put(seen("a", topics=(TOPIC,))) == to("a")
+
+
+@pytest.mark.requirement("BUS-3", "D53")
+def test_a_topic_without_a_pool_goes_to_a_worker_that_named_it_and_else_to_its_own_subject():
+    assert put(seen("a", topics=(TOPIC,)), topics=PLAIN) == to("a")
+    assert put(seen("a"), topics=PLAIN) == Placed(subject=TOPIC)
+    assert put(topics=PLAIN) == Placed(subject=TOPIC)
+
+
+@pytest.mark.requirement("D53")
+def test_a_topics_own_subject_is_left_alone_while_it_is_silent_or_has_enough():
+    assert put(topics=PLAIN, subjects=Subjects({TOPIC})) == Stays(why=Why.SILENT, all_do=True)
+    assert put(topics=PLAIN, subjects=Subjects(under_way=10)) == Stays(why=Why.FULL, all_do=True)
+
+
+def test_a_worker_without_an_ear_of_its_own_is_reached_through_the_topic():
+    assert put(seen("a"), subjects=Subjects({direct_subject("a")})) == Placed(subject=TOPIC)
+
+
+# --- labels and what is required --------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-3")
+def test_a_label_about_the_worker_must_be_the_workers():
+    here, there = seen("a", labels={"zone": "here"}), seen("b", labels={"zone": "there"})
+    assert put(here, there, labels={"worker.zone": "there"}) == to("b")
+    answer = put(here, there, labels={"worker.zone": "nowhere"})
+    assert isinstance(answer, Unfit)
+    assert "worker.zone=nowhere" in answer.reason
+
+
+def test_other_labels_are_the_submitters_own():
+    assert put(seen("a", labels={"zone": "here"}), labels={"zone": "there", "team": "x"}) == to("a")
+
+
+def test_preferences_are_wishes():
+    busy, idle = seen("a", load=3), seen("b", pool="spare")
+    assert put(busy, idle) == to("b")
+    assert put(busy, idle, labels={"preferred_worker": "a"}) == to("a")
+    assert put(busy, idle, labels={"preferred_pool": "code"}) == to("a")
+    assert put(busy, idle, labels={"preferred_worker": "nobody", "preferred_pool": "none"}) == to("b")
+
+
+@pytest.mark.requirement("BUS-3")
+def test_what_a_job_requires_is_in_its_pool_or_in_the_worker():
+    plain, gpu = seen("a"), seen("b", pool="spare", capabilities=("GPU",))
+    assert put(plain, gpu, meta={"requires": ["git"]}) == to("a")
+    assert put(plain, gpu, meta={"requires": ["gpu"]}) == to("b")
+    answer = put(plain, gpu, meta={"requires": ["gpu", "git"]})
+    assert isinstance(answer, Unfit)
+    assert "gpu" in answer.reason
+
+
+def test_what_nobody_says_it_can_do_is_not_sent_to_whoever_listens():
+    assert isinstance(put(topics=PLAIN, meta={"requires": ["gpu"]}), Unfit)
+    assert isinstance(put(topics=PLAIN, labels={"worker.zone": "here"}), Unfit)
+
+
+# --- room -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-3")
+def test_the_least_loaded_for_its_size_comes_first():
+    assert put(seen("small", max_parallel_jobs=2, load=1), seen("large", max_parallel_jobs=10, load=2)) == to("large")
+    assert put(seen("hot", cpu_load=90.0), seen("cool", cpu_load=5.0)) == to("cool")
+
+
+@pytest.mark.requirement("BUS-3")
+def test_full_and_overloaded_workers_get_nothing():
+    full, hot = seen("full", load=4), seen("hot", cpu_load=97.0)
+    assert put(full, hot) == Stays(why=Why.FULL, all_do=True)
+    assert put(full, seen("free")) == to("free")
+
+
+def test_a_worker_that_says_no_size_has_room_for_one():
+    assert put(seen("a", max_parallel_jobs=0)) == to("a")
+    assert put(seen("a", max_parallel_jobs=0, load=1)) == Stays(why=Why.FULL, all_do=True)
+
+
+def test_a_job_for_certain_workers_that_are_full_says_nothing_about_the_others():
+    full, free = seen("a", load=4, labels={"zone": "here"}), seen("b", labels={"zone": "there"})
+    assert put(full, free, labels={"worker.zone": "here"}) == Stays(why=Why.FULL, all_do=False)
+
+
+def test_equal_workers_are_chosen_by_turns_over_the_jobs():
+    workers = [seen(name) for name in ("a", "b", "c")]
+    chosen: set[str] = set()
+    for number in range(30):
+        request = JobRequest.checked({"job_id": f"j{number}", "topic": TOPIC})
+        placed = place(request, POOLED, workers, Subjects(), subject_max=10)
+        assert isinstance(placed, Placed)
+        chosen.add(placed.worker_id)
+    assert chosen == {"a", "b", "c"}
+
+
+# --- on the bus -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-3")
+async def test_a_job_that_fits_nobody_is_put_aside_and_goes_when_somebody_fits(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"pools": ["code"]}}, pools={"code": {}}) as rig:
+        plain = await rig.worker("plain", beats={"pool": "code", "max_parallel_jobs": 4})
+        job_id = await rig.submit(TOPIC, meta={"requires": ["gpu"]})
+        for _ in range(5):
+            await rig.run()
+        told = await rig.said(job_id, "job_deferred")
+        assert told["hold"] == "placement"
+        assert "gpu" in told["reason"]
+        assert (await rig.path(job_id)).count("job_deferred") == 1
+        gpu = await rig.worker("gpu", beats={"pool": "code", "max_parallel_jobs": 4, "capabilities": ("gpu",)})
+        await rig.advance(6)
+        await rig.run()
+        assert (plain.jobs, gpu.jobs) == ([], [job_id])
+        told = await rig.said(job_id, "job_dispatched")
+        assert (told["worker_id"], told["subject"]) == ("gpu", direct_subject("gpu"))
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_a_pool_without_live_workers_keeps_its_jobs_ready_without_a_word(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"pools": ["code"]}}, pools={"code": {}}) as rig:
+        job_id = await rig.submit(TOPIC)
+        for _ in range(5):
+            await rig.run()
+        assert await rig.path(job_id) == ["job_accepted", "job_scheduled"]
+        worker = await rig.worker("w1", beats={"pool": "code"})
+        await rig.run()
+        assert worker.jobs == [job_id]
+
+
+async def test_a_worker_that_named_the_topic_is_preferred_to_the_topic_itself(rig: Rig):
+    silent = await rig.worker("silent", TOPIC, direct=False)
+    named = await rig.worker("named")
+    await named.shake(TOPIC)
+    await named.beat(max_parallel_jobs=9)
+    jobs = await rig.submit_many(5, TOPIC)
+    await rig.run()
+    await quiet()
+    assert sorted(named.jobs) == sorted(jobs)
+    assert silent.jobs == []

@@ -1,0 +1,234 @@
+"""Clients hear of every end once, under their own id; workers of every attempt that was taken back."""
+
+from typing import Any
+
+import pytest
+
+from tests.bus.conftest import Opens
+from tests.bus.holding_parts import Parts, parts_of
+from tests.bus.rig import SENDER, TOPIC, Rig
+from trellis.bus.envelope import PacketWrong
+from trellis.bus.errors import BusUnavailable
+from trellis.bus.messages import RESULT, Body, ErrorCode, JobResult, Status
+from trellis.engine.jobs import CancelMode
+from trellis.engine.ledger import Ledger
+from trellis.lifecycles import Role
+
+
+def _heard(parts: Parts) -> dict[str, list[Status]]:
+    found: dict[str, list[Status]] = {}
+    for result in parts.told:
+        found.setdefault(result.job_id, []).append(result.status)
+    return found
+
+
+# --- every end -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-2", "BUS-11", "BUS-12")
+async def test_a_client_hears_once_of_every_end_under_its_own_id(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"lease_s": 3, "max_attempts": 1}}) as rig:
+        parts = parts_of(rig)
+        await parts.result(await parts.dispatched(job_id="good"), "w1", result_ptr="redis://res", execution_ms=5)
+        await parts.result(await parts.dispatched(job_id="bad"), "w1", Status.FAILED, error_code="INVALID_INPUT")
+        await rig.submit(job_id="refused")
+        await parts.schedule("refused")
+        await parts.move("refused", "DENIED", Role.SCHEDULER, cause="not here")
+        await parts.dispatched(job_id="stale")
+        await parts.pass_time(4)
+        await rig.submit(job_id="unwanted")
+        await parts.cancel("unwanted")
+        for _ in range(2):
+            await parts.settle()
+        told = {result.job_id: result for result in parts.told}
+        assert len(parts.told) == len(told) == 5
+        assert all(result.worker_id == SENDER for result in parts.told)
+        good, bad = told["good"], told["bad"]
+        assert (good.status, good.result_ptr, good.execution_ms) == (Status.SUCCEEDED, "redis://res", 5)
+        assert (bad.status, bad.error_code, bad.error_code_enum) == (
+            Status.FAILED,
+            "INVALID_INPUT",
+            ErrorCode.INVALID_INPUT,
+        )
+        refused, stale, unwanted = told["refused"], told["stale"], told["unwanted"]
+        assert (refused.status, refused.error_code_enum, refused.error_message) == (Status.DENIED, 300, "not here")
+        assert (stale.status, stale.error_code_enum) == (Status.TIMEOUT, ErrorCode.TIMEOUT)
+        assert (unwanted.status, unwanted.error_code, unwanted.error_message) == (
+            Status.CANCELLED,
+            "CANCELLED",
+            "not wanted",
+        )
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-12", "BUS-1")
+@pytest.mark.parametrize("state", ["PENDING", "SCHEDULED", "DISPATCHED", "RUNNING"])
+@pytest.mark.parametrize("mode", [CancelMode.SOFT, CancelMode.HARD])
+async def test_a_job_cancelled_in_any_state_ends_once_and_its_worker_is_told(rig: Rig, state: str, mode: CancelMode):
+    parts = parts_of(rig)
+    job_id, named = await rig.submit(), ""
+    if state != "PENDING":
+        await parts.schedule(job_id)
+    if state in {"DISPATCHED", "RUNNING"}:
+        held = await parts.dispatch(job_id, "w1")
+        named = held.wire_id
+        if state == "RUNNING":
+            await parts.start(held, "w1")
+    await parts.cancel(job_id, mode, grace_s=3)
+    await parts.pass_time(4)
+    await parts.settle()
+    assert await rig.state(job_id) == "CANCELLED"
+    assert _heard(parts) == {job_id: [Status.CANCELLED]}
+    assert [stop.job_id for stop in parts.stops] == ([named] if named else [])
+    if named:
+        answer = await parts.result(named, "w1")
+        assert answer.message == "refused: late"
+        await parts.settle()
+        assert _heard(parts) == {job_id: [Status.CANCELLED]}
+
+
+async def test_a_worker_that_was_not_let_begin_is_told_of_its_own_attempt(rig: Rig):
+    parts = parts_of(rig)
+    held = await parts.dispatched(worker_id="w1")
+    await parts.cancel(held.job_id, CancelMode.SOFT)
+    await parts.start(held, "w1")
+    await parts.settle()
+    # Told when the wish was seen, and again with the end: both name the attempt that was handed out.
+    assert {stop.job_id for stop in parts.stops} == {held.wire_id}
+
+
+@pytest.mark.requirement("BUS-5", "D30")
+async def test_a_worker_whose_attempt_expired_is_told_and_the_client_hears_only_of_the_end(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"idempotent": True, "lease_s": 3, "max_attempts": 2}}) as rig:
+        parts = parts_of(rig)
+        first = await parts.dispatched(worker_id="w1")
+        await parts.pass_time(4)
+        await parts.settle()
+        assert [(stop.job_id, stop.reason) for stop in parts.stops] == [(first.wire_id, "lease expired")]
+        assert parts.told == []
+        second = await parts.dispatch(first.job_id, "w2")
+        await parts.result(second, "w2")
+        await parts.settle()
+        assert _heard(parts) == {first.job_id: [Status.SUCCEEDED]}
+        assert len(parts.stops) == 1
+
+
+# --- when the bus or the process goes --------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-10", "BUS-12")
+async def test_while_the_bus_is_down_nothing_is_lost(rig: Rig):
+    parts = parts_of(rig)
+    jobs = [await parts.dispatched() for _ in range(5)]
+    rig.bus.down = True
+    for held in jobs:
+        await parts.result(held, "w1")
+    report = await parts.publisher.run_once()
+    assert report.held_up
+    assert parts.publisher.pause_s(report) > 0
+    await parts.tell()
+    assert parts.told == []
+    rig.bus.down = False
+    await parts.tell()
+    assert _heard(parts) == {held.job_id: [Status.SUCCEEDED] for held in jobs}
+    assert await parts.tell() == 0
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_a_bus_that_fails_in_the_middle_of_a_page_gets_the_rest_later(rig: Rig):
+    parts = parts_of(rig)
+    jobs = [await parts.dispatched() for _ in range(6)]
+    for held in jobs:
+        await parts.result(held, "w1")
+    failing = {jobs[1].job_id, jobs[4].job_id}
+
+    def before(_: str, body: Body) -> None:
+        if isinstance(body, JobResult) and body.job_id in failing:
+            failing.discard(body.job_id)
+            raise BusUnavailable(url="local", detail="for a moment")
+
+    rig.bus.before = before
+    for _ in range(4):
+        await parts.tell()
+    assert _heard(parts) == {held.job_id: [Status.SUCCEEDED] for held in jobs}
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_a_packet_that_no_bus_can_take_does_not_hold_up_the_others(rig: Rig, caplog: pytest.LogCaptureFixture):
+    parts = parts_of(rig)
+    for name in ("a", "b", "c"):
+        await parts.result(await parts.dispatched(job_id=name), "w1")
+
+    def before(_: str, body: Body) -> None:
+        if isinstance(body, JobResult) and body.job_id == "b":
+            raise PacketWrong(detail="it is odd")
+
+    rig.bus.before = before
+    await parts.tell()
+    assert set(_heard(parts)) == {"a", "c"}
+    assert "cannot_be_told" in caplog.text
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-12")
+async def test_another_process_goes_on_where_the_first_one_stopped(rig: Rig):
+    parts = parts_of(rig)
+    other = parts_of(rig, name="process-2", ledger=await rig.bench.open_another())
+    await parts.result(await parts.dispatched(job_id="a"), "w1")
+    await parts.tell()
+    assert not (await other.publisher.run_once()).following
+    assert other.publisher.pause_s(await other.publisher.run_once()) > 0
+    await parts.publisher.let_go()
+    await parts.result(await parts.dispatched(job_id="b"), "w1")
+    await other.tell()
+    assert _heard(parts) == {"a": [Status.SUCCEEDED], "b": [Status.SUCCEEDED]}
+
+
+@pytest.mark.requirement("BUS-12")
+async def test_a_process_that_lost_its_place_stops_and_the_other_tells_the_same(rig: Rig):
+    parts, other = parts_of(rig), parts_of(rig, name="process-2")
+    await parts.publisher.run_once()
+    await parts.result(await parts.dispatched(job_id="a"), "w1")
+    await rig.advance(6)
+    await other.publisher.run_once()
+    report = await parts.publisher.run_once()
+    assert not report.following
+    await other.tell()
+    assert _heard(parts)["a"][0] == Status.SUCCEEDED
+
+
+@pytest.mark.requirement("BUS-12")
+async def test_a_crash_before_the_place_is_remembered_tells_the_same_again(rig: Rig):
+    parts = parts_of(rig)
+    await parts.result(await parts.dispatched(job_id="a"), "w1")
+    ids: list[str | None] = []
+    publish = rig.bus.publish
+
+    async def noting(subject: str, body: Body, **how: Any) -> None:
+        if subject == RESULT:
+            ids.append(how["message_id"])
+        await publish(subject, body, **how)
+
+    rig.bus.publish = noting  # type: ignore[method-assign]
+    broken = parts_of(rig, name="process-2", ledger=Forgetful(rig.ledger))  # type: ignore[arg-type]
+    with pytest.raises(ConnectionError):
+        await broken.publisher.run_once()
+    await rig.advance(6)
+    await parts.tell()
+    assert len(ids) == 2
+    assert len(set(ids)) == 1  # a bus that knows message ids gives it to its listeners once
+
+
+class Forgetful:
+    """A ledger that goes away just before a place is remembered."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def followed(self, *_: object, **__: object) -> bool:
+        raise ConnectionError("gone")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)

@@ -1,0 +1,154 @@
+"""A worker's heartbeats keep its jobs alive: those that it can mean, and no longer than one attempt may take."""
+
+from typing import Any
+
+import pytest
+
+from tests.bus.conftest import Opens
+from tests.bus.holding_parts import Held, Parts, parts_of
+from tests.bus.rig import TOPIC, Rig
+from trellis.bus.messages import Heartbeat
+from trellis.engine.jobs import CancelMode
+
+LEASE_S = 9.0
+SHORT = {TOPIC: {"lease_s": LEASE_S, "running_s": 60.0}}
+
+
+def _beat(rig: Rig, worker_id: str, active_jobs: int) -> None:
+    rig.workers.heard(Heartbeat(worker_id=worker_id, active_jobs=active_jobs, max_parallel_jobs=4), rig.clock())
+
+
+async def _pass(parts: Parts, seconds: float, worker_id: str | None, active_jobs: int = 1) -> None:
+    """Time passes with renewals every second and a heartbeat after each of them."""
+    for _ in range(int(seconds)):
+        await parts.renewals.run_once()
+        await parts.pass_time(1)
+        if worker_id is not None:
+            _beat(parts.rig, worker_id, active_jobs)
+
+
+async def _run(parts: Parts, **fields: Any) -> Held:
+    held = await parts.dispatched(worker_id="w1", **fields)
+    await parts.start(held, "w1")
+    return held
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D29", "D30")
+async def test_heartbeats_keep_a_long_job_alive(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        await _pass(parts, 5 * LEASE_S, "w1")
+        assert await rig.state(held.job_id) == "DISPATCHED"
+        assert (await parts.result(held, "w1")).message == "accepted"
+
+
+@pytest.mark.requirement("BUS-5", "D30")
+async def test_without_a_heartbeat_the_job_is_lost_with_its_lease(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        _beat(rig, "w1", 1)  # before it was seen: it may have been sent before the job was
+        await _pass(parts, LEASE_S + 1, None)
+        assert await rig.state(held.job_id) == "TIMEOUT"
+
+
+@pytest.mark.requirement("D30")
+async def test_a_heartbeat_of_an_idle_worker_keeps_nothing_alive(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        await _pass(parts, LEASE_S + 1, "w1", active_jobs=0)
+        assert await rig.state(held.job_id) == "TIMEOUT"
+
+
+@pytest.mark.requirement("D30")
+async def test_heartbeats_of_another_worker_keep_nothing_alive(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held, anyones = await parts.dispatched(worker_id="w1"), await parts.dispatched()
+        await _pass(parts, LEASE_S + 1, "w2")
+        assert [await rig.state(one.job_id) for one in (held, anyones)] == ["TIMEOUT", "TIMEOUT"]
+
+
+async def test_whoever_started_a_job_of_the_topic_keeps_it_alive(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched()
+        await parts.progress(held, "w1")
+        await _pass(parts, 3 * LEASE_S, "w1")
+        assert await rig.state(held.job_id) == "RUNNING"
+
+
+@pytest.mark.requirement("D30")
+async def test_a_worker_speaks_for_as_many_jobs_as_it_has_and_first_for_those_that_run(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        lost = await parts.dispatched(worker_id="w1")
+        running = [await _run(parts) for _ in range(2)]
+        await _pass(parts, LEASE_S + 1, "w1", active_jobs=2)
+        assert await rig.state(lost.job_id) == "TIMEOUT"
+        assert [await rig.state(one.job_id) for one in running] == ["RUNNING", "RUNNING"]
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D29", "D30")
+async def test_a_hung_handler_is_bounded_by_its_topic(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"lease_s": LEASE_S, "running_s": 20.0}}) as rig:
+        parts = parts_of(rig)
+        held = await _run(parts)
+        await _pass(parts, 20, "w1")
+        assert await rig.state(held.job_id) == "RUNNING"
+        await _pass(parts, 2 * LEASE_S, "w1")
+        assert await rig.state(held.job_id) == "TIMEOUT"
+
+
+@pytest.mark.requirement("D29", "BUS-5")
+async def test_a_hung_handler_is_bounded_by_the_jobs_deadline(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await _run(parts, budget={"deadline_ms": 15_000})
+        await _pass(parts, 16, "w1")
+        last = await parts.last(held.job_id)
+        assert (last.target, last.cause) == ("TIMEOUT", "deadline passed")
+
+
+async def test_another_process_goes_on_with_the_next_heartbeat_that_it_hears(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        await _pass(parts, 2 * LEASE_S, "w1")
+        other = parts_of(rig, name="process-2")
+        await _pass(other, 2 * LEASE_S, "w1")
+        assert await rig.state(held.job_id) == "DISPATCHED"
+
+
+async def test_the_holder_of_a_job_that_is_to_stop_is_told_once(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await _run(parts)
+        await parts.cancel(held.job_id, CancelMode.SOFT)
+        await _pass(parts, 3, "w1")
+        assert [stop.job_id for stop in parts.stops] == [held.wire_id]
+
+
+async def test_leases_with_much_time_left_are_left_alone(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        await _run(parts)
+        renewed: list[int] = []
+        for _ in range(9):
+            renewed.append((await parts.renewals.run_once()).renewed)
+            await parts.pass_time(1)
+            _beat(rig, "w1", 1)
+        assert sum(renewed) == 2
+
+
+async def test_passes_come_often_enough_for_the_shortest_lease(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"lease_s": 3}}) as rig:
+        renewals = parts_of(rig).renewals
+        assert renewals.pause_s(await renewals.run_once()) == 0.5
+    async with rig_of() as rig:
+        renewals = parts_of(rig).renewals
+        assert renewals.pause_s(await renewals.run_once()) == 5.0

@@ -1,0 +1,496 @@
+"""The scheduler hands out what may go, once, and waits for everything else without a word too many."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.bus.conftest import Opens
+from tests.bus.rig import POLICY, TOPIC, Rig, decision, quiet
+from trellis.bus.messages import Body, Order
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.errors import KernelRefuses
+from trellis.bus.scheduler import HOLD_S
+from trellis.bus.scheduling import Did, SchedulerOptions
+from trellis.engine.jobs import Actor, JobId, Move, Moved, NewJob, RequestId
+from trellis.engine.records import Place
+from trellis.lifecycles import Role
+
+ACCEPTED = ["job_accepted", "job_scheduled"]
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+# --- one job ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-1", "BUS-3", "D29", "D53")
+async def test_a_job_goes_to_whoever_listens_on_its_topic(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    job_id = await rig.submit(env={"a": "b"}, labels={"team": "x"})
+    await rig.run()
+    (order,) = worker.orders
+    job = await rig.job(job_id)
+    assert order.request.job_id == f"{job_id}@{job.epoch}"
+    assert order.request.env == {"a": "b", "job_id": job_id, "trellis.start": "ask", "trellis.lease_s": "30"}
+    assert order.request.labels == {"team": "x"}
+    assert await rig.path(job_id) == [*ACCEPTED, "job_dispatched"]
+    told = await rig.said(job_id, "job_dispatched")
+    assert told["dispatch_id"] == order.dispatch.dispatch_id
+    assert (told["worker_id"], told["subject"]) == ("", TOPIC)
+    assert told["decision"]["decision"] == "allow"
+    assert [event.role for event in await rig.events(job_id)] == [Role.GATEWAY, Role.SCHEDULER, Role.SCHEDULER]
+    assert job.lease_expires_at is not None
+
+
+@pytest.mark.requirement("BUS-1")
+async def test_a_stored_request_that_nobody_can_read_is_cancelled_with_the_reason(rig: Rig):
+    broken = NewJob(job_id=JobId("broken"), type=TOPIC, lifecycle="bus-job", payload=b'{"no": "request"}')
+    await rig.ledger.submit(Actor(role=Role.GATEWAY, name="gateway"), [broken])
+    await rig.run()
+    last = (await rig.events("broken"))[-1]
+    assert (last.target, last.role) == ("CANCELLED", Role.RECONCILER)
+    assert "not accepted" in (last.cause or "")
+
+
+@pytest.mark.requirement("D32")
+async def test_a_woken_scheduler_does_not_wait_for_its_next_pass(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    await rig.submit_many(20)
+    for _ in range(5):
+        rig.scheduler.wake()
+    await worker.has(20)
+    await rig.scheduler.drain()
+    assert len(set(worker.jobs)) == len(worker.orders) == 20
+
+
+# --- who publishes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-5", "D29")
+async def test_the_dispatch_is_in_the_ledger_before_the_packet_is_on_the_bus(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    job_id = await rig.submit()
+
+    def crash(_subject: str, _body: Body) -> None:
+        raise Crash
+
+    rig.bus.before = crash
+    with pytest.raises(Crash):
+        await rig.scheduler.run_once()
+    assert await rig.state(job_id) == "DISPATCHED"
+    assert worker.orders == []
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-5", "D30")
+async def test_a_crash_before_publishing_costs_a_lease_and_the_next_order_has_another_epoch(rig_of: Opens):
+    async with rig_of(topics={"job.>": {"idempotent": True}}) as rig:
+        worker = await rig.worker("w1", TOPIC)
+        job_id = await rig.submit()
+
+        def crash(_subject: str, _body: Body) -> None:
+            raise Crash
+
+        rig.bus.before = crash
+        with pytest.raises(Crash):
+            await rig.scheduler.run_once()
+        first = (await rig.job(job_id)).epoch
+        rig.bus.before = None
+        await rig.run()
+        assert worker.orders == []
+        for _ in range(4):
+            await rig.advance(10)
+        await rig.run()
+        (order,) = worker.orders
+        assert order.request.job_id == f"{job_id}@{(await rig.job(job_id)).epoch}" != f"{job_id}@{first}"
+
+
+@pytest.mark.requirement("BUS-5")
+async def test_only_the_scheduler_whose_dispatch_is_recorded_publishes(rig: Rig):
+    await rig.worker("w1", TOPIC)
+    await rig.submit()
+    other = await rig.another("scheduler-2")
+    await rig.scheduler._validate()
+    first, second = await asyncio.gather(rig.scheduler.run_once(), other.run_once())
+    assert first.dispatched + second.dispatched == 1
+    assert len(rig.bus.orders) == first.dispatched
+
+
+# --- nobody listens --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D29", "D53", "BUS-3")
+async def test_a_silent_subject_gives_the_job_back_at_once_with_its_attempt_spared(rig: Rig):
+    job_id = await rig.submit()
+    fresh = await rig.job(job_id)
+    report = await rig.run()
+    assert report.did[Did.GIVEN_BACK] == 1
+    job = await rig.job(job_id)
+    assert (job.state, job.place) == ("SCHEDULED", Place.READY)
+    assert job.max_attempts - job.attempt == fresh.max_attempts - fresh.attempt
+    assert (await rig.events(job_id))[-1].cause == f"nobody listens at {TOPIC}"
+    worker = await rig.worker("w1", TOPIC)
+    await rig.advance(2)
+    await rig.run()
+    assert worker.jobs == [job_id], "its only attempt was spared"
+
+
+@pytest.mark.requirement("D53")
+async def test_a_silent_subject_is_tried_with_one_job_and_ever_more_seldom(rig: Rig):
+    jobs = await rig.submit_many(30)
+    for _ in range(50):
+        await rig.scheduler.run_once()
+    events = [event for job_id in jobs for event in await rig.path(job_id)]
+    assert events.count("job_dispatched") == events.count("job_retry_scheduled") == 1
+    for _ in range(60):
+        await rig.advance(1)
+        await rig.scheduler.run_once()
+    events = [event for job_id in jobs for event in await rig.path(job_id)]
+    assert events.count("job_dispatched") <= 6
+
+
+@pytest.mark.requirement("D53", "BUS-3")
+async def test_a_heartbeat_ends_the_silence_at_once(rig: Rig):
+    jobs = await rig.submit_many(3)
+    await rig.run()
+    worker = await rig.worker("w1", TOPIC, beats={})
+    await rig.run()
+    assert sorted(worker.jobs) == sorted(jobs)
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_a_worker_that_is_gone_is_forgotten_and_the_topic_is_tried(rig: Rig):
+    gone = await rig.worker("gone", TOPIC)
+    await gone.shake(TOPIC)
+    await gone.beat(max_parallel_jobs=5)
+    await gone.leave()
+    there = await rig.worker("there", TOPIC, direct=False)
+    job_id = await rig.submit()
+    await rig.run()
+    await rig.run()
+    assert there.jobs == [job_id]
+    assert rig.workers.alive("gone") is None
+
+
+# --- the bus and the kernel away --------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-10")
+async def test_while_the_bus_is_down_nothing_is_dispatched_and_afterwards_everything_is(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    rig.bus.down = True
+    jobs = await rig.submit_many(20)
+    report = await rig.run()
+    assert report.bus_away
+    assert {await rig.state(job_id) for job_id in jobs} == {"SCHEDULED"}
+    assert {tuple(await rig.path(job_id)) for job_id in jobs} == {tuple(ACCEPTED)}
+    rig.bus.down = False
+    await rig.run()
+    assert sorted(worker.jobs) == sorted(jobs)
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_a_bus_that_goes_down_under_a_pass_gives_the_job_back_with_its_attempt_spared(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    jobs = await rig.submit_many(3)
+
+    def go_down(_subject: str, _body: Body) -> None:
+        rig.bus.down = True
+
+    rig.bus.before = go_down
+    report = await rig.run()
+    assert report.bus_away
+    assert report.did[Did.GIVEN_BACK] == 1, "the others were not even tried"
+    rig.bus.before, rig.bus.down = None, False
+    await rig.advance(1.5)
+    await rig.run()
+    assert sorted(worker.jobs) == sorted(jobs)
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_while_the_kernel_is_away_jobs_wait_as_they_are(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.away = True
+    jobs = await rig.submit_many(40)
+    report = await rig.run()
+    assert report.kernel_away
+    assert len(rig.kernel.asked) < len(jobs), "it is not asked about every single one"
+    assert {tuple(await rig.path(job_id)) for job_id in jobs} == {tuple(ACCEPTED)}
+    assert worker.orders == []
+    rig.kernel.away = False
+    await rig.run()
+    assert sorted(worker.jobs) == sorted(jobs)
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_jobs_that_the_kernel_cannot_decide_about_keep_nobody_else_waiting(rig_of: Opens):
+    async with rig_of(SchedulerOptions(at_once=2)) as rig:
+        worker = await rig.worker("w1", TOPIC)
+
+        def answer(request: JobRequest) -> Decision:
+            if "odd" in request.labels:
+                raise KernelRefuses(detail="it answers about another job")
+            return decision(request)
+
+        rig.kernel.answer = answer
+        odd = await rig.submit_many(6, labels={"odd": "yes"}, priority="critical")
+        even = await rig.submit_many(6)
+        for _ in range(3):
+            await rig.run()
+        assert sorted(worker.jobs) == sorted(even)
+        paths = {tuple(await rig.path(job_id)) for job_id in odd}
+        assert paths == {(*ACCEPTED, "job_deferred")}
+        assert (await rig.said(odd[0], "job_deferred"))["hold"] == "kernel"
+
+
+# --- what the kernel says ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-4", "BUS-1")
+async def test_a_denied_job_ends_and_is_never_sent(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.DENY, rule="no-tests", reason="tests are not allowed")
+    job_id = await rig.submit()
+    await rig.run()
+    assert await rig.path(job_id) == [*ACCEPTED, "job_denied"]
+    assert await rig.state(job_id) == "DENIED"
+    told = await rig.said(job_id, "job_denied")
+    assert told["decision"]["rule"] == "no-tests"
+    assert worker.orders == []
+
+
+async def approve(rig: Rig, job_id: str, **changed: str) -> None:
+    told = {"job_hash": "", "policy_hash": POLICY, "rule": "test", "note": "fine"}
+    held = await rig.said(job_id, "job_held")
+    told |= {"job_hash": held["decision"]["job_hash"]} | changed
+    move = Move(
+        job_id=JobId(job_id),
+        target="SCHEDULED",
+        request_id=RequestId(f"approve:{job_id}:{changed}"),
+        data=json.dumps(told).encode(),
+    )
+    assert isinstance(await rig.ledger.move(Actor(role=Role.OWNER, name="iryna"), move), Moved)
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-4", "D45")
+async def test_a_job_that_needs_a_person_rests_until_one_approves_it_under_the_same_policy(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    job_id = await rig.submit()
+    await rig.run()
+    job = await rig.job(job_id)
+    assert (job.state, job.place) == ("SCHEDULED", Place.RESTING)
+    assert (await rig.events(job_id))[-1].role is Role.SAFETY_KERNEL
+    assert (await rig.said(job_id, "job_held"))["hold"] == "human"
+    await approve(rig, job_id, policy_hash="another policy")
+    await rig.run()
+    assert (await rig.path(job_id))[-2:] == ["job_approved", "job_held"], "an approval under another policy is none"
+    await approve(rig, job_id)
+    approval = (await rig.events(job_id))[-1].id
+    await rig.run()
+    assert worker.jobs == [job_id]
+    assert (await rig.said(job_id, "job_dispatched"))["approved_by"] == approval
+
+
+@pytest.mark.requirement("D45")
+async def test_a_hold_that_nobody_answers_is_asked_about_again(rig: Rig):
+    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    job_id = await rig.submit(budget={"deadline_ms": int(2 * HOLD_S * 1000)})
+    await rig.run()
+    await rig.advance(HOLD_S + 1)
+    await rig.run()
+    assert (await rig.path(job_id)).count("job_held") == 2
+
+
+@pytest.mark.requirement("BUS-4", "D45")
+async def test_a_throttled_job_is_asked_about_again_after_its_delay(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.THROTTLE, delay_s=10.0, reason="too fast")
+    job_id = await rig.submit()
+    await rig.run()
+    told = await rig.said(job_id, "job_deferred")
+    assert (told["hold"], told["reason"], told["decision"]["delay_s"]) == ("throttle", "too fast", 10.0)
+    rig.kernel.answer = decision
+    await rig.advance(9)
+    await rig.run()
+    assert worker.orders == []
+    await rig.advance(1.5)
+    await rig.run()
+    assert worker.jobs == [job_id]
+
+
+@pytest.mark.requirement("BUS-4")
+@pytest.mark.parametrize("constraints", [{"max_runtime_ms": 5_000}, {"budgets": {"max_runtime_ms": 5_000}}])
+async def test_constraints_travel_with_the_order_and_the_stored_request_stays(rig: Rig, constraints: dict[str, object]):
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints=constraints)
+    job_id = await rig.submit(budget={"deadline_ms": 60_000, "max_input_tokens": 7})
+    before = (await rig.job(job_id)).payload
+    await rig.run()
+    (order,) = worker.orders
+    assert json.loads(order.request.env["TRELLIS_POLICY_CONSTRAINTS"]) == constraints
+    assert order.request.budget is not None
+    assert (order.request.budget.deadline_ms, order.request.budget.max_input_tokens) == (5_000, 7)
+    assert (await rig.job(job_id)).payload == before
+    assert (await rig.said(job_id, "job_dispatched"))["decision"]["constraints"] == constraints
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_constraints_that_no_order_can_carry_end_the_job_with_the_reason(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints={"paths": ["x" * 3_000]})
+    job_id = await rig.submit()
+    await rig.run()
+    last = (await rig.events(job_id))[-1]
+    assert last.target == "CANCELLED"
+    assert "TRELLIS_POLICY_CONSTRAINTS" in (last.cause or "")
+    assert worker.orders == []
+
+
+@pytest.mark.requirement("BUS-3", "BUS-4")
+async def test_a_job_that_may_not_go_takes_no_room(rig_of: Opens):
+    async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
+        worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 1})
+        rig.kernel.says(Kind.DENY)
+        await rig.submit()
+        await rig.run()
+        rig.kernel.answer = decision
+        job_id = await rig.submit()
+        await rig.run()
+        assert worker.jobs == [job_id]
+
+
+@pytest.mark.requirement("OBS-6")
+async def test_the_trace_of_the_submitter_travels_with_the_order(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await rig.put(JobRequest.checked({"job_id": "traced", "topic": TOPIC}), trace=trace)
+    await rig.run()
+    (order,) = worker.orders
+    assert order.request.env["TRACEPARENT"].split("-")[1] == trace.split("-")[1]
+
+
+# --- whose turn ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_urgent_jobs_go_first(rig_of: Opens):
+    async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
+        worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 1})
+        batch = await rig.submit(priority="batch")
+        interactive = await rig.submit(priority="interactive")
+        critical = await rig.submit(priority="critical")
+        for done in range(3):
+            await rig.run()
+            await worker.finish(worker.orders[done])
+        assert worker.jobs == [critical, interactive, batch]
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_a_batch_job_is_not_starved_by_a_stream_of_critical_ones(rig_of: Opens):
+    async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
+        worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 1})
+        batch = await rig.submit(priority="batch")
+        for _ in range(32):
+            await rig.submit_many(2, priority="critical")
+            await rig.run()
+            await worker.finish(worker.orders[-1])
+            await rig.advance(10)
+            await worker.beat(pool="p", max_parallel_jobs=1)
+        assert batch in worker.jobs
+        assert worker.jobs.index(batch) >= 12, "two minutes of waiting make up for two classes"
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_a_critical_job_does_not_wait_behind_a_long_queue_of_old_ones(rig_of: Opens):
+    async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
+        worker = await rig.worker("w1")
+        await rig.submit_many(30, priority="batch")
+        await rig.advance(3600)
+        await worker.beat(pool="p", max_parallel_jobs=1)
+        critical = await rig.submit(priority="critical")
+        for done in range(3):
+            await rig.run()
+            await worker.finish(worker.orders[done])
+        assert critical in worker.jobs
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-3")
+async def test_a_tenant_has_no_more_under_way_than_it_may(rig_of: Opens):
+    async with rig_of(tenants={"acme": {"held_max": 2}}) as rig:
+        worker = await rig.worker("w1", TOPIC)
+        mine = await rig.submit_many(5, tenant_id="acme")
+        others = await rig.submit_many(5, tenant_id="other")
+        await rig.run()
+        assert sorted(set(worker.jobs) & set(others)) == sorted(others)
+        assert len(set(worker.jobs) & set(mine)) == 2
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_jobs_for_busy_workers_do_not_hide_those_behind_them(rig_of: Opens):
+    topics = {"topics": {"job.>": {"pools": ["p"]}}, "pools": {"p": {}}}
+    async with rig_of(SchedulerOptions(each=4), **topics) as rig:
+        gpu = await rig.worker("gpu", beats={"pool": "p", "max_parallel_jobs": 1, "labels": {"kind": "gpu"}})
+        cpu = await rig.worker("cpu", beats={"pool": "p", "max_parallel_jobs": 9, "labels": {"kind": "cpu"}})
+        picky = await rig.submit_many(6, labels={"worker.kind": "gpu"})
+        plain = await rig.submit_many(3)
+        for _ in range(4):
+            await rig.run()
+        assert len(gpu.orders) == 1
+        assert sorted(cpu.jobs) == sorted(plain)
+        held_up = [job_id for job_id in picky if "job_deferred" in await rig.path(job_id)]
+        assert held_up, "some of those that wait for the gpu were put aside"
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
+
+async def everything_once(rig: Rig, number: int) -> None:
+    """Three schedulers hand out so many jobs: each job once, each wire id once."""
+    worker = await rig.worker("w1", TOPIC)
+    jobs = await rig.submit_many(number)
+    schedulers = [rig.scheduler, await rig.another("scheduler-2"), await rig.another("scheduler-3")]
+
+    async def work(number: int) -> int:
+        done = 0
+        for _ in range(10_000):
+            report = await schedulers[number].run_once()
+            done += report.dispatched
+            if len(worker.orders) >= len(jobs):
+                return done
+        raise AssertionError(f"{len(worker.orders)} of {len(jobs)} came out")
+
+    shares = await asyncio.gather(*(work(number) for number in range(len(schedulers))))
+    await quiet()
+    wire_ids = [order.request.job_id for order in worker.orders]
+    assert len(set(wire_ids)) == len(wire_ids) == number
+    assert sorted(worker.jobs) == sorted(jobs)
+    assert sum(shares) == number
+    assert all(isinstance(order, Order) for order in worker.orders)
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-1", "BUS-3", "BUS-10")
+async def test_three_schedulers_hand_out_every_job_once(rig_of: Opens):
+    async with rig_of(SchedulerOptions(subject_max=100_000)) as rig:
+        await everything_once(rig, 500)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-1", "BUS-3", "BUS-10")
+async def test_three_schedulers_hand_out_ten_thousand_jobs_once(rig_of: Opens):
+    async with rig_of(SchedulerOptions(subject_max=100_000)) as rig:
+        await everything_once(rig, 10_000)

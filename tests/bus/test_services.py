@@ -1,0 +1,132 @@
+"""The parts of the bus joined as `trellis up` joins them: one job all the way, by roles in one process and in two."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from trellis import App, Context, PermanentError
+from trellis.bus.local import LocalBus
+from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
+from trellis.bus.pointers import make_pointers
+from trellis.bus.port import Received
+from trellis.bus.requests import JobRequest
+from trellis.bus.safety.kernel import PolicyKernel
+from trellis.bus.services import BusParts, BusRole, BusServices
+from trellis.bus.topics import Topics
+from trellis.client import Trellis
+from trellis.engine.errors import JobFailed
+from trellis.engine.ledger import Ledger
+from trellis.engine.service import serve
+from trellis.engine.verify import verify
+from trellis.ledgers import open_ledger
+from trellis.storage.open import open_objects
+from trellis.wiring import SystemClock, connect, new_id
+from trellis.worker.on_bus import BusWorker
+from trellis.worker.on_bus_options import BusWorkerOptions
+
+PATIENCE_S = 30.0
+
+
+def shop() -> App:
+    app = App(testing=True)
+
+    @app.job("job.echo")
+    async def echo(ctx: Context, text: str) -> str:
+        return text
+
+    @app.job("job.broken")
+    async def broken(ctx: Context) -> None:
+        raise PermanentError("closed")
+
+    return app
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("TRELLIS_OBJECTS", f"file://{tmp_path / 'objects'}")
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    made: Callable[..., str] = request.getfixturevalue("new_postgres_database")
+    return made(template=request.getfixturevalue("postgres_template"))
+
+
+@asynccontextmanager
+async def served(ledger: Ledger, bus: LocalBus, roles: frozenset[BusRole], name: str) -> AsyncGenerator[BusServices]:
+    clock, stop = SystemClock(), asyncio.Event()
+    parts = BusParts(
+        ledger=ledger, bus=bus, topics=Topics(), kernel=PolicyKernel(), clock=clock, new_id=new_id, name=name
+    )
+    services = BusServices(parts, roles)
+    await services.start()
+    tasks = [asyncio.create_task(serve(one, clock, random.Random(1), stop)) for one in services.services]
+    try:
+        yield services
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
+        await services.stop()
+
+
+@asynccontextmanager
+async def fleet(url: str, objects: Path, *split: frozenset[BusRole]) -> AsyncGenerator[tuple[Trellis, LocalBus]]:
+    """Processes with these roles on one bus, and a worker of the shop."""
+    async with AsyncExitStack() as stack:
+        bus = LocalBus("trellis", clock=SystemClock(), now=lambda: datetime.now(UTC))
+        for number, roles in enumerate(split):
+            ledger = await open_ledger(url)
+            stack.push_async_callback(ledger.close)
+            sender = bus if number == 0 else bus.sibling("trellis")
+            await stack.enter_async_context(served(ledger, sender, roles, f"up@test:{number}"))
+        store = await open_objects(f"file://{objects}")
+        stack.push_async_callback(store.close)
+        worker = BusWorker(
+            shop(),
+            bus.sibling("shop-1"),
+            BusWorkerOptions(),
+            clock=SystemClock(),
+            new_id=new_id,
+            resolver=make_pointers(store, None),
+        )
+        await stack.enter_async_context(worker)
+        yield await stack.enter_async_context(connect(url)), bus
+
+
+BOTH = frozenset(BusRole)
+SPLITS = [(BOTH,), (frozenset({BusRole.SCHEDULER}), frozenset({BusRole.RECONCILER}))]
+
+
+@pytest.mark.requirement("BUS-1", "BUS-2", "BUS-12")
+@pytest.mark.parametrize("split", SPLITS, ids=["together", "apart"])
+async def test_jobs_go_all_the_way_and_clients_hear_how_they_ended(
+    url: str, tmp_path: Path, split: tuple[frozenset[BusRole], ...]
+):
+    async with fleet(url, tmp_path / "objects", *split) as (trellis, bus):
+        heard: asyncio.Queue[JobResult] = asyncio.Queue()
+
+        async def on_result(received: Received) -> None:
+            if isinstance(received.packet.body, JobResult) and received.packet.sender_id == "trellis":
+                heard.put_nowait(received.packet.body)
+
+        client = bus.sibling("client")
+        await client.listen(RESULT, on_result)
+        good = await trellis.submit_topic("job.echo", "hello", tenant_id="acme", correlation_id="press-1")
+        report = await good.result(timeout_s=PATIENCE_S)
+        assert (report["status"], report["worker_id"]) == ("SUCCEEDED", "shop-1")
+        bad = await trellis.submit_topic("job.broken", returns=dict)
+        with pytest.raises(JobFailed, match="closed"):
+            await bad.result(timeout_s=PATIENCE_S)
+        request = JobRequest.checked({"job_id": "over-the-bus", "topic": "job.broken", "principal_id": "client"})
+        await client.publish(SUBMIT, request, trace_id="t-1")
+        told = {(one.job_id, one.status) for one in [await asyncio.wait_for(heard.get(), PATIENCE_S) for _ in range(3)]}
+        failed = {(bad.id, Status.FAILED), ("over-the-bus", Status.FAILED)}
+        assert {(job_id, min(status, Status.FAILED)) for job_id, status in told} == {
+            (good.id, Status.SUCCEEDED),
+            *failed,
+        }
+        assert [event.correlation_id for event in await good.events()] == ["press-1"] * 5
+        assert (await verify(trellis.ledger)).ok

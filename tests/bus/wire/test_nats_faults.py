@@ -1,0 +1,277 @@
+"""A NATS server that goes away, comes back, forgets everything or hangs."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import nats
+import pytest
+
+from tests.bus.wire.conftest import Heard, Net, net_at, said, until
+from tests.servers.nats import NatsServer, running_nats
+from trellis.bus import nats_connection, nats_durable
+from trellis.bus.envelope import PacketRefused
+from trellis.bus.errors import BusUnavailable
+from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
+from trellis.bus.nats import NatsBus
+from trellis.bus.nats_durable import STREAM
+from trellis.engine.errors import LedgerUnavailable
+from trellis.wiring import SystemClock
+
+pytestmark = pytest.mark.requirement("BUS-10")
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    with running_nats(jetstream=True) as made:
+        yield made
+
+
+def ended(job_id: str, worker_id: str = "w-1") -> JobResult:
+    return JobResult(job_id=job_id, status=Status.SUCCEEDED, worker_id=worker_id)
+
+
+def link_of(bus: NatsBus) -> object:
+    return bus._connection.current
+
+
+async def reconnected(links: dict[NatsBus, object]) -> None:
+    """A bus notices that its server was replaced only when it looks."""
+    await until(lambda: all(bus.connected and link_of(bus) is not link for bus, link in links.items()))
+
+
+def jobs_of(heard: Heard) -> list[str]:
+    return [received.packet.body.job_id for received in heard.packets]  # type: ignore[union-attr]
+
+
+async def test_without_a_server_nothing_is_taken_and_nothing_is_sent_later(server: NatsServer):
+    async with net_at(server.url) as net:
+        bus, subject, heard = await net.bus(), net.subject(), Heard()
+        await bus.listen(subject, heard)
+        server.kill()
+        await until(lambda: not bus.connected)
+        for _ in range(3):
+            with pytest.raises(BusUnavailable):
+                await bus.publish(subject, said("lost"), trace_id="t")
+            with pytest.raises(BusUnavailable):
+                await bus.ask(subject, said("lost"), trace_id="t", timeout_s=1)
+        server.restart()
+        await until(lambda: bus.connected)
+        await bus.publish(subject, said("taken"), trace_id="t", needs_listener=True)
+        await heard.until(1)
+        assert heard.messages == ["taken"]
+
+
+async def test_publishers_that_wait_are_told_when_the_server_dies(server: NatsServer):
+    async with net_at(server.url) as net:
+        bus = await net.bus()
+        server.freeze()
+        waiting = [
+            asyncio.create_task(bus.publish(net.subject(), said("?"), trace_id="t", needs_listener=True))
+            for _ in range(10)
+        ]
+        asking = asyncio.create_task(bus.ask(net.subject(), said("?"), trace_id="t", timeout_s=60))
+        await asyncio.wait({*waiting, asking}, timeout=0.05)
+        server.kill()
+        told = await asyncio.gather(*waiting, asking, return_exceptions=True)
+        assert [type(error) for error in told] == [BusUnavailable] * 11
+
+
+async def test_a_server_that_hangs_counts_as_gone(server: NatsServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(nats_connection, "TAKEN_S_MAX", 0.2)
+    async with net_at(server.url) as net:
+        bus = await net.bus()
+        server.freeze()
+        with pytest.raises(BusUnavailable, match="took nothing"):
+            await bus.publish(net.subject(), said("?"), trace_id="t")
+        assert not bus.connected
+        server.thaw()
+        await until(lambda: bus.connected)
+        await bus.publish(net.subject(), said("!"), trace_id="t")
+
+
+async def test_a_bus_opened_before_its_server_listens_once_it_is_there(server: NatsServer):
+    server.kill()
+    async with net_at(server.url) as net:
+        bus, subject, heard, kept = await net.bus(), net.subject(), Heard(), Heard()
+        assert not bus.connected
+        await bus.listen(subject, heard)
+        await bus.listen(RESULT, kept, group="trellis", durable=True)
+        with pytest.raises(BusUnavailable):
+            await bus.publish(subject, said("?"), trace_id="t")
+        server.restart()
+        await until(lambda: bus.connected)
+        await bus.publish(subject, said("!"), trace_id="t", needs_listener=True)
+        await heard.until(1)
+        other = await net.bus("w-1")
+        await until_kept(other, kept)
+
+
+async def until_kept(bus, kept: Heard) -> None:
+    """Send results until one arrives: what is sent before the stream is there again is lost."""
+    async with asyncio.timeout(20):
+        number = 0
+        while not kept.packets:
+            with contextlib.suppress(BusUnavailable):
+                await bus.publish(RESULT, ended(f"job-{number}"), trace_id="t")
+            number += 1
+            await SystemClock().sleep(0.05)
+
+
+async def until_stored(server: NatsServer, count: int) -> None:
+    client = await nats.connect(server.url)
+    async with asyncio.timeout(20):
+        while (await client.jetstream().stream_info(STREAM)).state.messages < count:
+            await SystemClock().sleep(0.005)
+    await client.close()
+
+
+async def test_results_wait_for_a_listener_that_is_away(server: NatsServer):
+    async with net_at(server.url) as net:
+        worker, heard = await net.bus("w-1"), Heard()
+        first = await net.bus()
+        listening = await first.listen(RESULT, heard, group="trellis", durable=True)
+        await worker.publish(RESULT, ended("job-0"), trace_id="t")
+        await heard.until(1)
+        await listening.stop()
+        for number in range(1, 200):
+            await worker.publish(RESULT, ended(f"job-{number}"), trace_id="t")
+        second, rest = await net.bus(), Heard()
+        await second.listen(RESULT, rest, group="trellis", durable=True)
+        await rest.until(199)
+        assert sorted(jobs_of(rest)) == sorted(f"job-{number}" for number in range(1, 200))
+
+
+async def test_results_and_submissions_survive_the_server(server: NatsServer):
+    async with net_at(server.url) as net:
+        bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()
+        listening = await bus.listen(RESULT, heard, group="trellis", durable=True)
+        await listening.stop()
+        await worker.publish(RESULT, ended("job-1"), trace_id="t")
+        await until_stored(server, 1)
+        links = {bus: link_of(bus)}
+        server.restart()
+        await reconnected(links)
+        await bus.listen(RESULT, heard, group="trellis", durable=True)
+        await heard.until(1)
+        assert jobs_of(heard) == ["job-1"]
+
+
+async def test_a_packet_under_way_when_the_server_dies_comes_again(server: NatsServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(nats_durable, "ACK_S", 0.5)
+    async with net_at(server.url) as net:
+        bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()
+        heard.failures = 1
+        await bus.listen(RESULT, heard, group="trellis", durable=True)
+        await worker.publish(RESULT, ended("job-1"), trace_id="t")
+        await heard.until(1)
+        await until_stored(server, 1)
+        server.restart()
+        await heard.until(2)
+        assert jobs_of(heard) == ["job-1", "job-1"]
+
+
+async def test_a_server_that_lost_its_data_gets_its_stream_again(server: NatsServer):
+    async with net_at(server.url) as net:
+        bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()
+        await bus.listen(RESULT, heard, group="trellis", durable=True)
+        await bus.listen(SUBMIT, Heard(), group="trellis", durable=True)
+        links = {bus: link_of(bus), worker: link_of(worker)}
+        server.kill()
+        server.erase()
+        server.restart()
+        await reconnected(links)
+        await until_kept(worker, heard)
+
+
+async def test_a_server_with_jetstream_later_or_not_any_more_is_listened_to_all_the_same(server: NatsServer):
+    server.restart(jetstream=False)
+    async with net_at(server.url) as net:
+        bus, worker = await net.bus(), await net.bus("w-1")
+        heard = Heard()
+        await bus.listen(RESULT, heard, group="trellis", durable=True)
+        await worker.publish(RESULT, ended("without"), trace_id="t", needs_listener=True)
+        await heard.until(1)
+        for jetstream in (True, False):
+            links = {bus: link_of(bus), worker: link_of(worker)}
+            server.restart(jetstream=jetstream)
+            await reconnected(links)
+            heard.packets.clear()
+            await until_kept(worker, heard)
+
+
+async def test_the_same_message_id_is_one_packet_for_durable_listeners(server: NatsServer):
+    async with net_at(server.url) as net:
+        bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()
+        await bus.listen(RESULT, heard, group="trellis", durable=True)
+        for job_id, message_id in (("job-1", "m-1"), ("job-1", "m-1"), ("job-2", "m-2")):
+            await worker.publish(RESULT, ended(job_id), trace_id="t", message_id=message_id)
+        await heard.until(2)
+        assert sorted(jobs_of(heard)) == ["job-1", "job-2"]
+
+
+async def test_one_process_of_a_group_gets_each_result_and_every_group_its_own(server: NatsServer):
+    async with net_at(server.url) as net:
+        worker, one, two, other = await net.bus("w-1"), Heard(), Heard(), Heard()
+        for heard, group in ((one, "trellis"), (two, "trellis"), (other, "audit")):
+            bus = await net.bus()
+            await bus.listen(RESULT, heard, group=group, durable=True)
+        for number in range(50):
+            await worker.publish(RESULT, ended(f"job-{number}"), trace_id="t")
+        await other.until(50)
+        await until(lambda: len(one.packets) + len(two.packets) == 50)
+        assert sorted(jobs_of(one) + jobs_of(two)) == sorted(jobs_of(other))
+
+
+async def test_a_stream_that_somebody_else_made_is_used(server: NatsServer):
+    client = await nats.connect(server.url)
+    await client.jetstream().add_stream(name="ALL", subjects=["sys.>"])
+    await client.close()
+    async with net_at(server.url) as net:
+        bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()
+        await bus.listen(RESULT, heard, group="trellis", durable=True)
+        await worker.publish(RESULT, ended("job-1"), trace_id="t")
+        await heard.until(1)
+
+
+async def test_who_begins_to_listen_while_the_server_is_away_hears_what_comes_after(server: NatsServer):
+    async with net_at(server.url) as net:
+        bus, subject, heard = await net.bus(), net.subject(), Heard()
+        server.kill()
+        await until(lambda: not bus.connected)
+        await bus.listen(subject, heard)
+        server.restart()
+        await until(lambda: bus.connected)
+        await bus.publish(subject, said("1"), trace_id="t", needs_listener=True)
+        await heard.until(1)
+
+
+async def test_a_client_that_gave_up_is_replaced_with_all_that_it_listened_to(server: NatsServer):
+    async with net_at(server.url) as net:
+        bus, worker, subject, heard, kept = await net.bus(), await net.bus("w-1"), net.subject(), Heard(), Heard()
+        await bus.listen(subject, heard)
+        await bus.listen(RESULT, kept, group="trellis", durable=True)
+        links = {bus: link_of(bus)}
+        assert bus._connection.client is not None
+        await bus._connection.client.close()
+        await reconnected(links)
+        await bus.publish(subject, said("1"), trace_id="t", needs_listener=True)
+        await heard.until(1)
+        await until_kept(worker, kept)
+
+
+async def test_a_refusal_that_could_not_be_told_is_tried_again(stream_net: Net):
+    bus, refused = await stream_net.bus(), []
+
+    async def on_refused(_: str, error: PacketRefused) -> None:
+        refused.append(error.error_code)
+        if len(refused) == 1:
+            raise LedgerUnavailable(reason="away")
+
+    bus.on_refused = on_refused
+    await bus.listen(SUBMIT, Heard(), group="trellis", durable=True)
+    client = await nats.connect(stream_net.url)
+    await client.publish(SUBMIT, b"\xff")
+    await client.flush()
+    await client.close()
+    await until(lambda: len(refused) == 2)

@@ -1,0 +1,307 @@
+"""Jobs on topics over HTTP: what is asked, what is kept, what is told (BUS-2, BUS-9, BUS-11)."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import Gateway
+from tests.gateway.world import everything
+from trellis.bus.pointers import BYTES_MAX, Part
+from trellis.bus.requests import JobRequest
+from trellis.engine.jobs import Actor, Advance, JobId, Lease, Move, Moved, NewJob, RequestId, Turn
+from trellis.lifecycles import Role, Trigger
+from trellis.wiring import new_id
+
+WHOLE: dict[str, Any] = {
+    "job_id": "order-7.step-1",
+    "topic": "job.echo",
+    "priority": "critical",
+    "context_ptr": "redis://ctx:somewhere",
+    "adapter_id": "adapter",
+    "env": {"A": "1"},
+    "parent_job_id": "order-7",
+    "workflow_id": "flow",
+    "step_index": 1,
+    "memory_id": "memory",
+    "context_hints": {"max_input_tokens": 10, "tags": ["short"]},
+    "budget": {"max_total_tokens": 100, "deadline_ms": 60_000},
+    "tenant_id": "acme",
+    "labels": {"worker.region": "eu"},
+    "meta": {"actor_type": "human", "risk_tags": ["delete"], "requires": ["gpu"]},
+    "compensation": {"topic": "job.undo", "env": {"B": "2"}},
+}
+"""All that can be said."""
+SCHEDULER = Actor(role=Role.SCHEDULER, name="scheduler@test")
+WORKER = Actor(role=Role.WORKER, name="echo-1")
+DECISION = {"decision": "allow", "rule": "all", "reason": "fine", "policy_hash": "p", "job_hash": "j"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Moves one job as the parts of the bus do."""
+
+    gateway: Gateway
+    job_id: JobId
+
+    async def move(self, target: str, by: Actor = SCHEDULER, *, delay_s: float | None = None, **data: Any) -> Moved:
+        move = Move(
+            job_id=self.job_id,
+            target=target,
+            request_id=RequestId(new_id()),
+            delay_s=delay_s,
+            data=json.dumps(data).encode(),
+        )
+        answer = await self.gateway.instance.ledger.move(by, move)
+        assert isinstance(answer, Moved), answer
+        return answer
+
+    async def dispatched(self) -> Lease:
+        await self.move("SCHEDULED", delay_s=0)
+        said = {"dispatch_id": "d-1", "worker_id": "echo-1", "subject": "worker.echo-1.jobs", "decision": DECISION}
+        lease = (await self.move("DISPATCHED", **said)).lease
+        assert lease is not None
+        return lease
+
+    async def reported(self, lease: Lease, trigger: str, **report: Any) -> None:
+        data = json.dumps({"worker_id": "echo-1", **report}).encode()
+        advances = (
+            Advance(lease, "DISPATCHED", Trigger.START, data=b'{"worker_id":"echo-1"}'),
+            Advance(lease, "RUNNING", trigger, data=data, result=data if trigger == Trigger.COMPLETE else None),
+        )
+        await self.gateway.instance.ledger.turn(Turn(actor=WORKER, advances=advances))
+
+
+async def submitted(gateway: Gateway, **said: Any) -> Steps:
+    answer = await gateway.client("owner", name="iryna").post("/jobs", json={"topic": "job.echo", **said})
+    assert answer.status_code == 202, answer.text
+    return Steps(gateway=gateway, job_id=JobId(answer.json()["job_id"]))
+
+
+async def shown(steps: Steps) -> dict[str, Any]:
+    return (await steps.gateway.client("owner").get(f"/jobs/{steps.job_id}")).json()
+
+
+@pytest.mark.requirement("BUS-2", "BUS-9", "D53")
+async def test_every_field_of_a_request_is_kept_and_shown_and_no_pointer_is_looked_at(gateway: Gateway):
+    answer = await gateway.client("submitter", name="ada").post("/jobs", json=WHOLE)
+    made = answer.json()
+    assert (answer.status_code, made["lifecycle"], made["status"]) == (202, "bus-job", "PENDING")
+    assert (made["job_id"], made["type"]) == ("order-7.step-1", "job.echo")
+    found = (await gateway.client("submitter", name="ada").get("/jobs/order-7.step-1")).json()
+    assert {name: found[name] for name in WHOLE} == WHOLE
+    assert (found["principal_id"], found["parent_id"], found["payload"]) == ("ada", "order-7", None)
+    assert (found["deadline_at"], found["children"]) == ("2026-01-01T00:01:00.000Z", "/jobs?parent_id=order-7.step-1")
+    (event,) = await gateway.instance.ledger.events(JobId("order-7.step-1"))
+    assert (event.role, event.actor) == (Role.SUBMITTER, "ada")
+    listed = (await gateway.client("owner").get("/jobs?parent_id=order-7")).json()["items"]
+    assert [one["job_id"] for one in listed] == ["order-7.step-1"]
+
+
+@pytest.mark.requirement("BUS-9")
+async def test_a_payload_is_kept_behind_a_pointer_and_not_in_the_ledger(gateway: Gateway):
+    steps = await submitted(gateway, payload={"text": "hello"})
+    job = await gateway.instance.ledger.job(steps.job_id)
+    assert job is not None
+    request = JobRequest.read(job.payload or b"")
+    assert request.context_ptr.startswith("objects://ctx/")
+    assert await gateway.instance.pointers.read(request.context_ptr) == b'{"text":"hello"}'
+    assert (request.principal_id, b"hello" in (job.payload or b"")) == ("iryna", False)
+
+
+@pytest.mark.requirement("BUS-11", "DJ-5")
+async def test_the_same_request_again_is_the_same_job_and_another_is_refused(gateway: Gateway):
+    client = gateway.client("owner", name="iryna")
+    named = {"topic": "job.echo", "job_id": "mine", "payload": {"n": 1}}
+    for key in (None, "k1", "k2"):
+        headers = {} if key is None else {"Idempotency-Key": key}
+        answer = await client.post("/jobs", json=named, headers=headers)
+        assert (answer.status_code, answer.json()["job_id"]) == (202, "mine")
+        assert (answer.headers.get("Idempotency-Replayed") is None) == (key is None)
+        other = await client.post("/jobs", json=named | {"payload": {"n": 2}}, headers=headers)
+        assert (other.status_code, other.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+    assert len((await client.get("/jobs?lifecycle=bus-job")).json()["items"]) == 1
+
+
+@pytest.mark.requirement("DJ-5")
+async def test_a_key_means_one_job_whether_the_header_or_the_request_has_it(gateway: Gateway):
+    client = gateway.client("owner", name="iryna")
+    plain, keyed = {"topic": "job.echo", "payload": [1]}, {"topic": "job.echo", "meta": {"idempotency_key": "once"}}
+    first, again = [await client.post("/jobs", json=plain, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert (first.json(), again.headers["Idempotency-Replayed"]) == (again.json(), "true")
+    bare, same = await client.post("/jobs", json=keyed), await client.post("/jobs", json=keyed | {"job_id": "other"})
+    assert same.json()["job_id"] == bare.json()["job_id"]
+    both = await client.post("/jobs", json=keyed, headers={"Idempotency-Key": "once"})
+    assert both.json()["job_id"] == bare.json()["job_id"]
+    torn = await client.post("/jobs", json=keyed, headers={"Idempotency-Key": "twice"})
+    assert (torn.status_code, "send one of them" in torn.json()["detail"]) == (422, True)
+    changed = await client.post("/jobs", json=keyed | {"env": {"A": "1"}})
+    assert changed.json()["code"] == "IDEMPOTENCY_MISMATCH"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"topic": "two words"}, "topic"),
+    ({"topic": ""}, "topic"),
+    ({"topic": "job.>"}, "topic"),
+    ({"topic": "job.echo", "job_id": "no good"}, "job_id"),
+    ({"topic": "job.echo", "payload": 1, "context_ptr": "redis://x"}, "exclude each other"),
+    ({"topic": "job.echo", "payload": "x" * BYTES_MAX}, "bytes"),
+    ({"topic": "job.echo", "labels": {"retry_of": "x"}}, "set by the control plane"),
+    ({"topic": "job.echo", "labels": {"trellis.parent": "x"}}, "set by the control plane"),
+    ({"topic": "job.echo", "labels": {"a": 1}}, "labels/a"),
+    ({"topic": "job.echo", "step_index": -1}, "step_index"),
+    ({"topic": "job.echo", "budget": {"deadline": 1}}, "budget/deadline"),
+    ({"topic": "job.echo", "priority": "now"}, "priority"),
+    ({"topic": "job.echo", "principal_id": "somebody-else"}, "principal_id"),
+    ({"topic": "job.echo", "agent_slug": "a"}, "'agent_slug' belongs to jobs named by 'job_type'"),
+    ({"topic": "job.echo", "max_attempts": 2}, "'max_attempts' is not for jobs on a topic"),
+    ({"topic": "job.echo", "deadline_s": 2}, "budget.deadline_ms"),
+    ({"topic": "job.echo", "parent_id": "x"}, "parent_job_id"),
+    ({"job_type": "RESEARCH", "topic": "job.echo"}, "exactly one of"),
+]
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_what_is_no_request_is_refused_with_its_place_and_nothing_is_stored(gateway: Gateway):
+    before, client = await everything(gateway), gateway.client("owner")
+    for wish, told in REFUSED:
+        answer = await client.post("/jobs", json=wish)
+        assert (answer.status_code in {413, 422}, told in answer.text) == (True, True), (told, answer.text[:300])
+    assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("BUS-9", "BUS-2")
+async def test_a_job_that_succeeded_tells_its_worker_and_its_result_is_fetched(gateway: Gateway):
+    steps = await submitted(gateway)
+    pending = await shown(steps)
+    assert (pending["worker_id"], pending["dispatch"], pending["decision"]) == (None, None, None)
+    lease = await steps.dispatched()
+    held = await shown(steps)
+    assert (held["status"], held["worker_id"], held["decision"]) == ("DISPATCHED", "echo-1", DECISION)
+    assert (held["dispatch"]["dispatch_id"], held["dispatch"]["subject"]) == ("d-1", "worker.echo-1.jobs")
+    pointer = await gateway.instance.pointers.put(b"\x00 bytes", part=Part.RESULT)
+    await steps.reported(lease, Trigger.COMPLETE, result_ptr=pointer, execution_ms=12, artifact_ptrs=["redis://a"])
+    done = await shown(steps)
+    told = {name: done[name] for name in ("status", "worker_id", "execution_ms", "result_ptr", "artifact_ptrs")}
+    assert told == {
+        "status": "SUCCEEDED",
+        "worker_id": "echo-1",
+        "execution_ms": 12,
+        "result_ptr": pointer,
+        "artifact_ptrs": ["redis://a"],
+    }
+    assert (done["error_code"], done["hold"], done["result"]["execution_ms"]) == (None, None, 12)
+    fetched = await gateway.client("owner").get(f"/jobs/{steps.job_id}/result")
+    assert (fetched.content, fetched.headers["content-type"]) == (b"\x00 bytes", "application/octet-stream")
+
+
+@pytest.mark.requirement("BUS-9")
+@pytest.mark.parametrize(
+    "pointer, status",
+    [("s3://bucket/x", 422), ("objects://../agents/x", 422), ("objects://res/gone", 404), ("redis://res:1", 422)],
+)
+async def test_a_result_that_points_elsewhere_is_not_followed(gateway: Gateway, pointer: str, status: int):
+    steps = await submitted(gateway)
+    await steps.reported(await steps.dispatched(), Trigger.COMPLETE, result_ptr=pointer)
+    answer = await gateway.client("owner").get(f"/jobs/{steps.job_id}/result")
+    assert answer.status_code == status
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_a_failure_is_told_with_code_and_message_and_has_no_result(gateway: Gateway):
+    steps = await submitted(gateway)
+    report = {"error_code": "BAD_INPUT", "error_message": "no text", "execution_ms": 3}
+    await steps.reported(await steps.dispatched(), Trigger.FAIL, **report)
+    found = await shown(steps)
+    assert {name: found[name] for name in report} == report
+    assert (await gateway.client("owner").get(f"/jobs/{steps.job_id}/result")).status_code == 404
+
+
+@pytest.mark.requirement("D45", "BUS-4")
+async def test_a_job_that_waits_says_for_what_and_until_when(gateway: Gateway):
+    steps = await submitted(gateway)
+    await steps.move("SCHEDULED", delay_s=0)
+    assert (await shown(steps))["hold"] is None
+    await steps.move("SCHEDULED", delay_s=5, hold="throttle", reason="too many", decision=DECISION)
+    found = await shown(steps)
+    assert found["hold"] == {"kind": "throttle", "reason": "too many", "until": "2026-01-01T00:00:05.000Z"}
+    kernel = Actor(role=Role.SAFETY_KERNEL, name="kernel@test")
+    human = DECISION | {"decision": "require_human", "reason": "somebody looks"}
+    await steps.move("SCHEDULED", by=kernel, delay_s=3600, hold="human", decision=human)
+    found = await shown(steps)
+    assert (found["hold"]["kind"], found["hold"]["reason"], found["decision"]) == ("human", "somebody looks", human)
+    await steps.move("DENIED", by=Actor(role=Role.OWNER, name="iryna"), note="not this one, please")
+    found = await shown(steps)
+    assert (found["status"], found["hold"]) == ("DENIED", None)
+    assert (found["error_code"], found["error_message"]) == ("SAFETY_DENIED", "not this one, please")
+
+
+@pytest.mark.requirement("BUS-6")
+async def test_reports_that_changed_nothing_are_shown(gateway: Gateway):
+    steps = await submitted(gateway)
+    said = {"kind": "late", "status": "SUCCEEDED", "state": "FAILED"}
+    assert await gateway.instance.ledger.remark(
+        SCHEDULER, steps.job_id, "job_result_refused", json.dumps(said).encode()
+    )
+    (refused,) = (await shown(steps))["refused_results"]
+    assert refused == {"at": "2026-01-01T00:00:00.000Z", **said}
+
+
+@pytest.mark.requirement("D39")
+async def test_a_failed_job_is_run_again_as_a_new_one_that_names_it(gateway: Gateway):
+    steps = await submitted(gateway, payload=[1], meta={"idempotency_key": "once"}, budget={"deadline_ms": 60_000})
+    admin = gateway.client("control-plane")
+    early = await admin.post(f"/jobs/{steps.job_id}/requeue")
+    assert (early.status_code, early.json()["code"]) == (409, "INVALID_TRANSITION")
+    await steps.reported(await steps.dispatched(), Trigger.FAIL, error_code="BAD")
+    first, again = [
+        await admin.post(f"/jobs/{steps.job_id}/requeue", headers={"Idempotency-Key": "k"}) for _ in range(2)
+    ]
+    made = first.json()
+    assert (first.status_code, made["status"], made["version"]) == (200, "PENDING", 1)
+    assert (again.json(), again.headers["Idempotency-Replayed"]) == (made, "true")
+    found = (await admin.get(first.headers["Location"])).json()
+    old = await shown(steps)
+    assert (found["parent_job_id"], found["labels"], found["context_ptr"]) == (
+        steps.job_id,
+        {"retry_of": steps.job_id},
+        old["context_ptr"],
+    )
+    assert (old["status"], found["principal_id"], found["deadline_at"] is not None) == ("FAILED", "iryna", True)
+    other = (await admin.post(f"/jobs/{steps.job_id}/requeue")).json()
+    assert other["job_id"] not in {made["job_id"], steps.job_id}
+    assert (await gateway.client("owner").post(f"/jobs/{steps.job_id}/requeue")).status_code == 403
+
+
+async def test_a_submitter_sees_and_fetches_its_own_alone(gateway: Gateway):
+    steps = await submitted(gateway)
+    stranger = gateway.client("submitter", name="somebody")
+    for path in (f"/jobs/{steps.job_id}", f"/jobs/{steps.job_id}/result"):
+        assert (await stranger.get(path)).status_code == 403
+
+
+async def test_a_request_that_is_none_of_ours_is_shown_as_it_was_stored(gateway: Gateway):
+    odd = NewJob(job_id=JobId("odd"), type="job.echo", lifecycle="bus-job", payload=b'{"n":1}')
+    await gateway.instance.ledger.submit(Actor(role=Role.SUBMITTER, name="x"), [odd])
+    found = (await gateway.client("owner").get("/jobs/odd")).json()
+    assert (found["payload"], found["lifecycle"], "hold" in found) == ({"n": 1}, "bus-job", False)
+
+
+@pytest.mark.requirement("BUS-2", "D51")
+async def test_an_entry_of_the_inbox_becomes_a_job_on_a_topic_in_its_senders_name(gateway: Gateway):
+    entry = {
+        "source": {"type": "ui"},
+        "intent": {"action": "job", "target": "job.echo", "payload": {"topic": "job.echo", "payload": {"n": 1}}},
+        "metadata": {"priority": "normal"},
+    }
+    answer = (await gateway.client("owner", name="olena").post("/inbox/submit", json=entry)).json()
+    found = (await gateway.client("owner").get(f"/jobs/{answer['job_id']}")).json()
+    assert (found["topic"], found["principal_id"], found["lifecycle"]) == ("job.echo", "olena", "bus-job")
+
+
+async def test_workers_on_the_bus_are_listed_with_the_others(gateway: Gateway):
+    said = {"types": ["job.echo"], "bus": True, "pool": "echo"}
+    await gateway.instance.ledger.beat(WORKER, json.dumps(said).encode())
+    (worker,) = (await gateway.client("owner").get("/workers")).json()["items"]
+    assert (worker["name"], worker["info"]["pool"]) == ("echo-1", "echo")

@@ -1,0 +1,523 @@
+"""A worker on the bus: each order runs at most once, only when it may, and its result is repeated until somebody has it."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests.worker.on_bus_rig import TOPIC, WORKER, Rig
+from trellis.bus.errors import PointerUnavailable
+from trellis.bus.messages import Dispatch, ErrorCode, JobProgress, Order, Status
+from trellis.bus.requests import RETRY_ATTEMPT
+from trellis.engine.errors import OptionInvalid, PermanentError, TransientError, ValidationError
+from trellis.worker.app import App
+from trellis.worker.context import Context, Item, SyncContext
+from trellis.worker.on_bus_context import BusContext, SyncBusContext
+from trellis.worker.outcomes import Snooze
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@dataclass
+class Document:
+    title: str
+    pages: int = 1
+
+
+@dataclass
+class Indexed:
+    title: str
+    words: int
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+class Echo:
+    """A handler that notes what it was called with, and waits while it is held."""
+
+    def __init__(self, *, held: bool = False, **settings: Any) -> None:
+        self.called: list[Any] = []
+        self.contexts: list[BusContext] = []
+        self.cut: list[str] = []
+        self.go = asyncio.Event()
+        if not held:
+            self.go.set()
+        self.app = App()
+
+        @self.app.job(TOPIC, **settings)
+        async def handler(ctx: BusContext, payload: Any) -> Any:
+            self.called.append(payload)
+            self.contexts.append(ctx)
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                self.cut.append(ctx.job_id)
+                raise
+            return payload
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_a_typed_payload_goes_in_and_a_pointer_to_the_typed_result_comes_out(rig: Rig):
+    app = App()
+
+    @app.job(TOPIC)
+    async def index(ctx: Context, doc: Document) -> Indexed:
+        return Indexed(title=doc.title, words=100 * doc.pages)
+
+    async with rig.serving(app):
+        order = await rig.control.dispatch(context_ptr=rig.kept.put({"title": "Violin", "pages": 3}))
+        result = await rig.result(order)
+    assert (result.status, result.worker_id, result.error_code) == (Status.SUCCEEDED, WORKER, "")
+    assert (result.job_id, result.dispatch) == (order.request.job_id, order.dispatch)
+    assert rig.kept.value(result.result_ptr) == {"title": "Violin", "words": 300}
+
+
+async def test_an_order_without_a_context_has_no_payload_and_nothing_returned_has_no_pointer(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        result = await rig.result(await rig.control.dispatch())
+    assert (echo.called, result.status, result.result_ptr) == ([None], Status.SUCCEEDED, "")
+
+
+async def test_the_time_that_a_handler_took_is_reported(rig: Rig):
+    echo = Echo(held=True)
+    async with rig.serving(echo.app):
+        order = await rig.control.dispatch()
+        await rig.until(lambda: bool(echo.called))
+        await rig.pass_time(1.5)
+        echo.go.set()
+        assert (await rig.result(order)).execution_ms == 1500
+
+
+async def test_the_same_order_twice_runs_once(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        order = await rig.control.dispatch()
+        await rig.control.send(order)
+        await rig.result(order)
+        await rig.control.send(order, subject=f"worker.{WORKER}.jobs")
+        await rig.quiet()
+    assert (len(echo.called), len(rig.control.starts), len(rig.control.results)) == (1, 1, 1)
+
+
+async def test_an_order_for_another_worker_is_left_alone(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        order = rig.control.order()
+        await rig.control.send(replace(order, dispatch=Dispatch(dispatch_id="d", worker_id="w-2")))
+        await rig.quiet()
+    assert (echo.called, rig.control.starts, rig.control.results) == ([], [], [])
+
+
+async def test_a_start_that_is_refused_is_no_start_and_has_no_result(rig: Rig):
+    echo = Echo()
+    rig.control.answer = lambda said: "refused: started already"
+    async with rig.serving(echo.app):
+        await rig.control.dispatch()
+        await rig.until(lambda: bool(rig.control.starts))
+        await rig.quiet()
+    assert (echo.called, rig.control.results) == ([], [])
+
+
+async def test_a_start_is_asked_for_again_with_the_same_token_when_the_answer_is_lost(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        rig.line.lost_answers = 2
+        order = await rig.control.dispatch()
+        await rig.result(order, step_s=0.1)
+    assert len(echo.called) == 1
+    assert len({said.message for said in rig.control.starts}) == 1
+    assert [said.dispatch for said in rig.control.starts] == [order.dispatch] * 3
+
+
+async def test_a_start_that_nobody_answers_is_given_up(rig: Rig):
+    echo = Echo()
+    rig.control.answer = lambda said: None
+    async with rig.serving(echo.app) as worker:
+        await rig.control.dispatch()
+        await rig.until(lambda: len(rig.control.starts) == 3, step_s=0.5)
+        await rig.until(lambda: not worker.attempts, step_s=0.5)
+    assert (echo.called, rig.control.results) == ([], [])
+
+
+async def test_two_orders_ask_with_two_tokens(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        for _ in range(2):
+            await rig.result(await rig.control.dispatch())
+    assert len({said.message for said in rig.control.starts}) == 2
+
+
+async def test_a_job_that_was_cancelled_before_its_start_is_reported_and_does_not_run(rig: Rig):
+    echo = Echo()
+    rig.control.answer = lambda said: "cancel" if isinstance(said, JobProgress) else "accepted"
+    async with rig.serving(echo.app):
+        assert (await rig.result(await rig.control.dispatch())).status is Status.CANCELLED
+    assert echo.called == []
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_a_result_is_repeated_until_it_is_answered(rig: Rig):
+    echo = Echo(held=True)
+    async with rig.serving(echo.app) as worker:
+        order = await rig.control.dispatch(context_ptr=rig.kept.put("x"))
+        await rig.until(lambda: bool(echo.called))
+        rig.line.lost_questions, rig.line.lost_answers = 3, 2
+        echo.go.set()
+        await rig.result(order, step_s=0.5)
+        await rig.until(lambda: not worker.attempts, step_s=0.5)
+    assert len(set(rig.control.results)) == 1
+    assert len(rig.control.results) == 3
+    assert len(echo.called) == 1
+
+
+async def test_a_result_waits_until_the_bus_is_back(rig: Rig):
+    echo = Echo(held=True)
+    async with rig.serving(echo.app):
+        order = await rig.control.dispatch()
+        await rig.until(lambda: bool(echo.called))
+        rig.line.down = True
+        echo.go.set()
+        await rig.pass_time(60)
+        assert rig.control.results == []
+        rig.line.down = False
+        assert (await rig.result(order, step_s=0.5)).status is Status.SUCCEEDED
+
+
+async def test_a_refused_result_is_not_repeated(rig: Rig):
+    echo = Echo()
+    rig.control.answer = lambda said: "accepted" if isinstance(said, JobProgress) else "refused: late"
+    async with rig.serving(echo.app) as worker:
+        await rig.result(await rig.control.dispatch())
+        await rig.until(lambda: not worker.attempts)
+        await rig.pass_time(30)
+    assert len(rig.control.results) == 1
+
+
+async def test_a_result_that_nobody_answers_is_given_up_in_the_end(rig: Rig):
+    echo = Echo()
+    rig.control.answer = lambda said: "accepted" if isinstance(said, JobProgress) else None
+    async with rig.serving(echo.app, result_s=20) as worker:
+        await rig.result(await rig.control.dispatch())
+        await rig.until(lambda: not worker.attempts, step_s=0.5)
+        told = len(rig.control.results)
+        await rig.pass_time(60)
+    assert 1 < told == len(rig.control.results)
+
+
+async def test_an_unanswered_result_does_not_keep_its_slot(rig: Rig):
+    echo = Echo()
+    rig.control.answer = lambda said: "accepted" if isinstance(said, JobProgress) else None
+    async with rig.serving(echo.app, max_parallel_jobs=1, settle_s=1):
+        for _ in range(3):
+            await rig.control.dispatch()
+        await rig.until(lambda: len(echo.called) == 3)
+
+
+async def test_with_too_many_results_unanswered_nothing_new_begins(rig: Rig):
+    echo = Echo()
+    rig.control.answer = lambda said: "accepted" if isinstance(said, JobProgress) else None
+    async with rig.serving(echo.app, max_parallel_jobs=1, unanswered_max=1, settle_s=1):
+        for _ in range(3):
+            await rig.control.dispatch()
+        await rig.quiet()
+        assert len(echo.called) == 2
+        rig.control.answer = lambda said: "accepted"
+        await rig.until(lambda: len(echo.called) == 3, step_s=0.5)
+
+
+async def test_no_more_handlers_run_than_allowed(rig: Rig):
+    echo = Echo(held=True)
+    async with rig.serving(echo.app, max_parallel_jobs=2) as worker:
+        for _ in range(5):
+            await rig.control.dispatch()
+        await rig.quiet()
+        assert (len(echo.called), worker.running, worker.waiting) == (2, 2, 3)
+        echo.go.set()
+        await rig.until(lambda: len(echo.called) == 5)
+
+
+async def test_what_does_not_fit_into_the_backlog_goes_back_at_once(rig: Rig):
+    echo = Echo(held=True)
+    async with rig.serving(echo.app, max_parallel_jobs=1, backlog_max=1):
+        for _ in range(2):
+            await rig.control.dispatch()
+        result = await rig.result(await rig.control.dispatch())
+        assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, ErrorCode.RESOURCE_EXHAUSTED.name)
+        assert result.error_code_enum == ErrorCode.RESOURCE_EXHAUSTED
+        echo.go.set()
+        await rig.until(lambda: len(echo.called) == 2)
+
+
+async def test_an_order_of_a_topic_that_is_not_served_goes_back(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        result = await rig.result(await rig.control.dispatch_to(WORKER, topic="job.other"))
+    assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, ErrorCode.WORKER_UNAVAILABLE.name)
+    assert "job.echo" in result.error_message
+
+
+@pytest.mark.requirement("BUS-2")
+@pytest.mark.parametrize(
+    "error, status, code",
+    [
+        (TransientError("busy"), Status.FAILED_RETRYABLE, "TransientError"),
+        (TransientError("busy", error_code="RATE_LIMITED"), Status.FAILED_RETRYABLE, "RATE_LIMITED"),
+        (PermanentError("busy"), Status.FAILED_FATAL, "PermanentError"),
+        (PermanentError("busy", reason_code="policy_violation"), Status.FAILED_FATAL, "policy_violation"),
+        (PermanentError("busy", error_code="NOT_FOUND"), Status.FAILED_FATAL, "NOT_FOUND"),
+        (ValidationError("busy"), Status.FAILED_FATAL, "INVALID_INPUT"),
+        (KeyError("busy"), Status.FAILED, "KeyError"),
+        (SystemExit("busy"), Status.FAILED, "RuntimeError"),
+        (asyncio.CancelledError("busy"), Status.FAILED, "CancelledError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+async def test_the_class_of_an_error_decides_the_status(rig: Rig, error: BaseException, status: Status, code: str):
+    app = App()
+
+    @app.job(TOPIC)
+    async def broken(ctx: Context) -> None:
+        raise error
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch())
+    assert (result.status, result.error_code) == (status, code)
+    assert result.error_code_enum == (ErrorCode[code] if code in ErrorCode.__members__ else 0)
+    assert "busy" in result.error_message or isinstance(error, asyncio.CancelledError)
+
+
+async def test_a_snooze_is_a_retry(rig: Rig):
+    app = App()
+
+    @app.job(TOPIC)
+    async def sleepy(ctx: Context) -> None:
+        raise Snooze(5)
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch())
+    assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, "SNOOZED")
+
+
+async def test_a_very_long_error_is_cut(rig: Rig):
+    app = App()
+
+    @app.job(TOPIC)
+    async def broken(ctx: Context) -> None:
+        raise PermanentError("x" * 100_000 + "\0")
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch())
+    assert len(result.error_message) <= 2_000
+
+
+@pytest.mark.requirement("BUS-9")
+@pytest.mark.parametrize(
+    "pointer, status, code",
+    [
+        ("mem://nothing", Status.FAILED_FATAL, "NOT_FOUND"),
+        ("ftp://somewhere", Status.FAILED_FATAL, "INVALID_INPUT"),
+    ],
+)
+async def test_a_pointer_that_leads_nowhere_fails_the_job_for_good(rig: Rig, pointer: str, status: Status, code: str):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        result = await rig.result(await rig.control.dispatch(context_ptr=pointer))
+    assert (result.status, result.error_code, echo.called) == (status, code, [])
+
+
+async def test_a_store_that_does_not_answer_is_worth_a_retry(rig: Rig):
+    echo = Echo()
+    rig.kept.failing = [PointerUnavailable(pointer="mem://0", reason="away")]
+    async with rig.serving(echo.app):
+        result = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put("x")))
+    assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, "POINTER_UNAVAILABLE")
+
+
+async def test_a_payload_that_does_not_fit_never_reaches_the_handler(rig: Rig):
+    app, called = App(), []
+
+    @app.job(TOPIC)
+    async def index(ctx: Context, doc: Document) -> None:
+        called.append(doc)
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put({"pages": "many"})))
+    assert (result.status, result.error_code, called) == (Status.FAILED_FATAL, "INVALID_INPUT", [])
+    assert "title" in result.error_message
+
+
+async def test_work_is_not_lost_to_a_store_that_fails_once(rig: Rig):
+    app = App()
+
+    @app.job(TOPIC)
+    async def number(ctx: Context) -> int:
+        rig.kept.failing = [OSError("away"), OSError("away")]
+        return 7
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch(), step_s=0.5)
+    assert (result.status, rig.kept.value(result.result_ptr)) == (Status.SUCCEEDED, 7)
+
+
+async def test_a_result_that_has_no_json_form_fails_for_good(rig: Rig):
+    app = App()
+
+    @app.job(TOPIC)
+    async def odd(ctx: Context) -> Any:
+        return object()
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch())
+    assert (result.status, result.error_code) == (Status.FAILED_FATAL, "RESULT_INVALID")
+
+
+async def test_a_sync_handler_runs_on_a_thread(rig: Rig):
+    app, threads = App(), []
+
+    @app.job(TOPIC)
+    def double(ctx: SyncContext, number: int) -> int:
+        threads.append(threading.current_thread())
+        ctx.logger.info("doubling", number=number)
+        return 2 * number
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put(21)))
+    assert rig.kept.value(result.result_ptr) == 42
+    assert threads[0] is not threading.main_thread()
+
+
+async def test_a_batch_handler_gets_a_batch_of_one(rig: Rig):
+    app = App()
+
+    @app.job(TOPIC, batch=10)
+    async def count(items: list[Item[str]]) -> None:
+        (item,) = items
+        if not item.payload:
+            item.fail(PermanentError("empty"))
+        else:
+            item.done(len(item.payload.split()))
+
+    async with rig.serving(app):
+        good = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put("two words")))
+        bad = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put("")))
+    assert rig.kept.value(good.result_ptr) == 2
+    assert (bad.status, bad.error_message) == (Status.FAILED_FATAL, "empty")
+
+
+async def test_a_scheduler_that_does_not_answer_is_told_and_never_asked(rig: Rig):
+    echo = Echo(held=True)
+    rig.control.answer = lambda said: None
+    async with rig.serving(echo.app) as worker:
+        order = await rig.control.dispatch(asks=False)
+        await rig.until(lambda: bool(echo.called))
+        await rig.until(lambda: bool(rig.control.beats), step_s=1.0)
+        echo.go.set()
+        result = await rig.result(order)
+        await rig.until(lambda: not worker.attempts)
+    assert (result.status, result.job_id, rig.control.starts) == (Status.SUCCEEDED, order.request.job_id, [])
+    assert len(rig.control.results) == 1
+
+
+async def test_a_scheduler_that_sends_an_order_again_gets_the_result_again(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        order = await rig.control.dispatch(asks=False)
+        first = await rig.result(order)
+        await rig.control.send(order)
+        await rig.until(lambda: len(rig.control.results) == 2)
+    assert (rig.control.results, len(echo.called)) == ([first, first], 1)
+
+
+async def test_the_next_attempt_of_another_scheduler_is_another_order(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app) as worker:
+        bare = rig.control.order(asks=False)
+        for number in (1, 2):
+            await rig.control.send(
+                Order(request=bare.request, dispatch=Dispatch(dispatch_id=f"d{number}", attempt=number))
+            )
+            await rig.until(lambda number=number: len(echo.called) == number and not worker.attempts)
+
+
+async def test_the_context_says_what_the_order_says(rig: Rig):
+    echo = Echo()
+    async with rig.serving(echo.app):
+        env = {"TRACEPARENT": TRACE, "TOOL": "hammer"}
+        labels = {"colour": "red", RETRY_ATTEMPT: "2"}
+        await rig.result(await rig.control.dispatch(epoch=4, env=env, labels=labels, parent_job_id="parent"))
+        ctx = echo.contexts[0]
+        assert (ctx.last_checkpoint, ctx.cancelled, ctx.stopping, ctx.lease_valid) == (None, False, False, True)
+    assert (ctx.job_id, ctx.epoch, ctx.idempotency_key) == ("job-1", 4, "job-1")
+    assert (ctx.type, ctx.worker_id, ctx.parent_id, ctx.correlation_id) == (TOPIC, WORKER, "parent", "trace-1")
+    assert (ctx.trace, ctx.env["TOOL"], ctx.labels["colour"]) == (TRACE, "hammer", "red")
+    assert (ctx.request.job_id, ctx.attempt) == ("job-1@4", 1 + 4 + 2)
+
+
+@pytest.mark.parametrize("kinds", [(Context, BusContext), (SyncContext, SyncBusContext)], ids=["async", "sync"])
+def test_the_context_on_the_bus_has_everything_that_handlers_know(kinds: tuple[type, type]):
+    known, ours = ({name for name in vars(kind) if not name.startswith("_")} for kind in kinds)
+    assert known <= ours
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "journal", "submit"])
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+async def test_what_needs_a_ledger_says_so_and_fails_for_good(rig: Rig, what: str, sync: bool):
+    app = App()
+    arguments: tuple[Any, ...] = ("a", lambda: None) if what == "journal" else ("a",)
+
+    if sync:
+
+        @app.job(TOPIC)
+        def blocking(ctx: SyncContext) -> None:
+            getattr(ctx, what)(*arguments)
+    else:
+
+        @app.job(TOPIC)
+        async def waiting(ctx: Context) -> None:
+            await getattr(ctx, what)(*arguments)
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch())
+    assert (result.status, result.error_code) == (Status.FAILED_FATAL, "NEEDS_LEDGER")
+    assert f"ctx.{what} needs a ledger" in result.error_message
+
+
+def test_a_job_type_that_is_no_topic_is_refused(rig: Rig):
+    app = App()
+
+    @app.job("job:echo")
+    async def handler(ctx: Context) -> None: ...
+
+    async def open_worker() -> None:
+        rig.worker(app)
+
+    with pytest.raises(OptionInvalid, match="on the bus it is a topic"):
+        asyncio.run(open_worker())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_parallel_jobs": 0},
+        {"heartbeat_s": 0},
+        {"heartbeat_s": float("nan")},
+        {"ask_s": 0},
+        {"backlog_max": -1},
+        {"threads": 0},
+        {"pool": "x" * 300},
+        {"labels": {"a": "x" * 300}},
+        {"capabilities": ("x" * 300,)},
+    ],
+)
+def test_options_out_of_bounds_are_refused(rig: Rig, changes: dict[str, Any]):
+    async def open_worker() -> None:
+        rig.worker(Echo().app, **changes)
+
+    with pytest.raises(OptionInvalid):
+        asyncio.run(open_worker())
