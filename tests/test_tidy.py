@@ -29,6 +29,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "ledgers/sqlite/migrate.py": "rolls back, then raises",
     "runs/driver.py": "whatever a step raises is the step's failure, with its retries",
     "queue/driver.py": "whatever a stage raises is the attempt's failure, with its backoff",
+    "bus/scheduler.py": "whatever a safety kernel raises is no permission: the job waits, and the others go on",
     "bus/handling.py": "whatever a handler raises is the loss of its own packet only",
     "engine/tracing.py": "whatever the tracing library raises is told in the log, and the work goes on",
     "engine/holding.py": "one run must not end the process that drives the others",

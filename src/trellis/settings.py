@@ -194,7 +194,7 @@ class Settings(pydantic.BaseModel):
     @property
     def shown_bus(self) -> str:
         """The address of the bus without what is secret in it."""
-        return re.sub(r"//[^/,]*@", "//***@", self.bus)
+        return ",".join(re.sub(r"//.*@", "//***@", part) for part in self.bus.split(","))
 
     @property
     def redis_url(self) -> str | None:

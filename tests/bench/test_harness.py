@@ -125,3 +125,11 @@ def test_the_gateway_group_measures_on_both_stores(stores: Stores):
         for store in ("pg", "sqlite")
         for figure in ("status_per_s", "not_modified_per_s", "submits_per_s", "fan_out_p50_ms")
     ]
+
+
+@pytest.mark.prove
+def test_jobs_go_round_over_the_bus_with_either_worker(stores: Stores):
+    tasks = {"sdk": Task(url="", jobs=4, concurrency=2), "ours": Task(url="", jobs=4, concurrency=2)}
+    for _, figures in asked(stores, "sqlite", "bus", tasks):
+        assert figures["per_s"] > 0
+        assert 0 < figures["dispatch_p50_ms"] < figures["p99_ms"]

@@ -230,6 +230,7 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         clock=rig.clock,
         attempts=attempts,
         stopping=stopping,
+        bus=bus,
     )
     aftermath = Aftermath(ledger=ledger, topics=rig.topics, follower=_follower(ledger, control, rig, AFTERMATH))
     publisher = Publisher(ledger=ledger, bus=bus, follower=_follower(ledger, control, rig, PUBLISHER))

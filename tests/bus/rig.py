@@ -20,6 +20,7 @@ from typing import Any
 from tests.ledgers.conformance.opening import postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import Rig as Bench
 from tests.servers.postgres import PostgresServer
+from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable, KernelUnavailable
 from trellis.bus.local import LocalBus
 from trellis.bus.messages import (
@@ -86,10 +87,14 @@ class Switched:
     def __init__(self, bus: LocalBus) -> None:
         self._bus = bus
         self.url, self.sender_id = bus.url, bus.sender_id
+        self.on_refused: OnRefused | None = None
         self.down = False
         self.published: list[tuple[str, Body]] = []
+        self.message_ids: list[str | None] = []
         self.before: Callable[[str, Body], None] | None = None
         """Called before a packet goes out; what it raises, publishing raises."""
+        self.after: Callable[[str, Body], None] | None = None
+        """Called when a packet has gone out; what it raises, publishing raises all the same."""
 
     @property
     def connected(self) -> bool:
@@ -109,6 +114,9 @@ class Switched:
         self._check()
         await self._bus.publish(subject, body, trace_id=trace_id, message_id=message_id, needs_listener=needs_listener)
         self.published.append((subject, body))
+        self.message_ids.append(message_id)
+        if self.after is not None:
+            self.after(subject, body)
 
     async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
         self._check()

@@ -165,6 +165,17 @@ async def test_an_id_that_somebody_else_has_or_that_is_long_is_no_obstacle(rig_o
         assert len(await parts.jobs()) == 7
 
 
+@pytest.mark.requirement("BUS-7", "BUS-8")
+async def test_a_step_whose_retry_cannot_be_made_does_not_keep_the_others_waiting(rig: Rig):
+    parts = parts_of(rig)
+    full = {f"label-{number}": "" for number in range(999)}  # those that say that it is a retry do not fit any more
+    await _step(parts, "a", 1, labels=full)
+    await _step(parts, "b", 2)
+    await parts.result(await _go(parts, "a"), "w1", Status.FAILED_RETRYABLE)
+    await parts.follow_up()
+    assert await parts.jobs() == {"a": "FAILED", "b": "CANCELLED"}
+
+
 def test_an_id_that_follows_from_another_leaves_room_for_its_wire_id():
     for base, number in (("a", 2), ("l" * 160, 2), ("l" * 178, 1), ("l" * 200, 1)):
         ids = ids_after(base, ".r1")

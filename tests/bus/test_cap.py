@@ -360,6 +360,17 @@ def test_a_heartbeat_whose_load_is_no_number_is_refused():
         decode(changed(packet_of(BODIES["heartbeat"]), change), PLAIN)
 
 
+@pytest.mark.parametrize("name", ["heartbeat", "handshake"])
+def test_what_is_kept_of_a_worker_is_bounded(name: str):
+    def change(message: Any) -> None:
+        body = getattr(message, name)
+        body.labels.update(a="x" * 40_000) if name == "heartbeat" else body.ready_topics.append("x" * 40_000)
+
+    with pytest.raises(PacketRefused, match="introduces a worker") as refused:
+        decode(changed(packet_of(BODIES[name]), change), PLAIN)
+    assert refused.value.error_code is ErrorCode.MALFORMED_PACKET
+
+
 def test_a_heartbeat_with_negative_counts_is_refused():
     def change(message: Any) -> None:
         message.heartbeat.active_jobs = -1

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
 from trellis.bus.intake import Intake
 from trellis.bus.local import LocalBus
@@ -116,6 +117,19 @@ async def test_the_same_request_again_is_the_same_job_and_another_body_is_refuse
     assert await rig.path("mine") == ["job_accepted"]
 
 
+@pytest.mark.requirement("BUS-11", "BUS-12")
+async def test_the_same_request_after_the_end_gets_the_same_result_again(rig: Rig, client: Client):
+    await client.send(SUBMIT, request())
+    await client.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
+    before = await rig.path("mine")
+    await client.send(SUBMIT, request())
+    await client.send(SUBMIT, request())
+    assert [(result.job_id, result.status) for result in client.results] == [("mine", Status.CANCELLED)] * 2
+    assert rig.bus.message_ids == [None, None], "a bus that keeps packets does not take it for the one it knows"
+    assert await rig.path("mine") == before
+    assert client.accepted == [1]
+
+
 @pytest.mark.requirement("BUS-11")
 async def test_an_id_of_another_lifecycle_is_taken_too(rig: Rig, client: Client):
     await rig.ledger.submit(
@@ -225,6 +239,17 @@ async def test_what_we_tell_workers_is_no_wish_of_a_client(rig: Rig, client: Cli
     )
     await client.intake.on_cancel(Received(subject=CANCEL, packet=ours, answer=client._nothing))
     assert await rig.state(job_id) == "PENDING"
+
+
+@pytest.mark.requirement("BUS-7", "BUS-12")
+async def test_a_cancel_of_a_job_that_is_done_again_reaches_the_job_that_does_it(rig: Rig, client: Client):
+    parts = parts_of(rig)
+    await parts.result(await parts.dispatched(job_id="a"), "w1", Status.FAILED_RETRYABLE)
+    await parts.follow_up()
+    assert await parts.jobs() == {"a": "FAILED", "a.r1": "SCHEDULED"}
+    await client.send(CANCEL, JobCancel(job_id="a", requested_by="client-1"))
+    await parts.follow_up()
+    assert await parts.jobs() == {"a": "FAILED", "a.r1": "CANCELLED"}
 
 
 async def test_only_jobs_of_the_bus_can_be_cancelled_over_the_bus(rig: Rig, client: Client):

@@ -10,7 +10,7 @@ from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.families import Standing
 from trellis.bus.messages import Status
-from trellis.bus.ordering import Never, NotYet, turn_of
+from trellis.bus.ordering import Never, NotYet, front_of
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest
 from trellis.engine.jobs import Actor, Advance, CancelMode, Epoch, Hold, JobId, Priority, RequestId, Turn
 from trellis.engine.records import Job, Place
@@ -44,10 +44,10 @@ def step(number: int, state: str = "SUCCEEDED", *, is_open: bool = False) -> Sta
 
 @pytest.mark.requirement("BUS-8")
 def test_a_step_waits_for_those_with_a_lower_number_only():
-    assert turn_of(1, [step(1, "RUNNING", is_open=True), step(2, "FAILED")]) is None
-    assert turn_of(2, [step(0), step(1)]) is None
-    assert turn_of(2, [step(0), step(1, "RUNNING", is_open=True)]) == NotYet(step_index=1, job_id="s1")
-    bad = turn_of(2, [step(0, "RUNNING", is_open=True), step(1, "FAILED")])
+    assert front_of([step(1, "RUNNING", is_open=True), step(2, "FAILED")]).turn_of(1) is None
+    assert front_of([step(0), step(1)]).turn_of(2) is None
+    assert front_of([step(0), step(1, "RUNNING", is_open=True)]).turn_of(2) == NotYet(step_index=1, job_id="s1")
+    bad = front_of([step(0, "RUNNING", is_open=True), step(1, "FAILED")]).turn_of(2)
     assert bad == Never(step_index=1, job_id="s1", state="FAILED")
 
 
@@ -114,6 +114,18 @@ async def test_steps_of_one_number_and_of_other_workflows_do_not_wait_for_each_o
     jobs.append(await rig.submit(job_id="orphan", workflow_id="flow", step_index=5))
     await rig.run()
     assert sorted(worker.jobs) == sorted(jobs)
+
+
+@pytest.mark.requirement("BUS-8")
+async def test_what_another_tenant_hangs_on_a_workflow_keeps_nobody_waiting(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    own = {"parent_job_id": "parent", "workflow_id": "flow", "tenant_id": "acme"}
+    await rig.submit(job_id="foreign", **{**own, "tenant_id": "mallory"}, step_index=0)
+    await rig.run()
+    await end(rig, "foreign", Trigger.FAIL)
+    step = await rig.submit(job_id="own", **own, step_index=1)
+    await rig.run()
+    assert worker.jobs == ["foreign", step]
 
 
 @pytest.mark.requirement("BUS-8")
@@ -184,9 +196,9 @@ async def test_a_step_whose_turn_comes_while_it_is_put_aside_does_not_rest(rig: 
     families = rig.scheduler._families
     seen_before = families.steps
 
-    async def stale(parent: str, workflow_id: str) -> list[Standing]:
+    async def stale(parent: str, workflow_id: str, tenant: str) -> list[Standing]:
         """What was read just before the first step ended."""
-        found = await seen_before(parent, workflow_id)
+        found = await seen_before(parent, workflow_id, tenant)
         if await rig.ledger.holds([JobId(first)]):
             await end(rig, first)
         return found

@@ -155,3 +155,25 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+@pytest.mark.requirement("BUS-9")
+async def test_who_wants_a_result_gets_nothing_else_of_the_same_stores(pointers: Pointers, redis_url: str):
+    async with Redis.from_url(redis_url) as server:
+        for key in ("res:job-1@1", "session:1", "resident", "ctx:job-1"):
+            await server.set(key, key)
+    assert await pointers.read("redis://res:job-1@1", part=Part.RESULT) == b"res:job-1@1"
+    for key in ("session:1", "resident", "ctx:job-1", "res"):
+        with pytest.raises(PointerInvalid, match="only what is kept as res"):
+            await pointers.read(f"redis://{key}", part=Part.RESULT)
+    context = await pointers.put(b"x", part=Part.CONTEXT)
+    for pointer in (context, "objects://resident/x", "objects://res/../ctx/x"):
+        with pytest.raises(PointerInvalid):
+            await pointers.read(pointer, part=Part.RESULT)
+
+
+@pytest.mark.parametrize("url", ["redis://:hunter/2@host", "redis://me:hun#ter@host:1", "rdis://:hunter2@host"])
+def test_an_address_of_redis_that_is_none_is_refused_without_its_password(url: str):
+    with pytest.raises(SettingsInvalid) as refused:
+        make_pointers(None, url)
+    assert "hun" not in str(refused.value)

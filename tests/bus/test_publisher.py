@@ -156,6 +156,29 @@ async def test_a_bus_that_fails_in_the_middle_of_a_page_gets_the_rest_later(rig:
 
 
 @pytest.mark.requirement("BUS-10")
+async def test_a_bus_that_fails_again_and_again_leaves_nothing_behind(rig: Rig):
+    parts = parts_of(rig)
+    for number in range(8):
+        held = await parts.dispatched()
+        await parts.dispatched(job_id=f"x{number}")
+        await parts.cancel(f"x{number}")
+        await parts.result(held, "w1")
+        failing = {held.job_id}
+
+        def before(_: str, body: Body, failing: set[str] = failing) -> None:
+            if isinstance(body, JobResult) and body.job_id in failing:
+                failing.clear()
+                raise BusUnavailable(url="local", detail="for a moment")
+
+        rig.bus.before = before
+        assert (await parts.publisher.run_once()).held_up
+        assert len(parts.publisher._sent) <= 4  # pyright: ignore[reportPrivateUsage]
+    await parts.tell()
+    assert all(len(heard) == 1 for heard in _heard(parts).values())
+    assert len(_heard(parts)) == 16
+
+
+@pytest.mark.requirement("BUS-10")
 async def test_a_packet_that_no_bus_can_take_does_not_hold_up_the_others(rig: Rig, caplog: pytest.LogCaptureFixture):
     parts = parts_of(rig)
     for name in ("a", "b", "c"):

@@ -11,12 +11,18 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig, rigged
 from trellis.bus.messages import Status
+from trellis.bus.publisher import FOLLOWS_AS as TELLS_CLIENTS
 from trellis.bus.topics import Topics
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Sweeper
+from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
+from trellis.runs.projector import Projector
+from trellis.runs.publishing import Publisher as Documents
+from trellis.runs.rebuild import rebuild_ledger
+from trellis.storage.open import open_objects
 
 UNDO = {"topic": "job.undo"}
 TOPICS = {TOPIC: {"lease_s": 3, "max_attempts": 2, "backoff_s": 1}, "job.undo": {"max_attempts": 2}}
@@ -191,6 +197,38 @@ async def test_two_that_follow_at_the_same_moment_do_the_same(rig_of: Opens):
 
         await _story(parts, follow_up)
         assert await parts.fingerprint() == EXPECTED
+
+
+# --- after a loss ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-12", "D14", "D36")
+async def test_after_a_rebuild_nothing_is_told_or_done_again(rig_of: Opens, tmp_path: Path):
+    async with rig_of(topics=TOPICS) as rig:
+        parts = parts_of(rig)
+        await _story(parts, parts.settle)
+        told = len(parts.told)
+        assert told == 8
+        objects = await open_objects(f"file://{tmp_path / 'objects'}")
+        by = Actor(role=Role.PROJECTOR, name="projector")
+        projector = Projector(ledger=rig.ledger, actor=by, publisher=Documents(objects), clock=rig.clock)
+        while (await projector.run_once()).events:
+            pass
+        await projector.let_go()
+        ledger = await open_ledger(f"sqlite:///{tmp_path / 'another.db'}", clock=rig.clock)
+        operator = Actor(role=Role.CONTROL_PLANE, name="operator")
+        done = await rebuild_ledger(ledger, objects, operator, tellers=(TELLS_CLIENTS,))
+        assert (done.jobs, done.refused) == (len(EXPECTED), 0)
+        again = parts_of(rig, name="process-2", ledger=ledger)
+        assert await again.follow_up() == 0
+        assert {name: [one.type for one in await ledger.events(JobId(name))] for name in EXPECTED} == EXPECTED
+        await again.tell()
+        assert len(parts.told) == told
+        await again.cancel("p")  # what ends from now on is told
+        await again.tell()
+        assert [result.job_id for result in parts.told[told:]] == ["p"]
+        await objects.close()
+        await ledger.close()
 
 
 # --- with the scheduler ----------------------------------------------------------------------------------------------

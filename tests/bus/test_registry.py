@@ -7,8 +7,9 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig, quiet
+from trellis.bus import registry
 from trellis.bus.messages import Handshake, Heartbeat, direct_subject
-from trellis.bus.registry import SILENCE_S_MAX, Workers
+from trellis.bus.registry import LASTING_S_MAX, SILENCE_S_MAX, Workers
 from trellis.testing import FakeClock
 
 POOL = {"topics": {"job.>": {"pools": ["p"]}}, "pools": {"p": {}}}
@@ -168,6 +169,49 @@ def test_a_silence_grows_to_its_bound_and_ends_when_a_worker_appears():
     assert not known.silent(TOPIC)
 
 
+def tries(*, days: float, appears_every_s: float | None = None) -> int:
+    """How often a subject is tried at which nobody ever listens, while workers that serve others come and go."""
+    known, clock = workers()
+    count, end, appears_at = 0, clock.monotonic() + days * 86_400, clock.monotonic()
+    while clock.monotonic() < end:
+        if not known.silent(TOPIC):
+            count += 1
+            known.unanswered(TOPIC)
+        if appears_every_s is not None and clock.monotonic() >= appears_at:
+            appears_at += appears_every_s
+            known.heard(beat(f"w{clock.monotonic():.0f}"), clock.monotonic())
+        clock.advance(5)
+    return count
+
+
+@pytest.mark.requirement("D53")
+def test_a_silence_that_lasts_is_tried_every_five_minutes():
+    assert 280 <= tries(days=1) <= 330
+
+
+@pytest.mark.requirement("D53")
+def test_workers_that_come_and_go_do_not_have_a_silence_tried_each_time():
+    assert tries(days=1, appears_every_s=10) <= 660
+
+
+@pytest.mark.requirement("D53")
+def test_a_worker_that_appears_after_others_did_in_vain_is_found_and_then_trusted_again():
+    known, clock = workers()
+    known.unanswered(TOPIC)
+    for number in range(20):
+        known.heard(beat(f"w{number}"), clock.monotonic())
+        while known.silent(TOPIC):
+            clock.advance(1)
+        known.unanswered(TOPIC)
+    known.heard(beat("listens"), clock.monotonic())
+    clock.advance(LASTING_S_MAX)
+    assert not known.silent(TOPIC)
+    known.answered(TOPIC)
+    known.unanswered(TOPIC)
+    known.heard(beat("again"), clock.monotonic())
+    assert not known.silent(TOPIC)
+
+
 def test_a_worker_whose_own_subject_is_silent_is_not_there_until_it_speaks_again():
     known, clock = workers()
     known.heard(beat(), clock.monotonic())
@@ -188,6 +232,72 @@ def test_what_went_to_a_subject_counts_until_it_ends_or_its_time_is_over():
     assert known.outstanding(TOPIC) == 1
     clock.advance(31)
     assert known.outstanding(TOPIC) == 0
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A process that keeps no more than so many of anything."""
+    for name in ("WORKERS_MAX", "SUBJECTS_MAX"):
+        monkeypatch.setattr(registry, name, 20)
+    return 20
+
+
+def test_more_workers_than_can_be_kept_leave_those_alone_that_are_known(few: int, caplog: pytest.LogCaptureFixture):
+    known, clock = workers()
+    for number in range(1_000):
+        known.heard(beat(f"w{number}"), clock.monotonic())
+        known.met(Handshake(component_id=f"h{number}"), clock.monotonic())
+    assert len(known._workers) == few
+    assert known.alive("w0") is not None
+    assert caplog.text.count("too_many_workers") == 1, "a flood of strangers does not fill the log"
+    clock.advance(60)
+    known.heard(beat("late"), clock.monotonic())
+    assert [seen.worker_id for seen in known.live()] == ["late"], "the lost make room"
+
+
+def test_a_flood_of_strangers_is_not_measured_against_every_worker_each_time(few: int):
+    known, clock = workers()
+    for number in range(few):
+        known.heard(beat(f"w{number}"), clock.monotonic())
+    known._make_room(clock.monotonic())
+    clock.advance(0.5)
+    before = known._looked_at
+    for number in range(100):
+        known.heard(beat(f"stranger{number}"), clock.monotonic())
+    assert known._looked_at == before
+
+
+def test_more_subjects_than_can_be_kept_are_forgotten_with_what_went_there(few: int):
+    known, clock = workers()
+    for number in range(1_000):
+        subject = f"job.t{number}"
+        known.sent(subject, f"j{number}@1", 30.0)
+        known.answered(subject)
+        if number % 3:
+            known.settled(f"j{number}@1")
+        else:
+            known.unanswered(subject)
+        clock.advance(0.1)
+    assert len(known._subjects) <= few
+    assert len(known._given_to) <= few
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        beat(labels={str(number): "x" * 100 for number in range(1_000)}),
+        beat(capabilities=tuple(str(number) * 100 for number in range(1_000))),
+        Handshake(component_id="w1", ready_topics=tuple(f"job.{'x' * 100}{number}" for number in range(1_000))),
+    ],
+)
+def test_a_worker_that_tells_more_than_can_be_kept_is_not_taken_in(said: Heartbeat | Handshake):
+    known, clock = workers()
+    told = known.heard if isinstance(said, Heartbeat) else known.met
+    told(said, clock.monotonic())  # pyright: ignore[reportArgumentType]
+    assert list(known.live()) == []
 
 
 # --- on the bus -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.messages import Heartbeat
+from trellis.bus.renewals import AMNESTY_S_MAX, RETURN_S
 from trellis.engine.jobs import CancelMode
 
 LEASE_S = 9.0
@@ -28,8 +29,9 @@ async def _pass(parts: Parts, seconds: float, worker_id: str | None, active_jobs
 
 
 async def _run(parts: Parts, **fields: Any) -> Held:
+    """A job that its worker told of once; it never asked whether it may begin."""
     held = await parts.dispatched(worker_id="w1", **fields)
-    await parts.start(held, "w1")
+    await parts.progress(held, "w1")
     return held
 
 
@@ -82,7 +84,7 @@ async def test_whoever_started_a_job_of_the_topic_keeps_it_alive(rig_of: Opens):
 
 
 @pytest.mark.requirement("D30")
-async def test_a_worker_speaks_for_as_many_jobs_as_it_has_and_first_for_those_that_run(rig_of: Opens):
+async def test_jobs_that_run_account_for_what_a_worker_says_it_has(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         lost = await parts.dispatched(worker_id="w1")
@@ -90,6 +92,58 @@ async def test_a_worker_speaks_for_as_many_jobs_as_it_has_and_first_for_those_th
         await _pass(parts, LEASE_S + 1, "w1", active_jobs=2)
         assert await rig.state(lost.job_id) == "TIMEOUT"
         assert [await rig.state(one.job_id) for one in running] == ["RUNNING", "RUNNING"]
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D30", "BUS-7")
+@pytest.mark.parametrize("first", ["lost", "running"])
+async def test_a_job_that_may_run_is_not_taken_for_lost_because_another_is(rig_of: Opens, first: str):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        jobs = [
+            await parts.dispatched(job_id=name, worker_id="w1")
+            for name in sorted(("lost", "running"), key=first.__ne__)
+        ]
+        # Which of the two the worker has, nobody can tell: the lost one must not take the place of the other.
+        await _pass(parts, 3 * LEASE_S, "w1", active_jobs=1)
+        assert [await rig.state(one.job_id) for one in jobs] == ["DISPATCHED", "DISPATCHED"]
+        (running,) = (one for one in jobs if one.job_id == "running")
+        assert (await parts.result(running, "w1")).message == "accepted"
+        await _pass(parts, LEASE_S + 2, "w1", active_jobs=0)
+        assert await parts.jobs() == {"lost": "TIMEOUT", "running": "SUCCEEDED"}
+
+
+@pytest.mark.requirement("D30")
+async def test_a_job_that_an_idle_worker_denied_is_not_kept_alive_by_later_ones(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        lost = await parts.dispatched(worker_id="w1")
+        await _pass(parts, 3, "w1", active_jobs=0)
+        later = await parts.dispatched(worker_id="w1")
+        await _pass(parts, LEASE_S, "w1", active_jobs=1)
+        assert [await rig.state(one.job_id) for one in (lost, later)] == ["TIMEOUT", "DISPATCHED"]
+
+
+@pytest.mark.requirement("D30")
+async def test_one_heartbeat_between_two_jobs_denies_nothing(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        for _ in range(3):
+            await _pass(parts, 1, "w1", active_jobs=0)
+            await _pass(parts, LEASE_S - 3, "w1", active_jobs=1)
+        assert await rig.state(held.job_id) == "DISPATCHED"
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D29", "D30")
+async def test_a_job_whose_worker_asked_and_never_heard_the_answer_is_not_kept_alive_by_its_others(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        await parts.start(held, "w1")  # the answer is lost, or the process ends and another comes with its name
+        await _pass(parts, LEASE_S + 1, "w1", active_jobs=4)
+        assert await rig.state(held.job_id) == "TIMEOUT"
 
 
 @pytest.mark.on_both
@@ -152,3 +206,42 @@ async def test_passes_come_often_enough_for_the_shortest_lease(rig_of: Opens):
     async with rig_of() as rig:
         renewals = parts_of(rig).renewals
         assert renewals.pause_s(await renewals.run_once()) == 5.0
+
+
+@pytest.mark.requirement("BUS-10", "D30")
+async def test_an_outage_of_the_bus_has_nothing_done_again(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        rig.bus.down = True
+        await _pass(parts, 3 * LEASE_S, None)
+        rig.bus.down = False
+        await _pass(parts, RETURN_S - 1, None)
+        assert await rig.state(held.job_id) == "DISPATCHED"
+        _beat(rig, "w1", 1)
+        await _pass(parts, 2, "w1")
+        assert (await parts.result(held, "w1")).message == "accepted"
+
+
+@pytest.mark.requirement("D30")
+async def test_a_worker_that_is_not_heard_after_an_outage_is_lost(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        rig.bus.down = True
+        await _pass(parts, LEASE_S, None)
+        rig.bus.down = False
+        await _pass(parts, RETURN_S + LEASE_S + 2, None)
+        assert await rig.state(held.job_id) == "TIMEOUT"
+
+
+@pytest.mark.requirement("D30")
+async def test_a_process_that_never_finds_the_bus_again_keeps_nothing_for_ever(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"lease_s": 60.0, "running_s": 7_200.0}}) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(worker_id="w1")
+        rig.bus.down = True
+        for _ in range(int(AMNESTY_S_MAX / 20) + 5):
+            await parts.renewals.run_once()
+            await parts.pass_time(20)
+        assert await rig.state(held.job_id) == "TIMEOUT"

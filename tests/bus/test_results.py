@@ -2,17 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
-from trellis.bus.messages import RESULT, Dispatch, JobProgress, JobResult, Status
+from trellis.bus.messages import NOT_BEGUN, RESULT, Dispatch, JobProgress, JobResult, Status
+from trellis.bus.reports import GIVE_BACKS_MAX
 from trellis.bus.requests import JobRequest
 from trellis.engine.jobs import CancelMode, Hold, JobId
-from trellis.engine.records import JobFilter
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Role
 
 BEFORE = ["job_accepted", "job_scheduled", "job_dispatched"]
@@ -165,6 +168,101 @@ async def test_a_job_that_was_to_stop_before_any_start_is_cancelled_whatever_its
     answer = await parts.result(held, "w1")
     assert (answer.status, answer.message) == (Status.CANCELLED, "refused: late")
     assert await rig.path(held.job_id) == [*BEFORE, "job_cancelled"]
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-7", "BUS-12", "BUS-13")
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_job_that_was_to_stop_is_not_done_again_when_it_fails(rig_of: Opens, idempotent: bool):
+    async with rig_of(topics={TOPIC: {"idempotent": idempotent, "max_attempts": 3}}) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(job_id="a")
+        await parts.start(held, "w1")
+        await parts.cancel(held.job_id, CancelMode.SOFT)
+        answer = await parts.result(held, "w1", Status.FAILED_RETRYABLE, error_code="WORKER_UNAVAILABLE")
+        assert (answer.status, answer.message) == (Status.CANCELLED, "accepted")
+        await parts.follow_up()
+        assert await parts.jobs() == {"a": "CANCELLED"}
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-5", "BUS-7", "D30")
+async def test_what_a_worker_did_not_begin_costs_no_attempt_and_keeps_its_id(rig: Rig):
+    """Its topic is not idempotent: a deployment must not fail jobs, nor make others of them."""
+    parts = parts_of(rig)
+    held = await parts.dispatched(job_id="a", worker_id="w1")
+    for starts in (False, True, False):
+        if starts:
+            await parts.start(held, "w1")
+        answer = await parts.result(held, "w1", Status.FAILED_RETRYABLE, error_code=NOT_BEGUN)
+        assert (answer.status, answer.message) == (Status.SCHEDULED, "accepted")
+        job = await rig.job("a")
+        assert (job.state, job.place, job.max_attempts - job.attempt) == ("SCHEDULED", Place.RESTING, 1)
+        await parts.pass_time(3)
+        held = await parts.dispatch("a", "w1")
+    await parts.result(held, "w1")
+    await parts.follow_up()
+    assert await parts.jobs() == {"a": "SUCCEEDED"}
+
+
+@pytest.mark.requirement("BUS-5", "BUS-7")
+async def test_a_worker_that_begins_nothing_does_not_have_a_job_for_ever(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"backoff_s": 0, "max_attempts": 2}}) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(job_id="a", worker_id="w1")
+        for _ in range(GIVE_BACKS_MAX + 1):
+            answer = await parts.result(held, "w1", Status.FAILED_RETRYABLE, error_code=NOT_BEGUN)
+            if answer.status is Status.FAILED:
+                break
+            held = await parts.dispatch("a", "w1")
+        await parts.follow_up()
+        assert await parts.jobs() == {"a": "FAILED", "a.r1": "PENDING"}
+
+
+class Racing:
+    """A ledger in which something happens just after it has been asked what is held."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.then: list[Callable[[], Awaitable[object]]] = []
+
+    async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:
+        found = await self._ledger.holds(job_ids)
+        while self.then:
+            await self.then.pop()()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-6", "BUS-7")
+@pytest.mark.parametrize(
+    "status, state",
+    [(Status.FAILED_RETRYABLE, "SCHEDULED"), (Status.FAILED, "FAILED"), (Status.SUCCEEDED, "SUCCEEDED")],
+)
+async def test_a_result_that_meets_the_start_of_its_own_job_counts(rig_of: Opens, status: Status, state: str):
+    async with rig_of(topics={TOPIC: {"idempotent": True, "max_attempts": 3}}) as rig:
+        other, racing = parts_of(rig, name="process-2"), Racing(rig.ledger)
+        parts = parts_of(rig, ledger=racing)  # type: ignore[arg-type]
+        held = await parts.dispatched(worker_id="w1")
+        racing.then.append(lambda: other.progress(held, "w1"))
+        answer = await parts.result(held, "w1", status)
+        assert (answer.status.name, answer.message) == (state, "accepted")
+        assert await rig.state(held.job_id) == state
+        assert await parts.remarks(held.job_id) == []
+
+
+@pytest.mark.requirement("BUS-6")
+async def test_a_result_that_meets_the_start_of_its_job_by_another_worker_is_foreign(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"idempotent": True, "max_attempts": 3}}) as rig:
+        other, racing = parts_of(rig, name="process-2"), Racing(rig.ledger)
+        parts = parts_of(rig, ledger=racing)  # type: ignore[arg-type]
+        held = await parts.dispatched()
+        racing.then.append(lambda: other.progress(held, "w2"))
+        assert (await parts.result(held, "w1", Status.FAILED_RETRYABLE)).message == "refused: foreign"
+        assert await rig.state(held.job_id) == "RUNNING"
 
 
 async def test_a_job_that_succeeds_although_it_was_to_stop_has_succeeded(rig: Rig):

@@ -7,15 +7,19 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import POLICY, TOPIC, Rig, decision, quiet
+from trellis.bus import scheduler
+from trellis.bus.approved import HOLD_S
+from trellis.bus.errors import BusUncertain
 from trellis.bus.messages import Body, Order
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
 from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.scheduler import HOLD_S
 from trellis.bus.scheduling import Did, SchedulerOptions
-from trellis.engine.jobs import Actor, JobId, Move, Moved, NewJob, RequestId
-from trellis.engine.records import Place
-from trellis.lifecycles import Role
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, NewJob, RequestId, Turn
+from trellis.engine.records import Job, Place
+from trellis.engine.restoring import GIVEN_BACK
+from trellis.lifecycles import Role, Trigger
 
 ACCEPTED = ["job_accepted", "job_scheduled"]
 
@@ -45,6 +49,38 @@ async def test_a_job_goes_to_whoever_listens_on_its_topic(rig: Rig):
     assert told["decision"]["decision"] == "allow"
     assert [event.role for event in await rig.events(job_id)] == [Role.GATEWAY, Role.SCHEDULER, Role.SCHEDULER]
     assert job.lease_expires_at is not None
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-1", "BUS-2")
+async def test_a_large_request_goes_out_whole(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    env = {f"name{number}": "x" * 1_000 for number in range(20)}
+    job_id = await rig.submit(env=env)
+    await rig.run()
+    (order,) = worker.orders
+    assert env.items() <= order.request.env.items()
+    assert await rig.state(job_id) == "DISPATCHED"
+
+
+async def test_a_pass_that_the_ledger_ends_leaves_no_room_taken(rig_of: Opens):
+    async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
+        worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 2})
+        await rig.submit()
+        step = await rig.submit(parent_job_id="parent", workflow_id="w", step_index=1)
+        children = rig.scheduler._families.children
+
+        async def away(job_id: str) -> list[Job]:
+            raise LedgerUnavailable(reason=f"no children of {job_id}")
+
+        rig.scheduler._families.children = away
+        with pytest.raises(LedgerUnavailable):
+            await rig.run()
+        assert [seen.load for seen in rig.workers.live()] == [0]
+        rig.scheduler._families.children = children
+        await rig.run()
+        assert step in worker.jobs
+        assert len(worker.jobs) == 2
 
 
 @pytest.mark.requirement("BUS-1")
@@ -135,7 +171,8 @@ async def test_a_silent_subject_gives_the_job_back_at_once_with_its_attempt_spar
     job = await rig.job(job_id)
     assert (job.state, job.place) == ("SCHEDULED", Place.READY)
     assert job.max_attempts - job.attempt == fresh.max_attempts - fresh.attempt
-    assert (await rig.events(job_id))[-1].cause == f"nobody listens at {TOPIC}"
+    cause = (await rig.events(job_id))[-1].cause
+    assert cause == f"{GIVEN_BACK}nobody listens at {TOPIC}", "so that a restored job keeps the attempt too"
     worker = await rig.worker("w1", TOPIC)
     await rig.advance(2)
     await rig.run()
@@ -215,6 +252,55 @@ async def test_a_bus_that_goes_down_under_a_pass_gives_the_job_back_with_its_att
     assert sorted(worker.jobs) == sorted(jobs)
 
 
+def break_off(_subject: str, _body: Body) -> None:
+    raise BusUncertain(url="local", detail="the connection broke")
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-7", "BUS-10", "D30")
+async def test_a_job_that_may_have_arrived_and_must_not_be_done_twice_waits_for_its_lease(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    job_id = await rig.submit()
+    rig.bus.after = break_off
+    report = await rig.run()
+    assert (report.did[Did.UNCERTAIN], report.did[Did.GIVEN_BACK]) == (1, 0)
+    rig.bus.after = None
+    for _ in range(5):
+        await rig.advance(5)
+        await rig.run()
+    assert (await rig.state(job_id), worker.jobs) == ("DISPATCHED", [job_id])
+    await rig.advance(10)
+    await rig.run()
+    assert (await rig.state(job_id), worker.jobs) == ("TIMEOUT", [job_id]), "a retry is another job"
+
+
+@pytest.mark.requirement("BUS-7", "BUS-10")
+async def test_a_job_that_may_have_arrived_and_may_be_done_twice_goes_again_at_once(rig_of: Opens):
+    async with rig_of(topics={"job.>": {"idempotent": True, "max_attempts": 1}}) as rig:
+        worker = await rig.worker("w1", TOPIC)
+        job_id = await rig.submit()
+        rig.bus.after = break_off
+        report = await rig.run()
+        assert report.did[Did.GIVEN_BACK] == 1
+        rig.bus.after = None
+        await rig.advance(1.5)
+        await rig.run()
+        assert worker.jobs == [job_id, job_id]
+        assert len({order.request.job_id for order in worker.orders}) == 2
+
+
+@pytest.mark.requirement("BUS-6", "BUS-10")
+async def test_a_job_that_has_begun_is_not_given_back(rig: Rig):
+    await rig.worker("w1", TOPIC)
+    job_id = await rig.submit()
+    await rig.run()
+    (hold,) = await rig.ledger.holds([JobId(job_id)])
+    start = Advance(hold.lease, "DISPATCHED", Trigger.START)
+    await rig.ledger.turn(Turn(actor=Actor(role=Role.WORKER, name="w1"), advances=(start,)))
+    assert await rig.scheduler._give_back(hold.lease, 0.0, "the connection broke") is Did.DISPATCHED
+    assert await rig.state(job_id) == "RUNNING"
+
+
 @pytest.mark.requirement("BUS-4")
 async def test_while_the_kernel_is_away_jobs_wait_as_they_are(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
@@ -226,6 +312,27 @@ async def test_while_the_kernel_is_away_jobs_wait_as_they_are(rig: Rig):
     assert {tuple(await rig.path(job_id)) for job_id in jobs} == {tuple(ACCEPTED)}
     assert worker.orders == []
     rig.kernel.away = False
+    await rig.run()
+    assert sorted(worker.jobs) == sorted(jobs)
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_kernel_that_thinks_for_ever_is_away(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scheduler, "CHECK_S_MAX", 0.01)
+    worker = await rig.worker("w1", TOPIC)
+    jobs = await rig.submit_many(40)
+    asks = rig.kernel.check
+
+    async def think(request: JobRequest) -> Decision:
+        await asyncio.Event().wait()
+        return decision(request)
+
+    rig.kernel.check = think
+    report = await rig.run()
+    assert report.kernel_away
+    assert {tuple(await rig.path(job_id)) for job_id in jobs} == {tuple(ACCEPTED)}
+    rig.kernel.check = asks
+    monkeypatch.undo()
     await rig.run()
     assert sorted(worker.jobs) == sorted(jobs)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cap.packet_boundary import finalize_packet, parse_packet, verify_packet
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tests.bus.test_cap import AT, BODIES, PLAIN, packet_of
@@ -111,6 +111,26 @@ def test_a_key_that_cannot_be_read_later_leaves_the_others_in_force(keys: Maker,
     with pytest.raises(PacketRefused):
         decode(signed_by_sdk(OURS, "w-2"), made)
     assert decode(signed_by_sdk(THEIRS), made).sender_id == "w-1"
+
+
+@pytest.mark.requirement("BUS-2")
+def test_a_key_that_is_taken_away_or_replaced_counts_no_more(keys: Maker, tmp_path: Path):
+    made, file = keys(), tmp_path / "known" / "w-1.pem"
+    assert decode(signed_by_sdk(THEIRS), made).sender_id == "w-1"
+    file.write_bytes(public_pem(OURS))
+    with pytest.raises(PacketRefused):
+        decode(signed_by_sdk(THEIRS), made)
+    assert decode(signed_by_sdk(OURS), made).sender_id == "w-1"
+    file.unlink()
+    with pytest.raises(PacketRefused):
+        decode(signed_by_sdk(OURS), made)
+
+
+@pytest.mark.parametrize("sender_id", ["../own", "known/w-1", "..", "", "a" * 250])
+def test_a_sender_does_not_choose_a_file_outside_the_folder(keys: Maker, sender_id: str):
+    assert (
+        keys().fault(sender_id, b"said", OURS.sign(b"said", ec.ECDSA(hashes.SHA256()))) is ErrorCode.SIGNATURE_INVALID
+    )
 
 
 def test_signatures_cannot_be_required_without_a_key_of_our_own(tmp_path: Path):

@@ -151,7 +151,23 @@ def test_a_job_that_waits_for_a_person_says_so_and_what_to_type(local: Terminal)
     shown = local("job", "show", job_id).out
     assert "human: somebody looks" in shown
     assert "require_human by rule deletes" in shown
-    assert "a person, for" not in local("jobs").out, "a job that becomes ready by itself waits for its time"
+    assert "waiting for a person to decide: the safety kernel is asked again in" in told
+    assert "moves it to" not in told, "what a service may do to a resting job is no news for a person"
+    assert "a person to approve it" in local("jobs").out
+
+
+@pytest.mark.requirement("D45")
+def test_who_approved_a_job_is_told_until_it_is_held_again(local: Terminal):
+    job_id = local.submit("--topic", "job.files.delete")
+    held(local.url, job_id)
+    short = local("job", "deny", job_id)
+    assert (short.code, "Saying no needs a note of at least 10 characters" in short.err) == (1, True)
+    assert local("job", "approve", job_id, "--note", "the backup is from today").code == 0
+    assert "approved it: the backup is from today." in local("job", "explain", job_id).out
+    assert "approved" in local("job", "show", job_id).out
+    again = {"hold": "human", "decision": DECISION}
+    on_ledger(local.url, lambda ledger: moved(ledger, job_id, "SCHEDULED", KERNEL, 3600, **again))
+    assert "approved it" not in local("job", "explain", job_id).out
 
 
 @pytest.mark.requirement("BUS-2")
@@ -164,6 +180,7 @@ def test_a_failure_is_told_with_worker_code_and_time(local: Terminal):
     told = local("job", "explain", job_id).out
     assert "job_failed, RUNNING → FAILED, by echo-1 (worker): BAD: no text." in told
     assert "Worker echo-1 took 7 ms over it." in told
+    assert f"trellis job requeue {job_id}" in told
     again = local("job", "requeue", job_id, "--json").record
     assert (again["requeued"], again["status"], again["job_id"].startswith(job_id)) == (True, "PENDING", True)
     early = local("job", "requeue", again["job_id"])

@@ -320,3 +320,20 @@ def test_every_state_of_every_lifecycle_is_explained(name: str):
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str):
     assert duration(seconds) == text
+
+
+@pytest.mark.requirement("BUS-3")
+def test_a_ready_job_on_a_topic_says_that_its_worker_is_missing_before_it_blames_the_scheduler():
+    ready = job(lifecycle="bus-job", type="job.echo", state="SCHEDULED")
+
+    def bus_worker(name: str, *topics: str) -> WorkerSeen:
+        return worker(name=name, info=json.dumps({"bus": True, "types": topics}).encode())
+
+    assert "no worker has been heard on the bus lately, the safety kernel may not answer, no `trellis up`" in story(
+        ready
+    )
+    silent = replace(bus_worker("w-1", "job.echo"), seen_at=NOW - timedelta(minutes=5))
+    assert "no worker has been heard on the bus lately" in story(ready, workers=(silent, worker()))
+    others = story(ready, workers=(bus_worker("w-1", "job.other"), bus_worker("w-2")))
+    assert "of 2 on the bus no worker says that it serves 'job.echo'" in others
+    assert "w-1 may have no room" in story(ready, workers=(bus_worker("w-1", "job.echo"),))

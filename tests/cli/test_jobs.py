@@ -109,7 +109,7 @@ def test_a_listing_says_since_when_jobs_are_there_and_what_they_wait_for(trellis
 
 
 def test_age_counts_from_the_submit():
-    (column,) = [column for column in _columns(NOW) if column.title == "AGE"]
+    (column,) = [column for column in _columns(NOW, {}) if column.title == "AGE"]
     assert column.cell(replace(job(), updated_at=NOW)) == "2m"
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trellis.engine.errors import SettingsInvalid
-from trellis.settings import read_settings
+from trellis.cli.bus_worker import checked_url
+from trellis.engine.errors import OptionInvalid, SettingsInvalid
+from trellis.settings import Settings, read_settings
 from trellis.worker.options import SWEEP_OF_WORKERS
 
 
@@ -44,3 +45,23 @@ def test_a_workers_sweeps_open_the_operator_window_that_is_set(tmp_path: Path):
     assert options is not None
     assert options.windows_s == {("queue-job", "FAILED"): 7.0}
     assert options.interval_s == SWEEP_OF_WORKERS.interval_s
+
+
+@pytest.mark.parametrize(
+    "bus, shown",
+    [
+        ("local", "local"),
+        ("nats://a:4222,nats://b:4222", "nats://a:4222,nats://b:4222"),
+        ("nats://me:hunter@a,tls://hunter@b", "nats://***@a,tls://***@b"),
+        ("nats://me:hun/ter@a:4222", "nats://***@a:4222"),
+    ],
+)
+def test_the_address_of_the_bus_is_shown_without_what_is_secret_in_it(bus: str, shown: str):
+    assert Settings.model_validate({"bus": bus}).shown_bus == shown
+
+
+@pytest.mark.parametrize("url", ["me:hunter@host:4222", "me:hunter@host,nats://b", "nats:/me:hunter@host"])
+def test_an_address_that_is_none_is_refused_by_a_worker_without_its_password(url: str):
+    with pytest.raises(OptionInvalid) as refused:
+        checked_url(url)
+    assert "hunter" not in str(refused.value)

@@ -11,6 +11,7 @@ PAGE = ROOT / "docs" / "how-to" / "serve-bus-topics.md"
 CODES = (
     "INVALID_INPUT",
     "NEEDS_LEDGER",
+    "NOT_BEGUN",
     "NOT_FOUND",
     "POINTER_UNAVAILABLE",
     "SNOOZED",

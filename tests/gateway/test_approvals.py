@@ -1,6 +1,7 @@
 """Held jobs over HTTP: their own route, and the inbox of proposals, decide about one thing by one code; and what the policy says."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from tests.bus.safety.holding import PEOPLE, held, hold, scheduled
 from tests.bus.safety.policies import policy, rule
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import proposal
+from trellis.bus.safety.kernel import FileKernel
 from trellis.engine.jobs import JobId
 from trellis.gateway.routes.safety import POLICY_EXAMPLE
 from trellis.http.shapes import REPLAYED
+from trellis.testing import FakeClock
 
 WHY = "these files are still needed"
 OTHER = policy(rule("other", "require_human"))
@@ -148,3 +151,12 @@ async def test_what_another_policy_would_change_is_told_and_changes_nothing(gate
     told = (await owner.post("/safety/simulate", json=asked)).json()
     assert [(one["before"], one["after"]) for one in told["items"]] == [("allow", "allow"), ("allow", "deny")]
     assert ((await kinds(gateway, code))[-1], (await kinds(gateway, mail))[-1]) == ("job_held", "job_scheduled")
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_kernel_that_cannot_be_asked_is_said_to_be_away_and_why(gateway: Gateway, tmp_path: Path):
+    vars(gateway.instance)["kernel"] = FileKernel(tmp_path / "none.toml", monotonic=FakeClock().monotonic)
+    asked: dict[str, Any] = {"request": {"topic": "job.x"}}
+    answer = await gateway.client("owner").post("/safety/explain", json=asked)
+    assert (answer.status_code, answer.json()["code"]) == (502, "UPSTREAM_UNAVAILABLE")
+    assert "none.toml does not fit: it cannot be read" in answer.json()["detail"]

@@ -8,10 +8,13 @@ import pytest
 
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
+from trellis.bus.aftermath import Aftermath
+from trellis.bus.following import Follower
 from trellis.bus.pointers import BYTES_MAX, Part
 from trellis.bus.requests import JobRequest
 from trellis.engine.jobs import Actor, Advance, JobId, Lease, Move, Moved, NewJob, RequestId, Turn
 from trellis.lifecycles import Role, Trigger
+from trellis.testing import FakeClock
 from trellis.wiring import new_id
 
 WHOLE: dict[str, Any] = {
@@ -148,7 +151,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"topic": "job.echo", "payload": 1, "context_ptr": "redis://x"}, "exclude each other"),
     ({"topic": "job.echo", "payload": "x" * BYTES_MAX}, "bytes"),
     ({"topic": "job.echo", "labels": {"retry_of": "x"}}, "set by the control plane"),
+    ({"topic": "sys.job.submit"}, "a subject of the bus itself"),
+    ({"topic": "worker.w-1.jobs"}, "a subject of the bus itself"),
+    ({"topic": "_INBOX.a.1"}, "a subject of the bus itself"),
+    ({"topic": "job.echo", "compensation": {"topic": "sys.job.cancel"}}, "a subject of the bus itself"),
     ({"topic": "job.echo", "labels": {"trellis.parent": "x"}}, "set by the control plane"),
+    ({"topic": "job.echo", "meta": {"labels": {"trellis.compensates": "x"}}}, "set by the control plane"),
+    ({"topic": "job.echo", "compensation": {"labels": {"retry_of": "x"}}}, "set by the control plane"),
+    ({"topic": "job.echo", "compensation": {"meta": {"labels": {"retry_of": "x"}}}}, "set by the control plane"),
     ({"topic": "job.echo", "labels": {"a": 1}}, "labels/a"),
     ({"topic": "job.echo", "step_index": -1}, "step_index"),
     ({"topic": "job.echo", "budget": {"deadline": 1}}, "budget/deadline"),
@@ -206,6 +216,15 @@ async def test_a_result_that_points_elsewhere_is_not_followed(gateway: Gateway, 
     await steps.reported(await steps.dispatched(), Trigger.COMPLETE, result_ptr=pointer)
     answer = await gateway.client("owner").get(f"/jobs/{steps.job_id}/result")
     assert answer.status_code == status
+
+
+@pytest.mark.requirement("BUS-9")
+async def test_a_worker_cannot_show_a_reader_what_is_kept_as_something_else_than_a_result(gateway: Gateway):
+    secret = await gateway.instance.pointers.put(b"the payload of somebody else", part=Part.CONTEXT)
+    steps = await submitted(gateway)
+    await steps.reported(await steps.dispatched(), Trigger.COMPLETE, result_ptr=secret)
+    answer = await gateway.client("owner").get(f"/jobs/{steps.job_id}/result")
+    assert (answer.status_code, "only what is kept as res" in answer.text) == (422, True)
 
 
 @pytest.mark.requirement("BUS-2")
@@ -269,9 +288,39 @@ async def test_a_failed_job_is_run_again_as_a_new_one_that_names_it(gateway: Gat
         old["context_ptr"],
     )
     assert (old["status"], found["principal_id"], found["deadline_at"] is not None) == ("FAILED", "iryna", True)
+    other = await admin.post(f"/jobs/{steps.job_id}/requeue")
+    assert (other.status_code, f"as {made['job_id']}, which is PENDING" in other.json()["detail"]) == (409, True)
+    await admin.post(f"/jobs/{made['job_id']}/cancel")
     other = (await admin.post(f"/jobs/{steps.job_id}/requeue")).json()
     assert other["job_id"] not in {made["job_id"], steps.job_id}
     assert (await gateway.client("owner").post(f"/jobs/{steps.job_id}/requeue")).status_code == 403
+
+
+@pytest.mark.requirement("BUS-7", "BUS-12")
+async def test_whoever_cancels_a_job_that_is_done_again_is_told_as_what_and_may_cancel_that(gateway: Gateway):
+    ada, other = (gateway.client("submitter", name=name) for name in ("ada", "eve"))
+    admin = gateway.client("control-plane")
+    steps = Steps(gateway=gateway, job_id=JobId("mine"))
+    assert (await ada.post("/jobs", json={"topic": "job.echo", "job_id": "mine"})).status_code == 202
+    await steps.reported(await steps.dispatched(), Trigger.FAIL, status="FAILED_RETRYABLE")
+    soon = [await ada.post("/jobs/mine/cancel"), await admin.post("/jobs/mine/requeue")]
+    assert [(one.status_code, "about to be done again" in one.json()["detail"]) for one in soon] == [(409, True)] * 2
+    await _follow_up(gateway)
+    refused = [await ada.post("/jobs/mine/cancel"), await admin.post("/jobs/mine/requeue")]
+    assert [(one.status_code, "as mine.r1, which is" in one.json()["detail"]) for one in refused] == [(409, True)] * 2
+    assert (await other.post("/jobs/mine.r1/cancel")).status_code == 403
+    assert (await ada.post("/jobs/mine.r1/cancel")).json()["status"] == "CANCELLED"
+    assert (await admin.post("/jobs/mine/requeue")).status_code == 200
+
+
+async def _follow_up(gateway: Gateway) -> None:
+    ledger, clock = gateway.instance.ledger, FakeClock()
+    control = Actor(role=Role.CONTROL_PLANE, name="control@test")
+    follower = Follower(ledger=ledger, actor=control, clock=clock, follows_as="bus-aftermath")
+    aftermath = Aftermath(ledger=ledger, topics=gateway.instance.topics, follower=follower)
+    while (await aftermath.run_once()).events:
+        pass
+    await aftermath.let_go()
 
 
 async def test_a_submitter_sees_and_fetches_its_own_alone(gateway: Gateway):

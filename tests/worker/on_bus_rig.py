@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable, PointerGone, PointerUnknown
 from trellis.bus.local import LocalBus
 from trellis.bus.messages import (
@@ -17,6 +18,7 @@ from trellis.bus.messages import (
     JOB_ID_IN_ENV,
     PROGRESS,
     RESULT,
+    START_STEP,
     Body,
     Dispatch,
     Handshake,
@@ -36,7 +38,6 @@ from trellis.engine.jobs import Epoch, JobId
 from trellis.testing import EPOCH_S, FakeClock
 from trellis.worker.app import App
 from trellis.worker.on_bus import BusWorker
-from trellis.worker.on_bus_attempt import START_STEP
 from trellis.worker.on_bus_options import BusWorkerOptions
 
 PATIENCE_S = 30.0
@@ -85,6 +86,7 @@ class Line:
     def __init__(self, bus: LocalBus) -> None:
         self._bus = bus
         self.url, self.sender_id = bus.url, bus.sender_id
+        self.on_refused: OnRefused | None = None
         self.lost_questions = 0
         """So many questions do not arrive."""
         self.lost_answers = 0

@@ -9,7 +9,8 @@ import pytest
 
 from tests.worker.on_bus_rig import TOPIC, WORKER, Rig
 from trellis.bus.errors import PointerUnavailable
-from trellis.bus.messages import Dispatch, ErrorCode, JobProgress, Order, Status
+from trellis.bus.messages import LEASE_IN_ENV, NOT_BEGUN, Dispatch, ErrorCode, JobProgress, JobResult, Order, Status
+from trellis.bus.port import Received
 from trellis.bus.requests import RETRY_ATTEMPT
 from trellis.engine.errors import OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.worker.app import App
@@ -114,6 +115,32 @@ async def test_an_order_for_another_worker_is_left_alone(rig: Rig):
     assert (echo.called, rig.control.starts, rig.control.results) == ([], [], [])
 
 
+async def test_only_orders_of_the_senders_it_is_told_are_taken(rig: Rig):
+    echo = Echo()
+    stranger = rig.bus.sibling("stranger")
+    async with rig.serving(echo.app, orders_from=("trellis",)):
+        await stranger.publish(TOPIC, rig.control.order(asks=False), trace_id="t")
+        await rig.quiet()
+        assert echo.called == []
+        await rig.result(await rig.control.dispatch())
+    assert len(echo.called) == 1
+
+
+async def test_only_the_sender_of_the_order_lets_it_begin(rig: Rig):
+    echo, stranger = Echo(), rig.bus.sibling("stranger")
+
+    async def allow(received: Received) -> None:
+        if isinstance(received.packet.body, JobProgress):
+            await received.answer(JobProgress(job_id=received.packet.body.job_id, message="accepted"))
+
+    await stranger.listen("sys.job.progress", allow)
+    rig.control.answer = lambda said: None
+    async with rig.serving(echo.app):
+        await rig.control.dispatch()
+        await rig.quiet()
+        assert echo.called == []
+
+
 async def test_a_start_that_is_refused_is_no_start_and_has_no_result(rig: Rig):
     echo = Echo()
     rig.control.answer = lambda said: "refused: started already"
@@ -143,6 +170,24 @@ async def test_a_start_that_nobody_answers_is_given_up(rig: Rig):
         await rig.until(lambda: len(rig.control.starts) == 3, step_s=0.5)
         await rig.until(lambda: not worker.attempts, step_s=0.5)
     assert (echo.called, rig.control.results) == ([], [])
+
+
+@pytest.mark.parametrize("then, runs", [("accepted", 1), ("refused: stale", 0)])
+async def test_a_yes_that_is_older_than_the_lease_is_asked_for_again(rig: Rig, then: str, runs: int):
+    echo = Echo()
+
+    def answer(said: JobProgress | JobResult) -> str:
+        if len(rig.control.starts) == 1 and isinstance(said, JobProgress):
+            rig.clock.advance(0.6)  # on its way back, or the process stood still
+            return "accepted"
+        return then
+
+    rig.control.answer = answer
+    async with rig.serving(echo.app) as worker:
+        await rig.control.dispatch(env={LEASE_IN_ENV: "0.5"})
+        await rig.until(lambda: len(rig.control.starts) == 2 and not worker.attempts)
+    assert len(echo.called) == runs
+    assert len({said.message for said in rig.control.starts}) == 1
 
 
 async def test_two_orders_ask_with_two_tokens(rig: Rig):
@@ -248,7 +293,7 @@ async def test_what_does_not_fit_into_the_backlog_goes_back_at_once(rig: Rig):
         for _ in range(2):
             await rig.control.dispatch()
         result = await rig.result(await rig.control.dispatch())
-        assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, ErrorCode.RESOURCE_EXHAUSTED.name)
+        assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, NOT_BEGUN)
         assert result.error_code_enum == ErrorCode.RESOURCE_EXHAUSTED
         echo.go.set()
         await rig.until(lambda: len(echo.called) == 2)
@@ -258,7 +303,7 @@ async def test_an_order_of_a_topic_that_is_not_served_goes_back(rig: Rig):
     echo = Echo()
     async with rig.serving(echo.app):
         result = await rig.result(await rig.control.dispatch_to(WORKER, topic="job.other"))
-    assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, ErrorCode.WORKER_UNAVAILABLE.name)
+    assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, NOT_BEGUN)
     assert "job.echo" in result.error_message
 
 

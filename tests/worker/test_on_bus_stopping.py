@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.worker.on_bus_rig import TOPIC, WORKER, Rig
-from trellis.bus.messages import Dispatch, ErrorCode, JobProgress, JobResult, Status
+from trellis.bus.messages import NOT_BEGUN, Dispatch, ErrorCode, JobProgress, JobResult, Status
 from trellis.worker.app import App
 from trellis.worker.context import Context, SyncContext
 from trellis.worker.drain import ExitCode, exit_code, run_until_signalled
@@ -288,7 +288,7 @@ async def test_a_draining_worker_lets_running_handlers_end_and_gives_back_what_w
         await rig.until(lambda: bool(slow.begun))
         draining = asyncio.ensure_future(worker.drain())
         given_back = await rig.result(waiting)
-        assert (given_back.status, given_back.error_code) == (Status.FAILED_RETRYABLE, "WORKER_UNAVAILABLE")
+        assert (given_back.status, given_back.error_code) == (Status.FAILED_RETRYABLE, NOT_BEGUN)
         assert rig.control.heartbeats[-1].active_jobs == 1
         assert slow.begun[0].stopping
         slow.go.set()
@@ -364,7 +364,7 @@ async def test_a_job_whose_start_is_asked_for_while_the_worker_drains_does_not_b
         await rig.quiet()
         rig.control.answer = lambda said: "accepted"
         await rig.until(draining.done, step_s=0.5)
-        assert rig.control.result_of(order).error_code == "WORKER_UNAVAILABLE"
+        assert rig.control.result_of(order).error_code == NOT_BEGUN
     assert slow.begun == []
 
 

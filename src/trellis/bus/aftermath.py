@@ -134,11 +134,13 @@ class Aftermath:
         retry = await submit_first(self.ledger, self._reconciler, retry_of(job, request, event, self.topics))
         if retry is None:
             return
-        self._made += 1
-        _log.info("retried_as", job_id=event.job_id, retry=retry, state=event.target)
+        name = retry.job_id
+        if retry.created:
+            self._made += 1
+            _log.info("retried_as", job_id=event.job_id, retry=name, state=event.target)
         if topic.backoff_s:
             pause = Move(
-                job_id=retry, target="SCHEDULED", request_id=RequestId(f"validate:{retry}"), delay_s=topic.backoff_s
+                job_id=name, target="SCHEDULED", request_id=RequestId(f"validate:{name}"), delay_s=topic.backoff_s
             )
             await self.ledger.move(self._scheduler, pause)
 
@@ -193,7 +195,7 @@ class Aftermath:
         step = request if original is None else await self._families.request(original)
         if step is None or not step.step_of or not step.workflow_id:
             return
-        steps = await self._families.steps(step.step_of, step.workflow_id)
+        steps = await self._families.steps(step.step_of, step.workflow_id, step.tenant)
         decided = plan(steps)
         for one in decided.let_go:
             await self._let_go(one)
@@ -237,8 +239,8 @@ class Aftermath:
                     self.ledger, self._reconciler, compensation_of(step.job, step.request, self.topics)
                 )
                 if made is not None:
-                    self._made += 1
-                    _log.info("undone_by", job_id=step.job.job_id, compensation=made)
+                    self._made += made.created
+                    _log.info("undone_by", job_id=step.job.job_id, compensation=made.job_id)
                     return
 
     async def _success(self, job: Job) -> Event:

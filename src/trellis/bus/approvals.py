@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
+from trellis.bus.approved import HOLD_S
 from trellis.bus.documents import data_of, decision_of
 from trellis.bus.safety.errors import NotHeld, PolicyDiffers
 from trellis.engine.errors import JobNotFound, NotAllowed
@@ -31,8 +32,6 @@ AGENT = "bus"
 CAUSE_CHARS_MAX = 200
 ROUNDS_MAX = 10
 """How many pages of resting jobs one page of held ones looks at."""
-HOLD_S = 72 * 3600.0
-"""How long a hold lasts before the kernel is asked again."""
 
 PEOPLE = frozenset({Role.OWNER, Role.CONTROL_PLANE})
 _DECIDED = frozenset({"job_held", "job_approved", "job_denied"})

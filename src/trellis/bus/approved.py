@@ -8,6 +8,8 @@ from trellis.bus.safety.decisions import Decision
 from trellis.engine.records import Event
 
 APPROVED = "job_approved"
+HOLD_S = 72 * 3600.0
+"""How long a job that waits for a person rests before it is asked about again."""
 
 
 def approved(events: Iterable[Event], decision: Decision) -> str | None:

@@ -39,6 +39,8 @@ from trellis.engine.errors import SettingsInvalid
 
 PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
+PRESENCE_BYTES_MAX = 32 * 1024
+"""Of a heartbeat or a handshake: what it says is kept for as long as its sender lives."""
 DETAIL_CHARS_MAX = 500
 PRIORITIES: Mapping[str | None, int] = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
 ACTOR_TYPES: Mapping[str, int] = {"": 0, "human": 1, "service": 2}
@@ -149,6 +151,9 @@ def _check_meaning(message: Any) -> None:
             raise _refused(message, ErrorCode.INVALID_INPUT, f"{of_request[0].field}: {of_request[0].message}")
     if faults:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{faults[0].field}: {faults[0].message}")
+    if message.WhichOneof("payload") in {"heartbeat", "handshake"} and message.ByteSize() > PRESENCE_BYTES_MAX:
+        detail = f"it has {message.ByteSize()} bytes and the limit for what introduces a worker is {PRESENCE_BYTES_MAX}"
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
     if max(len(message.trace_id), len(message.sender_id)) > NAME_CHARS_MAX:
         detail = f"trace_id and sender_id have at most {NAME_CHARS_MAX} characters"
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)

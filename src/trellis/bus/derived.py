@@ -35,8 +35,8 @@ def is_whole(request: JobRequest) -> bool:
     return True
 
 
-async def submit_first(ledger: Ledger, actor: Actor, candidates: Iterable[NewJob]) -> JobId | None:
-    """Submit the job under the first of its ids that is its own; which one it is. Again is the same job again."""
+async def submit_first(ledger: Ledger, actor: Actor, candidates: Iterable[NewJob]) -> Submitted | None:
+    """Submit the job under the first of its ids that is its own. Again is the same job again."""
     for job in candidates:
         try:
             answer = (await ledger.submit(actor, [job]))[0]
@@ -44,7 +44,7 @@ async def submit_first(ledger: Ledger, actor: Actor, candidates: Iterable[NewJob
             _log.error("cannot_follow", job_id=job.job_id, error=str(error))
             return None
         if isinstance(answer, Submitted):
-            return answer.job_id
+            return answer
         _log.warning("id_is_taken", job_id=job.job_id)
     _log.error("cannot_follow", error="both ids are used by other requests")
     return None

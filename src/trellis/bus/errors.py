@@ -12,7 +12,7 @@ class BusConfigInvalid(InputError):
 
 
 class PointerUnknown(InputError):
-    """No scheme {scheme!r} is registered for pointers; known: {known}."""
+    """No scheme {scheme!r} is registered for pointers; known: {known}. `redis` needs TRELLIS_REDIS."""
 
 
 class PointerGone(InputError):
@@ -45,9 +45,15 @@ class BusUnavailable(BusError):
     """The bus at {url} does not answer: {detail}"""
 
 
+class BusUncertain(BusUnavailable):
+    """The bus at {url} broke off, and the packet may have arrived all the same: {detail}"""
+
+
 class NoResponders(BusError):
     """Nobody listens at {subject}."""
 
 
 class KernelUnavailable(TrellisError):
     """The safety kernel does not answer: {detail}"""
+
+    code = "UPSTREAM_UNAVAILABLE"

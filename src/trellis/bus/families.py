@@ -20,6 +20,8 @@ from trellis.lifecycles.bus_job import BUS_JOB
 PAGE = 500
 CHILDREN_MAX = 100_000
 REMEMBERED_MAX = 20_000
+REMEMBERED_BYTES_MAX = 4_096
+"""Larger requests are read each time."""
 SUCCEEDED = "SUCCEEDED"
 CANCELLED = "CANCELLED"
 WAITING = frozenset({"PENDING", "SCHEDULED"})
@@ -75,7 +77,8 @@ class Families:
             request = JobRequest.read(payload)
         except RequestInvalid:
             return None  # whoever validates the job ends it
-        self._requests.put(job_id, request)
+        if len(payload) <= REMEMBERED_BYTES_MAX:
+            self._requests.put(job_id, request)
         return request
 
     async def request(self, job_id: str) -> JobRequest | None:
@@ -106,13 +109,13 @@ class Families:
         job = await self.ledger.job(JobId(job_id)) if job_id else None
         return job is not None and job.lifecycle == BUS_JOB.name and job.state == CANCELLED
 
-    async def steps(self, parent: str, workflow_id: str) -> list[Standing]:
-        """The steps of one workflow of one parent, each through its last retry."""
+    async def steps(self, parent: str, workflow_id: str, tenant: str) -> list[Standing]:
+        """The steps of one workflow of one parent, each through its last retry; what another tenant hung there is none of them."""
         found: list[Standing] = []
         wanted = not await self.is_cancelled(parent)
         for job in await self.children(parent):
             request = await self.request(job.job_id)
-            if request is None or request.workflow_id != workflow_id:
+            if request is None or request.workflow_id != workflow_id or request.tenant != tenant:
                 continue
             if not request.is_retry and COMPENSATES not in request.labels:
                 found.append(await self.standing(job, request, wanted=wanted))
@@ -125,6 +128,13 @@ class Families:
             if request is not None and not request.is_retry:
                 return await self.standing(child, request, wanted=True)
         return None
+
+    async def stands_as(self, job: Job) -> Standing | None:
+        """A job through its last retry; None when its request cannot be read."""
+        request = await self.request(job.job_id)
+        if request is None:
+            return None
+        return await self.standing(job, request, wanted=not await self.is_cancelled(request.step_of))
 
     async def standing(self, job: Job, request: JobRequest, *, wanted: bool) -> Standing:
         """A job through its last retry; `wanted` false: nobody wants it done again."""

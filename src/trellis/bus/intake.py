@@ -1,14 +1,18 @@
 """Takes in what clients send over the bus: job requests and wishes to cancel (BUS-2, BUS-11).
 
 A request that is in the ledger is accepted, and one that is not is refused aloud: an alert says why, and a client whose job id nobody
-has used gets a result. While the ledger is away nothing is answered, and a bus that keeps requests brings them again.
+has used gets a result. A request that is repeated after its job has ended gets that result again. While the ledger is away nothing is
+answered, and a bus that keeps requests brings them again.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trellis.bus.alerts import AlertLimit
+from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import BusError
+from trellis.bus.families import Families
 from trellis.bus.messages import (
     ALERT,
     CANCEL,
@@ -25,6 +29,7 @@ from trellis.bus.messages import (
     Status,
 )
 from trellis.bus.port import Bus, Listening, Received
+from trellis.bus.publisher import ENDS, result_of
 from trellis.bus.reports import attempt_in
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.topics import Topics
@@ -42,7 +47,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job
+from trellis.engine.records import Job, Place
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 
@@ -62,15 +67,19 @@ class Intake:
     topics: Topics
     accepted: Callable[[], None] | None = None
     """Called when a new job is in the ledger."""
+    limit: AlertLimit | None = None
+    """How often people are told of requests that are refused; None for every time."""
     _listening: list[Listening] = field(default_factory=list[Listening])
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen, also to what the bus itself refuses: a request that does not fit has a client that waits."""
+        self.bus.on_refused = self.on_refused
         self._listening.append(await self.bus.listen(SUBMIT, self.on_submit, group=GROUP, durable=True))
         self._listening.append(await self.bus.listen(CANCEL, self.on_cancel, group=GROUP))
 
     async def stop(self) -> None:
         """Finish what is under way."""
+        self.bus.on_refused = None
         while self._listening:
             await self._listening.pop().stop()
 
@@ -89,8 +98,22 @@ class Intake:
             return
         if isinstance(answer, Mismatch):
             await self._alert(packet, said.job_id, ErrorCode.DUPLICATE, _used_before(answer))
-        elif answer.created and self.accepted is not None:
+        elif not answer.created:
+            await self._tell_again(answer.job_id, packet.trace_id)
+        elif self.accepted is not None:
             self.accepted()
+
+    async def _tell_again(self, job_id: JobId, trace_id: str) -> None:
+        """Whoever asks again for a job that has ended may have missed its result: a bus can lose all that it has kept."""
+        ended = [event for event in await self.ledger.events(job_id) if event.type in ENDS]
+        if not ended:
+            return
+        try:
+            result = result_of(ended[-1], self.bus.sender_id)
+            # Without the message id of the packet before it: a bus that keeps packets would take it for that one.
+            await self.bus.publish(RESULT, result, trace_id=trace_id)
+        except BusError as error:
+            _log.info("result_not_told_again", job_id=job_id, error=str(error))  # the client may ask once more
 
     async def _submit(self, packet: Packet, request: JobRequest) -> Submitted | Mismatch:
         about: dict[str, tracing.Value] = {
@@ -101,6 +124,11 @@ class Intake:
         with tracing.carried(came, f"job.submit {request.topic}", about, kind=tracing.CONSUMER):
             job = new_bus_job(request, self.topics, trace_id=packet.trace_id, trace=tracing.here())
             return (await self.ledger.submit(Actor(role=Role.GATEWAY, name=packet.sender_id), [job]))[0]
+
+    async def on_refused(self, subject: str, error: PacketRefused) -> None:
+        """A packet that the bus dropped, after it has told people: the client of a request that does not fit is told too."""
+        if subject == SUBMIT and error.error_code is ErrorCode.INVALID_INPUT:
+            await self._tell_refused(error.job_id, error.trace_id, error.detail)
 
     async def on_cancel(self, received: Received) -> None:
         """A client does not want its job any more. What we tell workers is none of it."""
@@ -115,6 +143,7 @@ class Intake:
         if not await self._is_meant(job, wish.dispatch):
             _log.info("cancel_of_another_attempt", job_id=job.job_id, sender=packet.sender_id)
             return
+        job = await self._open_form(job)
         await self.ledger.cancel(
             Actor(role=Role.SUBMITTER, name=packet.sender_id),
             job.job_id,
@@ -123,6 +152,13 @@ class Intake:
             grace_s=CANCEL_GRACE_S_DEFAULT,
             cause=wish.reason[:TEXT_CHARS_MAX] or None,
         )
+
+    async def _open_form(self, job: Job) -> Job:
+        """The job, or the one that does it again: who does not want the one does not want the other."""
+        if job.place is not Place.ENDED:
+            return job
+        standing = await Families(ledger=self.ledger, topics=self.topics).stands_as(job)
+        return job if standing is None else standing.job
 
     async def _is_meant(self, job: Job, dispatch: Dispatch | None) -> bool:
         """Whether a wish that names a handing-out names the one that the job is in; most name none."""
@@ -134,6 +170,9 @@ class Intake:
     async def _refuse(self, packet: Packet, job_id: str, reason: str) -> None:
         """Say that it cannot be taken; to the client too, when the id is nobody else's job."""
         await self._alert(packet, job_id, ErrorCode.INVALID_INPUT, reason)
+        await self._tell_refused(job_id, packet.trace_id, reason)
+
+    async def _tell_refused(self, job_id: str, trace_id: str, reason: str) -> None:
         if not re.fullmatch(JOB_ID_PATTERN, job_id) or await self.ledger.job(JobId(job_id)) is not None:
             return
         result = JobResult(
@@ -144,11 +183,16 @@ class Intake:
             error_message=reason[:TEXT_CHARS_MAX],
             error_code_enum=ErrorCode.INVALID_INPUT.value,
         )
-        await self.bus.publish(RESULT, result, trace_id=packet.trace_id)
+        await self.bus.publish(RESULT, result, trace_id=trace_id)
 
     async def _alert(self, packet: Packet, job_id: str, code: ErrorCode, message: str) -> None:
+        left_out = 0 if self.limit is None else self.limit.left_out(code)
+        if left_out is None:
+            return
         _log.warning("request_refused", job_id=job_id, sender=packet.sender_id, code=code.name, reason=message)
         details = {"job_id": job_id, "sender_id": packet.sender_id, "trace_id": packet.trace_id}
+        if left_out:
+            details["left_out"] = str(left_out)
         alert = Alert(
             message=message[:TEXT_CHARS_MAX],
             code=code,

@@ -24,6 +24,14 @@ ASK_FIRST = "trellis.start"
 """In a request's env: its worker asks before it begins, and sends its result until it is answered. Only our own workers know it."""
 JOB_ID_IN_ENV = "job_id"
 """In a request's env: the job's own id, for handlers that recognise work they did before (D29)."""
+LEASE_IN_ENV = "trellis.lease_s"
+"""In a request's env: how long a worker may be silent before the job is taken to be lost."""
+START_STEP = "start"
+"""The step id with which our own workers ask whether they may begin; the message is then their token. No step of a handler is called so."""
+NOT_BEGUN = "NOT_BEGUN"
+"""The error code with which our own workers give back what they have not begun: it may go to another under the same id."""
+ACCEPTED, STOP, REFUSED = "accepted", "cancel", "refused"
+"""How the answer to a worker begins: its word counts; it counts, and nobody wants the job any more; it does not count."""
 
 
 def direct_subject(worker_id: str) -> str:

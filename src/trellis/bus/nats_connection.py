@@ -24,7 +24,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import UnexpectedEOF
 
-from trellis.bus.errors import BusUnavailable
+from trellis.bus.errors import BusUnavailable, BusUncertain
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.logs import log_of
@@ -133,11 +133,13 @@ class NatsConnection:
     async def send(
         self, link: Link, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Give it to the client library; raises BusUnavailable."""
+        """Give it to the client library; raises BusUnavailable when it did not take it, and BusUncertain when it failed on the way."""
         try:
             await link.client.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
-        except (NatsError, OSError) as error:
+        except NatsError as error:
             raise self.unavailable(str(error) or type(error).__name__) from error
+        except OSError as error:
+            raise self._uncertain(str(error) or type(error).__name__) from error
 
     def expect(self, link: Link) -> tuple[str, "asyncio.Future[Msg | None]"]:
         """A reply subject of ours, and what will come there first. Hand it to `forget` in the end."""
@@ -152,7 +154,7 @@ class NatsConnection:
         link.expected.pop(reply.rpartition(".")[2], None)
 
     async def taken(self, link: Link) -> None:
-        """Wait until the server has taken all that was sent over this link before; raises BusUnavailable."""
+        """Wait until the server has taken all that was sent over this link before; raises BusUncertain."""
         mark = link.next_mark
         if mark is None:
             mark = link.next_mark = asyncio.get_running_loop().create_future()
@@ -163,9 +165,13 @@ class NatsConnection:
         except TimeoutError:
             if not link.down.is_set():
                 await link.client.force_reconnect()
-            raise self.unavailable(f"it took nothing for {TAKEN_S_MAX:g} s") from None
+            raise self._uncertain(f"it took nothing for {TAKEN_S_MAX:g} s") from None
         if back is None:
-            raise self.unavailable("the connection broke")
+            raise self._uncertain("the connection broke")
+
+    def _uncertain(self, detail: str) -> BusUncertain:
+        """What a caller gets whose packet the library had: it may be with the server, or go there with the next connection."""
+        return BusUncertain(url=self.options.shown, detail=detail)
 
     async def _mark(self, link: Link, mark: "asyncio.Future[Msg | None]") -> None:
         await asyncio.sleep(0)  # whoever publishes in this moment shares the mark

@@ -34,14 +34,30 @@ Turn: TypeAlias = NotYet | Never | None
 """None: it is its turn."""
 
 
-def turn_of(step_index: int, steps: Sequence[Standing]) -> Turn:
-    """Whether a step with this number may go, all being where they are."""
-    before = sorted((step for step in steps if step.index < step_index), key=lambda step: step.index)
-    failed = next((step for step in before if step.failed), None)
-    if failed is not None:
-        return Never(step_index=failed.index, job_id=failed.job.job_id, state=failed.job.state)
-    waits_for = next((step for step in before if step.open), None)
-    return NotYet(step_index=waits_for.index, job_id=waits_for.job.job_id) if waits_for else None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Front:
+    """What holds up the steps of one workflow: the lowest that failed for good, and the lowest that has not ended."""
+
+    failed: Standing | None
+    open: Standing | None
+
+    def turn_of(self, step_index: int) -> Turn:
+        """Whether a step with this number may go."""
+        if self.failed is not None and self.failed.index < step_index:
+            return Never(step_index=self.failed.index, job_id=self.failed.job.job_id, state=self.failed.job.state)
+        if self.open is not None and self.open.index < step_index:
+            return NotYet(step_index=self.open.index, job_id=self.open.job.job_id)
+        return None
+
+
+def front_of(steps: Sequence[Standing]) -> Front:
+    """Where a workflow stands, all its steps being where they are."""
+    failed = min((step for step in steps if step.failed), key=_index, default=None)
+    return Front(failed=failed, open=min((step for step in steps if step.open), key=_index, default=None))
+
+
+def _index(step: Standing) -> int:
+    return step.index
 
 
 def in_order(request: JobRequest) -> bool:
@@ -54,29 +70,29 @@ class Turns:
     """Whose turn it is, as one pass sees it: the steps of a workflow are read once, and once more after some were put aside."""
 
     families: Families
-    _steps: dict[tuple[str, str], list[Standing]] = field(default_factory=dict[tuple[str, str], list[Standing]])
-    _aside: dict[tuple[str, str], list[tuple[Job, JobRequest]]] = field(
-        default_factory=dict[tuple[str, str], list[tuple[Job, JobRequest]]]
+    _fronts: dict[tuple[str, str, str], Front] = field(default_factory=dict[tuple[str, str, str], Front])
+    _aside: dict[tuple[str, str, str], list[tuple[Job, JobRequest]]] = field(
+        default_factory=dict[tuple[str, str, str], list[tuple[Job, JobRequest]]]
     )
 
     async def of(self, request: JobRequest) -> Turn:
         """Whether it is this job's turn."""
         if not in_order(request):
             return None
-        key = (request.step_of, request.workflow_id)
-        if key not in self._steps:
-            self._steps[key] = await self.families.steps(*key)
-        return turn_of(request.step_index, self._steps[key])
+        key = (request.step_of, request.workflow_id, request.tenant)
+        if key not in self._fronts:
+            self._fronts[key] = front_of(await self.families.steps(*key))
+        return self._fronts[key].turn_of(request.step_index)
 
     def put_aside(self, job: Job, request: JobRequest) -> None:
         """The job rests now because it is not its turn."""
-        self._aside.setdefault((request.step_of, request.workflow_id), []).append((job, request))
+        self._aside.setdefault((request.step_of, request.workflow_id, request.tenant), []).append((job, request))
 
     async def missed(self) -> list[Job]:
         """Those put aside whose turn had come before they rested: whoever lets steps go did not find them resting."""
         found: list[Job] = []
         for key, aside in self._aside.items():
-            steps = await self.families.steps(*key)
-            found += [job for job, request in aside if not isinstance(turn_of(request.step_index, steps), NotYet)]
+            front = front_of(await self.families.steps(*key))
+            found += [job for job, request in aside if not isinstance(front.turn_of(request.step_index), NotYet)]
         self._aside.clear()
         return found

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, Dispatch, Order
+from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, LEASE_IN_ENV, Dispatch, Order
 from trellis.bus.requests import Budget, JobRequest
 from trellis.engine import tracing
 
 CONSTRAINTS_IN_ENV = "TRELLIS_POLICY_CONSTRAINTS"
-"""In a request's env: what the policy allows the job, as JSON."""
-LEASE_IN_ENV = "trellis.lease_s"
-"""In a request's env: how long a worker may be silent before the job is taken to be lost."""
+"""In a request's env: what the policy allows the job, as JSON. Only the policy says it: what the request says there does not go out."""
 RUNTIME = "max_runtime_ms"
 
 
@@ -28,7 +26,8 @@ class Terms:
 
 def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Terms) -> Order:
     """The order; the stored request stays as it is. Raises RequestInvalid when nobody could read it."""
-    env = {**request.env, JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
+    said = {name: value for name, value in request.env.items() if name != CONSTRAINTS_IN_ENV}
+    env = {**said, JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
     changed: dict[str, Any] = {"job_id": wire_id, "env": env}
     if terms.trace:
         env[tracing.IN_ENV] = terms.trace

@@ -83,9 +83,15 @@ class Pointers:
         """What can be followed."""
         return tuple(sorted(self._stores))
 
-    async def read(self, pointer: str) -> bytes:
-        """What the pointer leads to; raises PointerUnknown, PointerInvalid, PointerGone, PointerTooLarge, PointerUnavailable."""
+    async def read(self, pointer: str, *, part: Part | None = None) -> bytes:
+        """What the pointer leads to, perhaps only if it is kept as this part of a job: who wrote the pointer may be anybody.
+
+        Raises PointerUnknown, PointerInvalid, PointerGone, PointerTooLarge, PointerUnavailable.
+        """
         store, key = self._behind(pointer)
+        if part is not None and not key.startswith((f"{part}:", f"{part}/")):
+            reason = f"only what is kept as {part}:… or {part}/… is fetched here"
+            raise PointerInvalid(pointer=pointer[:200], reason=reason)
         try:
             found = await store.read(key)
         except KeyInvalid as error:
@@ -234,5 +240,6 @@ def _redis(url: str) -> "Redis":
         return Redis.from_url(  # pyright: ignore[reportUnknownMemberType] - typed for every kind of answer
             url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, decode_responses=False
         )
-    except ValueError as error:
-        raise SettingsInvalid(source="redis", detail=f"it is no address of a Redis server: {error}") from None
+    except ValueError:  # whose text may hold a part of the password
+        detail = "it is no address of a Redis server; write redis://[:password@]host:6379/0, with / # ? @ of a password as %2F %23 %3F %40"
+        raise SettingsInvalid(source="redis", detail=detail) from None

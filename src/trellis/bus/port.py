@@ -2,7 +2,9 @@
 
 What every implementation promises, and what not:
 
-- `publish` returns when the bus has taken the packet, or raises BusUnavailable: nothing is kept back to be sent later by itself.
+- `publish` returns when the bus has taken the packet, or raises BusUnavailable: nothing is kept back to be sent later by itself. Its
+  kind BusUncertain says that the packet may have arrived, or may still: the connection broke before anybody could tell. Any other
+  BusUnavailable says that it surely did not.
 - `publish(..., needs_listener=True)` also raises NoResponders when the bus knows that nobody listens there.
 - a packet may be lost, come twice, or come late: whoever receives must not care;
 - `listen` with a group gives each packet to one listener of that group, without one to every listener. A handler that raises loses only
@@ -14,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from trellis.bus.envelope import OnRefused
 from trellis.bus.messages import Body, Packet
 
 
@@ -43,6 +46,8 @@ class Bus(Protocol):
 
     url: str
     sender_id: str
+    on_refused: OnRefused | None
+    """Told of packets that were dropped, so that whoever sent one can be answered. One of this connection's users sets it."""
 
     async def publish(
         self,

@@ -60,7 +60,7 @@ class Publisher:
     follower: Follower
     name: str = FOLLOWS_AS
     _sent: set[str] = field(default_factory=set[str])
-    """Of the page under way: what the bus has taken."""
+    """Of what is not remembered yet: what the bus has taken."""
 
     async def run_once(self) -> Told:
         """One page, as far as the bus takes it."""
@@ -74,15 +74,14 @@ class Publisher:
             sent, done = await self._tell(page.events)
             if done:
                 await self.follower.remember(page.positions[done - 1])
+                for event in page.events[:done]:
+                    self._sent -= {event.id, _stop_id(event)}
             else:
                 await self.follower.keep()
         except TakenOver:
             self._sent.clear()
             return Told(events=len(page.events))
-        held_up = done < len(page.events)
-        if not held_up:
-            self._sent.clear()
-        return Told(following=True, events=len(page.events), sent=sent, held_up=held_up)
+        return Told(following=True, events=len(page.events), sent=sent, held_up=done < len(page.events))
 
     def pause_s(self, report: Told) -> float:
         """At once while there is more that the bus takes."""
@@ -149,7 +148,11 @@ class Publisher:
             requested_by=self.bus.sender_id,
             dispatch=attempt.dispatch,
         )
-        return [_Note(subject=CANCEL, body=cancel, message_id=f"{event.id}:stop")]
+        return [_Note(subject=CANCEL, body=cancel, message_id=_stop_id(event))]
+
+
+def _stop_id(event: Event) -> str:
+    return f"{event.id}:stop"
 
 
 def _trace(event: Event) -> str:

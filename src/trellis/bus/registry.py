@@ -4,13 +4,14 @@ A worker is known by its heartbeats and its handshake, and lost after three hear
 the worker had; between two of them the jobs handed out and ended since are counted here, so that a pass of the scheduler does not give
 everything to the one that was idle a moment ago. What another process hands out is known with the next heartbeat.
 
-Subjects are kept here too: one at which nobody listened is left alone for a while, longer each time, until a worker appears.
+Subjects are kept here too: one at which nobody listened is left alone for a while, longer each time, until a worker appears. Everything
+here has a bound, whatever is said on the bus.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trellis.bus.messages import (
@@ -45,6 +46,15 @@ ENDED_MAX = 10_000
 SUBJECTS_MAX = 10_000
 SILENCE_S_FIRST = 1.0
 SILENCE_S_MAX = 30.0
+LASTING_AFTER_S = 600.0
+"""A silence that has lasted so long lasts: it is broken more seldom still, because every try costs a job two events."""
+LASTING_S_MAX = 300.0
+SAID_CHARS_MAX = 32_000
+"""Of all names, labels and topics that one worker tells; one that tells more is not taken in."""
+LOOKED_EVERY_S = 1.0
+"""How often those that are lost are looked for when there is no room for another worker."""
+SAID_EVERY_S = 10.0
+"""How often the log says the same about workers that are not taken in."""
 TOLD_EVERY_S = 10.0
 """How often the ledger is told of one worker, for people who look."""
 NAMES_TOLD_MAX = 50
@@ -97,6 +107,8 @@ class _Worker:
     """By wire id: after which heartbeat it was handed out."""
     ended: int = 0
     """Of the jobs that the last heartbeat counted."""
+    seen: Seen | None = None
+    """As it was last looked at; None after anything has changed."""
 
     def load(self) -> int:
         active = self.beat.active_jobs if self.beat else 0
@@ -110,13 +122,40 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Subject:
+    silent_since: float = math.inf
     silent_until: float = -math.inf
     silence_s: float = 0.0
+    tried_at: float = -math.inf
+    hoped: bool = False
+    """It is tried because a worker has appeared, and not because the time was over."""
+    hope_s: float = 0.0
+    """How long a worker that appears changes nothing: longer each time that one did not listen there."""
     proven: bool = False
     of_topic: bool = True
     """Not one worker's own."""
     given: dict[str, float] = field(default_factory=dict[str, float])
     """By wire id: until when it counts if nothing is heard of it."""
+
+    def fell_silent(self, now: float) -> None:
+        """Nobody was there: it is left alone twice as long as before."""
+        self.silent_since = min(self.silent_since, now)
+        longest = LASTING_S_MAX if now - self.silent_since >= LASTING_AFTER_S else SILENCE_S_MAX
+        self.silence_s = min(longest, max(SILENCE_S_FIRST, 2 * self.silence_s))
+        if self.hoped:
+            self.hope_s = min(LASTING_S_MAX, max(SILENCE_S_FIRST, 2 * self.hope_s))
+        self.proven, self.hoped = False, False
+        self.tried_at, self.silent_until = now, now + self.silence_s
+
+    def hope(self, now: float) -> None:
+        """A worker has appeared that may listen there: it is tried at once, unless that was in vain lately."""
+        if now < self.silent_until:
+            self.hoped = True
+            self.silent_until = min(self.silent_until, self.tried_at + self.hope_s)
+
+    def spoke(self) -> None:
+        """Somebody listens there."""
+        self.proven, self.hoped, self.silence_s, self.hope_s = True, False, 0.0, 0.0
+        self.silent_since, self.silent_until = math.inf, -math.inf
 
 
 @dataclass(kw_only=True)
@@ -133,14 +172,19 @@ class Workers:
     _given_to: dict[str, _Worker | _Subject] = field(default_factory=dict[str, "_Worker | _Subject"])
     _ended: Recent[str, str] = field(default_factory=lambda: Recent(ENDED_MAX))
     _listening: list[Listening] = field(default_factory=list[Listening])
+    _looked_at: float = -math.inf
+    _said_at: dict[str, float] = field(default_factory=dict[str, float])
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
     def heard(self, heartbeat: Heartbeat, at: float) -> None:
         """A worker lives; `at` is a reading of this process's clock."""
-        known = self._known(heartbeat.worker_id, at)
+        labels = (*heartbeat.labels, *heartbeat.labels.values())
+        told = (*labels, *heartbeat.capabilities, heartbeat.pool, heartbeat.region)
+        known = self._known(heartbeat.worker_id, at, told)
         if known is None:
             return
+        known.seen = None
         if known.heard_at is not None:
             gap_s = (known.interval_s + at - known.heard_at) / 2
             known.interval_s = min(INTERVAL_S_MAX, max(INTERVAL_S_MIN, gap_s))
@@ -152,20 +196,21 @@ class Workers:
         known.beats += 1
         known.ended = 0
         if first:
-            self._break_silence(known.ready_topics)
+            self._break_silence(known.ready_topics, at)
         if was_full:
             self._call()
 
     def met(self, handshake: Handshake, at: float) -> None:
         """A component introduces itself; only workers are of interest here."""
-        known = self._known(handshake.component_id, at) if handshake.role == "worker" else None
+        told = handshake.ready_topics
+        known = self._known(handshake.component_id, at, told) if handshake.role == "worker" else None
         if known is None:
             return
-        known.met_at = at
+        known.seen, known.met_at = None, at
         known.speaks = PROTOCOL_VERSION in handshake.supported_versions
         known.ready_topics = handshake.ready_topics
-        self._subjects.pop(direct_subject(known.worker_id), None)
-        self._break_silence(known.ready_topics)
+        self._drop_subject(direct_subject(known.worker_id))
+        self._break_silence(known.ready_topics, at)
         self._call()
 
     def settled(self, wire_id: str, worker_id: str = "") -> None:
@@ -176,6 +221,7 @@ class Workers:
         given_to = self._given_to.get(wire_id) or self._workers.get(worker_id)
         if isinstance(given_to, _Worker) and given_to.given.get(wire_id, -1) < given_to.beats:
             given_to.ended += 1
+            given_to.seen = None
         self.released(wire_id)
 
     def released(self, wire_id: str) -> None:
@@ -188,12 +234,12 @@ class Workers:
         """An attempt is handed out to a worker."""
         known = self._workers.get(worker_id)
         if known is not None:
-            known.given[wire_id] = known.beats
+            known.given[wire_id], known.seen = known.beats, None
             self._given_to[wire_id] = known
 
     def sent(self, subject: str, wire_id: str, for_s: float) -> None:
         """An attempt is handed out to whoever listens there; unless it settles, it counts for so long."""
-        known = self._subjects.setdefault(subject, _Subject())
+        known = self._subject(subject)
         known.given[wire_id] = self.clock.monotonic() + for_s
         self._given_to[wire_id] = known
 
@@ -239,21 +285,16 @@ class Workers:
 
     def answered(self, subject: str) -> None:
         """Somebody listens there."""
-        known = self._subjects.setdefault(subject, _Subject())
-        known.proven, known.silence_s = True, 0.0
+        self._subject(subject).spoke()
 
     def unanswered(self, subject: str, worker_id: str = "") -> None:
         """Nobody listens there: it is left alone, longer each time. The worker whose own it is, is not there either."""
         self.forget(worker_id)
-        if len(self._subjects) >= SUBJECTS_MAX:
-            self._prune_subjects()
-        known = self._subjects.setdefault(subject, _Subject())
-        now = self.clock.monotonic()
+        known, now = self._subject(subject), self.clock.monotonic()
         if now < known.silent_until:
             return  # several were on their way when the first came back
-        known.proven, known.of_topic = False, not worker_id
-        known.silence_s = min(SILENCE_S_MAX, max(SILENCE_S_FIRST, 2 * known.silence_s))
-        known.silent_until = now + known.silence_s
+        known.of_topic = not worker_id
+        known.fell_silent(now)
 
     # --- the bus ---------------------------------------------------------------------------------------------------
 
@@ -290,43 +331,69 @@ class Workers:
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------
 
-    def _known(self, worker_id: str, at: float) -> _Worker | None:
+    def _known(self, worker_id: str, at: float, told: Sequence[str]) -> _Worker | None:
+        """The worker that says this; None when it cannot be taken in."""
+        if sum(map(len, told)) > SAID_CHARS_MAX:
+            return self._not_taken_in("worker_tells_too_much", worker_id, at)
         known = self._workers.get(worker_id)
         if known is not None and at <= known.lost_at():
             return known
         if len(worker_id) > WORKER_ID_CHARS_MAX or not WORKER_ID.fullmatch(worker_id):
-            _log.warning("worker_id_unusable", worker=worker_id[:WORKER_ID_CHARS_MAX])
-            return None
+            return self._not_taken_in("worker_id_unusable", worker_id, at)
         if known is not None:
             self.forget(worker_id)
-        elif len(self._workers) >= WORKERS_MAX:
-            self._prune(at)
-            if len(self._workers) >= WORKERS_MAX:
-                _log.warning("too_many_workers", worker=worker_id, limit=WORKERS_MAX)
-                return None
+        elif len(self._workers) >= WORKERS_MAX and not self._make_room(at):
+            return self._not_taken_in("too_many_workers", worker_id, at)
         made = self._workers[worker_id] = _Worker(worker_id)
         made.met_at = at
         return made
 
-    def _prune(self, at: float) -> None:
+    def _not_taken_in(self, why: str, worker_id: str, at: float) -> None:
+        if at >= self._said_at.get(why, -math.inf) + SAID_EVERY_S:
+            self._said_at[why] = at
+            _log.warning(why, worker=worker_id[:WORKER_ID_CHARS_MAX], workers=len(self._workers))
+
+    def _make_room(self, at: float) -> bool:
+        """Whether there is room now that the lost are forgotten. Looking costs as much as there are workers, so it is not done always."""
+        if at < self._looked_at + LOOKED_EVERY_S:
+            return False
+        self._looked_at = at
         for worker_id in [known.worker_id for known in self._workers.values() if known.lost_at() < at]:
             self.forget(worker_id)
+        return len(self._workers) < WORKERS_MAX
 
-    def _prune_subjects(self) -> None:
+    def _subject(self, name: str) -> _Subject:
+        known = self._subjects.get(name)
+        if known is None:
+            if len(self._subjects) >= SUBJECTS_MAX:
+                self._forget_subjects()
+            known = self._subjects[name] = _Subject()
+        return known
+
+    def _forget_subjects(self) -> None:
+        """Half of them: those at which nothing is under way, and else those known for longest."""
         now = self.clock.monotonic()
         idle = [name for name, known in self._subjects.items() if known.silent_until <= now and not known.given]
-        for name in idle or list(self._subjects)[: SUBJECTS_MAX // 2]:
-            del self._subjects[name]
+        for name in [*idle, *self._subjects][: SUBJECTS_MAX // 2]:
+            self._drop_subject(name)
+
+    def _drop_subject(self, name: str) -> None:
+        known = self._subjects.pop(name, None)
+        for wire_id in known.given if known else ():
+            self._given_to.pop(wire_id, None)
 
     def _forget_given(self, known: _Worker | _Subject, wire_id: str) -> None:
         known.given.pop(wire_id, None)
         self._given_to.pop(wire_id, None)
+        if isinstance(known, _Worker):
+            known.seen = None
 
-    def _break_silence(self, topics: tuple[str, ...]) -> None:
-        """Somebody is there now: the topics it named are tried at once, or all when it named none."""
+    def _break_silence(self, topics: tuple[str, ...], at: float) -> None:
+        """Somebody is there now: the topics it named are tried, or all when it named none."""
         for subject, known in self._subjects.items():
-            if known.of_topic and (not topics or any(fits(topic, subject) for topic in topics)):
-                known.silent_until = -math.inf
+            silent = at < known.silent_until and known.of_topic
+            if silent and (not topics or any(fits(topic, subject) for topic in topics)):
+                known.hope(at)
 
     def _call(self) -> None:
         if self.appeared is not None:
@@ -334,6 +401,12 @@ class Workers:
 
 
 def _seen(known: _Worker) -> Seen:
+    if known.seen is None:
+        known.seen = _looked_at(known)
+    return known.seen
+
+
+def _looked_at(known: _Worker) -> Seen:
     beat = known.beat
     return Seen(
         worker_id=known.worker_id,

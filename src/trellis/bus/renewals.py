@@ -1,8 +1,13 @@
 """Keeps attempts alive whose workers live, as long as one attempt may take. As many processes as one likes.
 
-A heartbeat names no jobs: it speaks for as many as the worker says it has, those first that are known to have begun, and only for what was
-seen here before it came. So a job that its worker never got is not kept alive by others for long, and a hung one not beyond its topic's
-`running_s`. Workers that send progress for each job renew it at once, in `results`.
+A heartbeat names no jobs, only how many there are. Where it can mean a job, the job is kept: one that runs must not be taken for lost
+because another is, nor one that waits inside its worker, which heartbeats do not count. So a job that its worker never got lives until
+those that are known to run account for the whole number, until two heartbeats in a row say that there is none, and never beyond its
+topic's `running_s`, which also ends one that hangs. Our own workers, which ask before they begin, speak for each job themselves
+(`results`): their heartbeats keep alive nothing that they began.
+
+While this process is cut off from the bus no sign of life can come, and that says nothing about any worker: everything held is kept then,
+and for a while after, so that an outage of the bus has nothing done again. That too has a bound.
 """
 
 import asyncio
@@ -11,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from trellis.bus.attempts import Attempts, Signs, Stopping
+from trellis.bus.port import Bus
 from trellis.bus.recent import Recent
 from trellis.bus.reports import Attempt
 from trellis.bus.topics import LEASE_S_DEFAULT, Topics
@@ -26,6 +32,10 @@ MORE_S = 0.02
 AT_ONCE = 16
 """Attempts that are read at the same time, when this process sees them first."""
 REMEMBERED_MAX = 20_000
+AMNESTY_S_MAX = 300.0
+"""How long one outage of the bus keeps everything alive."""
+RETURN_S = 15.0
+"""How long after it workers have to be heard again: they reconnect, and then beat every few seconds."""
 RENEWED_BELOW = 2 / 3
 """Of its length: a lease that has more left is left alone."""
 
@@ -50,14 +60,23 @@ class Renewals:
     clock: Clock
     attempts: Attempts
     stopping: Stopping
+    bus: Bus
     name: str = "bus-renewals"
     _seen: Recent[tuple[str, int], float] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
     """By job and epoch: this process's clock when it was seen first."""
+    _idle: Recent[tuple[str, int], float] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    """By job and epoch: when its worker said since then that it has none; one heartbeat may cross with the order, or come between two jobs."""
+    _denied: Recent[tuple[str, int], bool] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    """By job and epoch: its worker said so twice."""
+    _cut_off_at: float | None = None
+    """When this process lost the bus, until workers had the time to be heard again."""
+    _cut_off_to: float = 0.0
 
     async def run_once(self) -> Kept:
         """Look at what is held, and renew what lives."""
         holds = await self.ledger.expiring(BUS_JOB.name, within_s=max(self._leases_s()), limit=CLAIM_MAX)
         by_worker: dict[str, list[tuple[Hold, Attempt]]] = {}
+        deaf = self._deaf()
         for hold, attempt in zip(holds, await self._attempts(holds), strict=True):
             if attempt is None:
                 continue
@@ -65,13 +84,28 @@ class Renewals:
                 await self.stopping.tell(hold, attempt)
             self._see(hold)
             by_worker.setdefault(attempt.worker, []).append((hold, attempt))
-        living = [one for worker_id, has in by_worker.items() for one in self._living(worker_id, has)]
+        living = [
+            one for worker_id, has in by_worker.items() for one in (has if deaf else self._living(worker_id, has))
+        ]
         renewed = await self._renew(living)
         return Kept(held=len(holds), renewed=renewed, more=len(holds) == CLAIM_MAX and renewed > 0)
 
     def pause_s(self, report: Kept) -> float:
         """Some passes in every lease, so that a heartbeat is not missed."""
         return MORE_S if report.more else min(PAUSE_S_MAX, max(PAUSE_S_MIN, min(self._leases_s()) / PASSES_PER_LEASE))
+
+    def _deaf(self) -> bool:
+        """Whether silence means nothing now."""
+        now = self.clock.monotonic()
+        if not self.bus.connected:
+            self._cut_off_at = now if self._cut_off_at is None else self._cut_off_at
+            self._cut_off_to = now
+        if self._cut_off_at is None:
+            return False
+        if now > min(self._cut_off_to + RETURN_S, self._cut_off_at + AMNESTY_S_MAX):
+            self._cut_off_at = None if self.bus.connected else self._cut_off_at
+            return False
+        return True
 
     async def _attempts(self, holds: Sequence[Hold]) -> list[Attempt | None]:
         found: list[Attempt | None] = []
@@ -83,22 +117,35 @@ class Renewals:
         return [LEASE_S_DEFAULT, *(topic.lease_s for topic in self.topics.topics.values())]
 
     def _see(self, hold: Hold) -> None:
-        key = (hold.lease.job_id, hold.lease.epoch)
-        if self._seen.get(key) is None:
-            self._seen.put(key, self.clock.monotonic())
+        if self._seen.get(_key(hold)) is None:
+            self._seen.put(_key(hold), self.clock.monotonic())
 
     def _living(self, worker_id: str, has: Sequence[tuple[Hold, Attempt]]) -> Iterable[tuple[Hold, Attempt]]:
-        """Those of a worker's attempts that its last heartbeat speaks for."""
+        """Those of a worker's attempts that its last heartbeat can mean."""
         sign = self.workers.alive(worker_id) if worker_id else None
         heard_at = None if sign is None else sign.heard_at
         if sign is None or heard_at is None:
             return ()
-        known = sorted(has, key=lambda one: (one[0].state != "RUNNING", one[1].dispatched_at))
-        spoken_for = known[: max(0, sign.active_jobs)]
-        return [one for one in spoken_for if heard_at > self._first_seen(one[0])]
+        counted = [one for one in has if heard_at > self._first_seen(one[0])]
+        for hold, _ in counted:
+            self._note(_key(hold), heard_at, idle=sign.active_jobs <= 0)
+        if sign.active_jobs <= 0:
+            return ()
+        meant = [one for one in counted if not self._denied.get(_key(one[0]))]
+        running = [one for one in meant if one[0].state == "RUNNING"]
+        spoken_for = meant if sign.active_jobs > len(running) else running
+        return [one for one in spoken_for if not one[1].token]
+
+    def _note(self, key: tuple[str, int], heard_at: float, *, idle: bool) -> None:
+        if not idle:
+            self._idle.drop(key)
+        elif (before := self._idle.get(key)) is None:
+            self._idle.put(key, heard_at)
+        elif heard_at > before:
+            self._denied.put(key, value=True)
 
     def _first_seen(self, hold: Hold) -> float:
-        seen_at = self._seen.get((hold.lease.job_id, hold.lease.epoch))
+        seen_at = self._seen.get(_key(hold))
         return self.clock.monotonic() if seen_at is None else seen_at
 
     async def _renew(self, living: Sequence[tuple[Hold, Attempt]]) -> int:
@@ -112,3 +159,7 @@ class Renewals:
 
     def _hangs(self, hold: Hold, attempt: Attempt, now: datetime) -> bool:
         return (now - attempt.dispatched_at).total_seconds() > self.topics.of(hold.type).running_s
+
+
+def _key(hold: Hold) -> tuple[str, int]:
+    return hold.lease.job_id, hold.lease.epoch

@@ -19,7 +19,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from trellis.bus.documents import data_of
-from trellis.bus.messages import Dispatch, JobResult, Status
+from trellis.bus.messages import NOT_BEGUN, Dispatch, JobResult, Status
 from trellis.bus.topics import Topic
 from trellis.engine.jobs import ERROR_CHARS_MAX, Epoch, Hold
 from trellis.engine.records import Event
@@ -33,6 +33,8 @@ INTERMEDIATE = frozenset({Status.PENDING, Status.SCHEDULED, Status.DISPATCHED, S
 """Statuses that tell no end: a result with one of them is a sign of life."""
 SETTLING = frozenset({"job_succeeded", "job_failed", "job_retry_scheduled", "job_cancelled"})
 """Events that can have a report in their data."""
+GIVE_BACKS_MAX = 50
+"""Handings-out of one job after which it counts as an attempt that its worker did not begin it."""
 STATUS_MISSING = "STATUS_MISSING"
 CANCELLED_BY_WORKER = "CANCELLED_BY_WORKER"
 
@@ -54,8 +56,14 @@ class Meaning(StrEnum):
     FAIL = "fail"
     RETRY = "retry"
     """The next attempt, under the same id."""
+    GIVE_BACK = "give back"
+    """The same attempt once more, under the same id: nobody began it."""
     CANCEL = "cancel"
-    """The worker stopped as it was asked to."""
+    """The worker stopped as it was asked to, or failed where nobody wants another attempt any more."""
+
+
+AGAIN = frozenset({Meaning.RETRY, Meaning.GIVE_BACK})
+"""The job waits anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,10 +166,13 @@ def meaning(report: Report, topic: Topic, hold: Hold) -> Meaning:
     """What becomes of a job that is held, by its worker's last word."""
     if report.status == Status.SUCCEEDED.name:
         return Meaning.SUCCEED
-    if report.status == Status.CANCELLED.name and hold.cancel:
+    again = is_retryable(report, topic)
+    if hold.cancel and (again or report.status == Status.CANCELLED.name):
         return Meaning.CANCEL
+    if again and report.error_code == NOT_BEGUN and hold.lease.epoch <= GIVE_BACKS_MAX:
+        return Meaning.GIVE_BACK
     attempts_left = hold.attempt + 1 < hold.max_attempts
-    retries = topic.idempotent and attempts_left and is_retryable(report, topic)
+    retries = topic.idempotent and attempts_left and again
     return Meaning.RETRY if retries else Meaning.FAIL
 
 

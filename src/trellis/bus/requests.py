@@ -5,7 +5,7 @@ What the engine needs of it (topic, priority, deadline, key) is also in the job'
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -13,6 +13,7 @@ import pydantic
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, JobId, NewJob, Priority
+from trellis.engine.records import Job
 from trellis.lifecycles.bus_job import BUS_JOB
 
 TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
@@ -27,6 +28,8 @@ FIRST_PARENT = "trellis.parent"
 """The label with which a retry keeps the parent that its first job had."""
 COMPENSATES = "trellis.compensates"
 """The label of a job that undoes another."""
+NOT_TOPICS = ("sys.", "worker.", "_")
+"""Subjects that begin so are the bus's own: a topic is the subject that its jobs are sent to, and nobody has us say anything there."""
 OUR_LABELS = "trellis."
 """Labels that begin so are ours: a request from outside that has one is refused, and placement does not look at them."""
 
@@ -159,10 +162,24 @@ class JobRequest(_Shape):
             raise RequestInvalid(detail=_first(error)) from None
         if len(made.job_id) > GIVEN_ID_CHARS_MAX:
             raise RequestInvalid(detail=f"job_id: at most {GIVEN_ID_CHARS_MAX} characters; choose a shorter one")
-        ours = next((name for name in made.labels if name.startswith(OUR_LABELS) or name == RETRY_OF), None)
-        if ours is not None:
-            raise RequestInvalid(detail=f"labels/{ours}: this label is set by the control plane; leave it out")
+        for place, topic in (("topic", made.topic), ("compensation/topic", _undo_topic(made))):
+            if topic.startswith(NOT_TOPICS):
+                raise RequestInvalid(
+                    detail=f"{place}: {topic} is a subject of the bus itself; choose one like job.{topic}"
+                )
+        for place, labels in _labels(made):
+            ours = next((name for name in labels if name.startswith(OUR_LABELS) or name == RETRY_OF), None)
+            if ours is not None:
+                raise RequestInvalid(detail=f"{place}/{ours}: this label is set by the control plane; leave it out")
         return made
+
+
+def request_of(job: Job) -> JobRequest:
+    """What a stored job was asked as; raises RequestInvalid, also for the request of another job or topic: the kernel judges the request."""
+    request = JobRequest.read(job.payload or b"")
+    if (request.job_id, request.topic) != (job.job_id, job.type):
+        raise RequestInvalid(detail=f"it is a request for job {request.job_id} on {request.topic}")
+    return request
 
 
 def new_bus_job(
@@ -194,6 +211,19 @@ def new_bus_job(
         parent_id=JobId(request.parent_job_id) if request.parent_job_id else None,
         compensates=compensates,
     )
+
+
+def _labels(request: JobRequest) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Every place where labels are said: the safety policy, and what follows from the job, look at all of them."""
+    undo = request.compensation
+    yield "labels", request.labels
+    yield "meta/labels", request.meta.labels if request.meta else {}
+    yield "compensation/labels", undo.labels if undo else {}
+    yield "compensation/meta/labels", undo.meta.labels if undo and undo.meta else {}
+
+
+def _undo_topic(request: JobRequest) -> str:
+    return request.compensation.topic if request.compensation else ""
 
 
 def _canonical(told: Mapping[str, Any]) -> bytes:

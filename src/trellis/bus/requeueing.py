@@ -3,6 +3,7 @@
 import hashlib
 
 from trellis.bus.derived import ids_after
+from trellis.bus.families import Families
 from trellis.bus.requests import FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
@@ -26,13 +27,30 @@ async def run_again(ledger: Ledger, actor: Actor, job: Job, topics: Topics, requ
     labels = {name: value for name, value in request.labels.items() if name != RETRY_ATTEMPT} | {RETRY_OF: job.job_id}
     if request.step_of:
         labels[FIRST_PARENT] = request.step_of
-    changes = {"job_id": ids_after(job.job_id, f".q-{digest}")[0], "parent_job_id": job.job_id, "labels": labels}
+    job_id = ids_after(job.job_id, f".q-{digest}")[0]
+    again = None if await ledger.job(job_id) is not None else await done_again(ledger, job, topics)
+    if again is not None:
+        raise InvalidTransition(
+            job_id=job.job_id, source=job.state, target="PENDING", actor=actor.role.value, reason=again
+        )
+    changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
     made = request.model_copy(update=changes | {"meta": _unkeyed(request)})
-    again = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
-    (answer,) = await ledger.submit(actor, [again])
+    new = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
+    (answer,) = await ledger.submit(actor, [new])
     if isinstance(answer, Mismatch):
         raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
     return answer
+
+
+async def done_again(ledger: Ledger, job: Job, topics: Topics) -> str | None:
+    """What stands for a job that failed or timed out, in words; None when nothing does: it was not done again, or in vain."""
+    standing = await Families(ledger=ledger, topics=topics).stands_as(job)
+    if standing is None or standing.failed:
+        return None
+    if standing.to_be_retried:
+        return "it is about to be done again under another id, in a moment"
+    last = standing.job
+    return None if last.job_id == job.job_id else f"it was done again as {last.job_id}, which is {last.state}"
 
 
 def _unkeyed(request: JobRequest) -> object:

@@ -13,10 +13,23 @@ from dataclasses import dataclass, field
 
 from trellis.bus.attempts import Attempts, Signs, Stopping
 from trellis.bus.compensation import COMPENSATION_ID
-from trellis.bus.messages import PROGRESS, RESULT, Dispatch, JobProgress, JobResult, Status, read_wire_id
+from trellis.bus.messages import (
+    ACCEPTED,
+    PROGRESS,
+    REFUSED,
+    RESULT,
+    START_STEP,
+    STOP,
+    Dispatch,
+    JobProgress,
+    JobResult,
+    Status,
+    read_wire_id,
+)
 from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.recent import Recent
 from trellis.bus.reports import (
+    AGAIN,
     INTERMEDIATE,
     Attempt,
     Meaning,
@@ -58,10 +71,6 @@ from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 
 GROUP = "trellis"
-START_STEP = "start"
-"""The step id with which our own workers ask whether they may begin; the message is then their token."""
-ACCEPTED = "accepted"
-STOP = "cancel"
 HEARTBEAT_EVERY_S = 2.0
 """Signs of life of one job that come sooner after each other do not reach the ledger."""
 REMARKED = "job_result_refused"
@@ -93,7 +102,12 @@ class Answer:
     message: str
 
 
-NOT_OURS = Answer(status=Status.UNSPECIFIED, message="refused: there is no such job here")
+def refused(status: Status, why: str) -> Answer:
+    """The word changes nothing, for this reason."""
+    return Answer(status=status, message=f"{REFUSED}: {why}")
+
+
+NOT_OURS = refused(Status.UNSPECIFIED, "there is no such job here")
 
 
 @dataclass(kw_only=True)
@@ -170,6 +184,9 @@ class Results:
             _log.warning("unknown_job", job_id=kept(said.job_id), worker_id=kept(said.worker_id), said=said.status.name)
             return NOT_OURS
         report = reported(said, said.dispatch.dispatch_id if said.dispatch else "")
+        return await self._judge(word, report, forged=forged)
+
+    async def _judge(self, word: _Said, report: Report, *, forged: bool) -> Answer:
         hold = await self._looks.put(word.job_id)
         if hold is None or hold.lease.epoch != word.epoch:
             return await self._refuse(word, report, None)
@@ -186,19 +203,32 @@ class Results:
         meant = meaning(report, topic, hold)
         if meant is Meaning.CANCEL:
             made = await self._cancelled(hold, report)
-        elif meant is Meaning.RETRY:
+        elif meant in AGAIN:
             step = Advance(
-                hold.lease, hold.state, Trigger.RETRY, delay_s=topic.backoff_s, cause=report.problem, data=report.body
+                hold.lease,
+                hold.state,
+                Trigger.RETRY,
+                delay_s=topic.backoff_s,
+                spare_attempt=meant is Meaning.GIVE_BACK,
+                cause=report.problem,
+                data=report.body,
             )
             made = await self._turn(Actor(role=Role.SCHEDULER, name=self.name), (step,))
         else:
             steps = (*_start(hold, word, {"seen_by": "result"}), await self._end(hold, meant, report))
             made = await self._turn(Actor(role=Role.WORKER, name=word.worker_id), steps)
         if not made:
-            return await self._refuse(word, report, None, tried=True)
+            return await self._not_made(word, hold, report)
         self._has_settled(word)
-        status = Status.SCHEDULED if meant is Meaning.RETRY else _END[meant]
+        status = Status.SCHEDULED if meant in AGAIN else _END[meant]
         return Answer(status=status, message=ACCEPTED)
+
+    async def _not_made(self, word: _Said, hold: Hold, report: Report) -> Answer:
+        """The attempt is not as it was seen: its start was told meanwhile, which happens once, or it is over."""
+        now = await self._looks.put(word.job_id)
+        if now is not None and now.lease.epoch == word.epoch and now.state != hold.state:
+            return await self._judge(word, report, forged=False)
+        return await self._refuse(word, report, None, tried=True)
 
     async def _end(self, hold: Hold, meant: Meaning, report: Report) -> Advance:
         if meant is Meaning.SUCCEED:
@@ -256,7 +286,7 @@ class Results:
             self._has_settled(word)
         if not (again and tried):
             await self._remark(word, report, kind, job.state, ended=ended)
-        return Answer(status=status, message=ACCEPTED if again else f"refused: {kind.value}")
+        return Answer(status=status, message=ACCEPTED) if again else refused(status, kind.value)
 
     async def _remark(self, word: _Said, report: Report, kind: Refusal, state: str, *, ended: bool) -> None:
         _log.warning(
@@ -298,7 +328,7 @@ class Results:
         objection = attempt.objection(word.worker_id, word.dispatch)
         if objection is not None:
             _log.info("progress_refused", job_id=word.job_id, kind=objection.value, worker_id=word.worker_id)
-            return Answer(status=Status[hold.state], message=f"refused: {objection.value}")
+            return refused(Status[hold.state], objection.value)
         if hold.cancel:
             await self.stopping.tell(hold, attempt)
         asks = said.step_id == START_STEP
@@ -329,7 +359,8 @@ class Results:
         if last is not None and now < last + min(HEARTBEAT_EVERY_S, topic.lease_s / 3):
             return going
         if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > topic.running_s:
-            return Answer(status=going.status, message=STOP)
+            # Not the word that asks for an end by choice: nobody wishes it, and the job goes on with its next attempt.
+            return refused(going.status, f"an attempt may take {topic.running_s:g} s")
         self._beaten.put(word.wire_id, now)
         renewed = await self._renewals.put(hold.lease)
         if isinstance(renewed, LeaseLost):
@@ -346,7 +377,7 @@ class Results:
         self._has_settled(word)
         _log.info("progress_refused", job_id=word.job_id, epoch=word.epoch, state=job.state, worker_id=word.worker_id)
         why = Refusal.LATE if job.place is Place.ENDED else Refusal.STALE
-        return Answer(status=Status[job.state], message=f"refused: {why.value}")
+        return refused(Status[job.state], why.value)
 
     # --- the ledger, for several at once -----------------------------------------------------------------------------
 
@@ -392,7 +423,7 @@ def _may_go_on(attempt: Attempt, word: _Said, token: str) -> Answer:
     """Whether a started attempt was started by this very word: one that asked has a token, and no two have the same."""
     if attempt.starter == word.worker_id and attempt.token == kept(token):
         return Answer(status=Status.RUNNING, message=ACCEPTED)
-    return Answer(status=Status.RUNNING, message="refused: started already")
+    return refused(Status.RUNNING, "started already")
 
 
 def _sign(word: _Said, said: JobProgress) -> bytes:

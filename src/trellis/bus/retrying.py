@@ -29,7 +29,9 @@ def is_wanted(job: Job, request: JobRequest, ended: Event, topic: Topic) -> bool
     left_s = _left_s(job, ended)
     if left_s is not None and left_s < 0.001:
         return False
-    return job.state == "TIMEOUT" or is_retryable(report_in(ended), topic)
+    if job.state != "TIMEOUT" and not is_retryable(report_in(ended), topic):
+        return False
+    return is_whole(_retry(job, request, ended, retries_before(request) + 1, job.job_id))
 
 
 def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> list[NewJob]:

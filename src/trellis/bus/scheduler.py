@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
-from trellis.bus.approved import approved
-from trellis.bus.errors import BusError, BusUnavailable, KernelUnavailable, NoResponders, RequestInvalid
+from trellis.bus import resting
+from trellis.bus.approved import HOLD_S, approved
+from trellis.bus.errors import BusError, BusUnavailable, BusUncertain, KernelUnavailable, NoResponders, RequestInvalid
 from trellis.bus.families import Families
 from trellis.bus.messages import Dispatch, Order, wire_id
 from trellis.bus.ordering import Never, NotYet, Turns
@@ -24,7 +26,7 @@ from trellis.bus.placement import Placed, Stays, Unfit, place
 from trellis.bus.port import Bus
 from trellis.bus.recent import Recent
 from trellis.bus.registry import Workers
-from trellis.bus.requests import JobRequest
+from trellis.bus.requests import JobRequest, request_of
 from trellis.bus.safety.decisions import Decision, Kernel, Kind
 from trellis.bus.safety.errors import KernelRefuses
 from trellis.bus.scheduling import Did, Passed, SchedulerOptions
@@ -40,6 +42,7 @@ from trellis.engine.jobs import (
     Epoch,
     JobId,
     Lease,
+    LeaseLost,
     Move,
     Moved,
     RequestId,
@@ -48,26 +51,25 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter
+from trellis.engine.restoring import GIVEN_BACK
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 
 PENDING, SCHEDULED, DISPATCHED, DENIED = "PENDING", "SCHEDULED", "DISPATCHED", "DENIED"
-HOLD_S = 72 * 3600.0
-"""How long a job that waits for a person rests before it is asked about again."""
-ORDER_S_MIN, ORDER_S_MAX = 30.0, 600.0
-"""How long a step that is not in turn rests, the longer the longer it waits; the end of the step before lets it go earlier."""
-PLACEMENT_S_MIN, PLACEMENT_S_MAX = 5.0, 30.0
-THROTTLE_S_DEFAULT = 5.0
-THROTTLE_S_MIN = 0.1
-REFUSED_S_MIN, REFUSED_S_MAX = 30.0, 600.0
-"""How long a job rests about which the kernel cannot decide, the longer the longer it waits."""
+CHECK_S_MAX = 5.0
+"""How long the kernel may think about one job; others wait for it."""
 UNASKED_MAX = 3
 """After so many questions without an answer, and none with one beside them, a pass asks no more."""
 BUS_AWAY_S = 1.0
 CAUSE_CHARS_MAX = 500
 LANES_MAX = 10_000
+_OUT = frozenset({Did.DISPATCHED, Did.UNCERTAIN})
+"""A worker has the job, or may have it."""
 
 _log = log_of("trellis.bus.scheduler")
+
+
+_Work: TypeAlias = Callable[[], Coroutine[Any, Any, Did]]
 
 
 @dataclass(slots=True)
@@ -117,6 +119,8 @@ class Scheduler:
     _again: bool = False
     _stopped: bool = False
     _kernel_away: bool = False
+    _breaks: set[type[Exception]] = field(default_factory=set[type[Exception]])
+    """What a kernel raised that none should, for the log."""
 
     def __post_init__(self) -> None:
         self._families = Families(ledger=self.ledger, topics=self.topics)
@@ -176,7 +180,7 @@ class Scheduler:
         if job is None or job.state != PENDING:
             return Did.LOST
         try:
-            JobRequest.read(job.payload or b"")
+            request_of(job)
         except RequestInvalid as error:
             return await self._end(job_id, f"not accepted: {error}", Did.REFUSED)
         move = Move(job_id=job_id, target=SCHEDULED, request_id=RequestId(f"validate:{job_id}"), delay_s=0.0)
@@ -191,7 +195,7 @@ class Scheduler:
         bus_away = kernel_away = False
         while waiting and not (bus_away or kernel_away):
             group, waiting, left = await self._next_group(waiting, room, now)
-            outcomes = await _all(self._take_on(ready, placed) for ready, placed in group)
+            outcomes = await _all(work() for work in group)
             did.update([*left, *outcomes])
             bus_away = not self.bus.connected
             kernel_away = did[Did.UNASKED] >= UNASKED_MAX and set(outcomes) == {Did.UNASKED}
@@ -220,9 +224,20 @@ class Scheduler:
 
     async def _next_group(
         self, waiting: Sequence[Job], room: _Room, now: datetime
-    ) -> tuple[list[tuple[_Ready, Placed]], list[Job], list[Did]]:
-        """Those that go next, with the room they get; those to look at afterwards; and what became of the others."""
-        group: list[tuple[_Ready, Placed]] = []
+    ) -> tuple[list[_Work], list[Job], list[Did]]:
+        """What is to be done next, all at once; the jobs to look at afterwards; and what became of the others."""
+        reserved: list[str] = []
+        try:
+            return await self._fill(reserved, waiting, room, now)
+        except LedgerError:
+            for wire in reserved:
+                self.workers.released(wire)
+            raise
+
+    async def _fill(
+        self, reserved: list[str], waiting: Sequence[Job], room: _Room, now: datetime
+    ) -> tuple[list[_Work], list[Job], list[Did]]:
+        group: list[_Work] = []
         left: list[Did] = []
         later: list[Job] = []
         tried: set[str] = set()
@@ -233,8 +248,8 @@ class Scheduler:
                 left.append(Did.WAITING)
                 continue
             ready = await self._in_turn(job, room.turns, now)
-            if isinstance(ready, Did):
-                left.append(ready)
+            if not isinstance(ready, _Ready):
+                group.append(ready)
                 continue
             placed = self._place(ready)
             if isinstance(placed, Placed) and not self.workers.proven(placed.subject):
@@ -244,46 +259,49 @@ class Scheduler:
                 tried.add(placed.subject)
             if isinstance(placed, Placed):
                 self._reserve(ready, placed)
-                group.append((ready, placed))
+                reserved.append(ready.wire_id)
+                group.append(partial(self._take_on, ready, placed))
+            elif self._stays(ready, placed, room):
+                left.append(Did.WAITING)
             else:
-                left.append(await self._unplaced(ready, placed, room))
+                reason = placed.reason if isinstance(placed, Unfit) else "the workers that may have it are busy"
+                group.append(partial(self._defer, job, "placement", reason, resting.placement_s(ready.age_s)))
         return group, later, left
 
-    async def _in_turn(self, job: Job, turns: Turns, now: datetime) -> _Ready | Did:
-        """The job when it is its turn, or what became of it."""
+    async def _in_turn(self, job: Job, turns: Turns, now: datetime) -> _Ready | _Work:
+        """The job when it is its turn, or what is to become of it."""
+        whole = job if job.payload is not None else await self.ledger.job(job.job_id)
         try:
-            request = JobRequest.read(job.payload or b"")
+            request = request_of(whole or job)
         except RequestInvalid as error:
-            return await self._end(job.job_id, f"cannot be read: {error}", Did.REFUSED)
+            return partial(self._end, job.job_id, f"cannot be read: {error}", Did.REFUSED)
         turn = await turns.of(request)
         if isinstance(turn, Never):
-            return await self._end(job.job_id, f"step {turn.step_index} did not succeed", Did.CANCELLED)
-        if isinstance(turn, NotYet):
-            reason = f"step {turn.step_index} ({turn.job_id}) has not ended"
-            delay_s = min(ORDER_S_MAX, max(ORDER_S_MIN, age_s(job, now) / 4))
-            did = await self._defer(job, "order", reason, delay_s)
-            if did is Did.DEFERRED:
-                turns.put_aside(job, request)
-            return did
-        return _Ready(job=job, request=request, age_s=age_s(job, now))
+            return partial(self._end, job.job_id, f"step {turn.step_index} did not succeed", Did.CANCELLED)
+        ready = _Ready(job=job, request=request, age_s=age_s(job, now))
+        return partial(self._wait_for, turn, ready, turns) if isinstance(turn, NotYet) else ready
+
+    async def _wait_for(self, turn: NotYet, ready: _Ready, turns: Turns) -> Did:
+        reason = f"step {turn.step_index} ({turn.job_id}) has not ended"
+        did = await self._defer(ready.job, "order", reason, resting.order_s(ready.age_s))
+        if did is Did.DEFERRED:
+            turns.put_aside(ready.job, ready.request)
+        return did
 
     def _place(self, ready: _Ready) -> Placed | Stays | Unfit:
         live = self.workers.live()
         return place(ready.request, self.topics, live, self.workers, subject_max=self.options.subject_max)
 
-    async def _unplaced(self, ready: _Ready, placed: Stays | Unfit, room: _Room) -> Did:
-        """It stays ready, unless that would keep others from being seen, or nobody may have it."""
-        job = ready.job
-        if isinstance(placed, Stays):
-            if placed.all_do:
-                room.full.add(job.type)
-                return Did.WAITING
-            room.stuck[job.type, job.priority] += 1
-            if room.stuck[job.type, job.priority] <= self.options.each // 2:
-                return Did.WAITING
-        reason = placed.reason if isinstance(placed, Unfit) else "the workers that may have it are busy"
-        delay_s = min(PLACEMENT_S_MAX, max(PLACEMENT_S_MIN, ready.age_s / 4))
-        return await self._defer(job, "placement", reason, delay_s)
+    def _stays(self, ready: _Ready, placed: Stays | Unfit, room: _Room) -> bool:
+        """Whether it stays ready: unless that would keep others from being seen, or nobody may have it."""
+        if isinstance(placed, Unfit):
+            return False
+        if placed.all_do:
+            room.full.add(ready.job.type)
+            return True
+        kind = (ready.job.type, ready.job.priority)
+        room.stuck[kind] += 1
+        return room.stuck[kind] <= self.options.each // 2
 
     def _reserve(self, ready: _Ready, placed: Placed) -> None:
         if placed.worker_id:
@@ -295,20 +313,37 @@ class Scheduler:
         """Ask the kernel, then dispatch; whatever does not go out makes room again."""
         did = Did.LOST
         try:
-            decision = await self.kernel.check(ready.request)
+            decision = await self._asked(ready.request)
             did = await self._decided(ready, placed, decision)
         except KernelRefuses as error:
-            delay_s = min(REFUSED_S_MAX, max(REFUSED_S_MIN, ready.age_s / 4))
-            did = await self._defer(ready.job, "kernel", str(error), delay_s)
+            did = await self._defer(ready.job, "kernel", str(error), resting.refused_s(ready.age_s))
         except KernelUnavailable as error:
             if not self._kernel_away:
                 _log.warning("kernel_unavailable", error=str(error))
                 self._kernel_away = True
             did = Did.UNASKED
         finally:
-            if did is not Did.DISPATCHED:
+            if did not in _OUT:
                 self.workers.released(ready.wire_id)
         return did
+
+    async def _asked(self, request: JobRequest) -> Decision:
+        """The decision about this very request; raises KernelUnavailable, also for what no kernel should raise or say."""
+        try:
+            async with asyncio.timeout(CHECK_S_MAX):
+                decision = await self.kernel.check(request)
+        except KernelUnavailable:
+            raise
+        except TimeoutError:
+            raise KernelUnavailable(detail=f"no answer within {CHECK_S_MAX:g} s") from None
+        except Exception as error:
+            if type(error) not in self._breaks:
+                _log.exception("kernel_broke", job_id=request.job_id)  # once: every job would tell the same
+            self._breaks.add(type(error))
+            raise KernelRefuses(detail=f"it broke: {type(error).__name__}") from error
+        if decision.job_hash != request.hash:
+            raise KernelRefuses(detail="it answers about another job")
+        return decision
 
     async def _decided(self, ready: _Ready, placed: Placed, decision: Decision) -> Did:
         job = ready.job
@@ -322,7 +357,7 @@ class Scheduler:
             hold = self._move(job, SCHEDULED, "hold", decision.reason, data, delay_s=HOLD_S)
             return _made(await self.ledger.move(self._kernel_actor, hold), Did.HELD)
         if decision.kind is Kind.THROTTLE:
-            delay_s = max(THROTTLE_S_MIN, decision.delay_s or THROTTLE_S_DEFAULT)
+            delay_s = resting.throttle_s(ready.age_s, decision.delay_s)
             return await self._defer(job, "throttle", decision.reason, delay_s, decision)
         denial = self._move(job, DENIED, "deny", decision.reason, {"decision": decision.to_dict()})
         return _made(await self.ledger.move(self.actor, denial), Did.DENIED)
@@ -376,6 +411,11 @@ class Scheduler:
         except NoResponders:
             self.workers.unanswered(placed.subject, placed.worker_id)
             return await self._give_back(lease, 0.0, f"nobody listens at {placed.subject}")
+        except BusUncertain as error:
+            if not self.topics.of(job.type).idempotent:
+                _log.warning("dispatch_uncertain", job_id=job.job_id, subject=placed.subject, error=str(error))
+                return Did.UNCERTAIN
+            return await self._give_back(lease, BUS_AWAY_S, str(error))
         except BusUnavailable as error:
             return await self._give_back(lease, BUS_AWAY_S, str(error))
         except BusError as error:
@@ -388,10 +428,11 @@ class Scheduler:
     # --- steps -----------------------------------------------------------------------------------------------------
 
     async def _give_back(self, lease: Lease, delay_s: float, cause: str) -> Did:
-        """Nobody had it: the attempt does not count."""
-        advance = Advance(lease, DISPATCHED, Trigger.RETRY, delay_s=delay_s, spare_attempt=True, cause=_cut(cause))
-        await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))
-        return Did.GIVEN_BACK
+        """Nobody had it: the attempt does not count. Unless a worker has begun meanwhile: then it is its own."""
+        cause = _cut(f"{GIVEN_BACK}{cause}")
+        advance = Advance(lease, DISPATCHED, Trigger.RETRY, delay_s=delay_s, spare_attempt=True, cause=cause)
+        (outcome,) = (await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))).outcomes
+        return Did.DISPATCHED if isinstance(outcome, LeaseLost) else Did.GIVEN_BACK
 
     async def _defer(self, job: Job, hold: str, reason: str, delay_s: float, decision: Decision | None = None) -> Did:
         data = {"hold": hold, "reason": reason, **({"decision": decision.to_dict()} if decision else {})}

@@ -27,6 +27,9 @@ class Did(StrEnum):
     LOST = "lost"
     """Another process was faster, or its key is full."""
     GIVEN_BACK = "given_back"
+    """Nobody had it, or it does no harm if somebody has it twice."""
+    UNCERTAIN = "uncertain"
+    """The bus broke under it, and somebody may have it who must not have it twice: its lease decides."""
     DENIED = "denied"
     HELD = "held"
     DEFERRED = "deferred"
@@ -37,7 +40,7 @@ class Did(StrEnum):
     """Nobody has room, or nobody is there."""
 
 
-_NOT_ON = frozenset({Did.LOST, Did.GIVEN_BACK, Did.UNASKED, Did.WAITING})
+_NOT_ON = frozenset({Did.LOST, Did.GIVEN_BACK, Did.UNCERTAIN, Did.UNASKED, Did.WAITING})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

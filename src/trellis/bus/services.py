@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from trellis.bus.aftermath import FOLLOWS_AS, Aftermath
+from trellis.bus.alerts import AlertLimit
 from trellis.bus.attempts import Attempts, Stopping
 from trellis.bus.following import Follower
 from trellis.bus.intake import Intake
@@ -71,7 +72,13 @@ class BusServices:
             clock=parts.clock,
             new_id=parts.new_id,
         )
-        self.intake = Intake(ledger=parts.ledger, bus=parts.bus, topics=parts.topics, accepted=self._wake)
+        self.intake = Intake(
+            ledger=parts.ledger,
+            bus=parts.bus,
+            topics=parts.topics,
+            accepted=self._wake,
+            limit=AlertLimit(parts.clock),
+        )
         self.results = Results(
             ledger=parts.ledger,
             bus=parts.bus,
@@ -91,6 +98,7 @@ class BusServices:
             clock=parts.clock,
             attempts=attempts,
             stopping=stopping,
+            bus=parts.bus,
         )
         self.publisher = Publisher(ledger=parts.ledger, bus=parts.bus, follower=self._follower(PUBLISHES_AS))
         self.aftermath = Aftermath(

@@ -1,7 +1,7 @@
 """Signatures of packets: ECDSA on the curve P-256 with SHA-256, over the packet's deterministic bytes without its signature.
 
-Own key: a PEM file with a private key. Keys of others: a folder with one public key per sender, `<sender id>.pem`. A key that is put
-into the folder later is found when its sender is heard first.
+Own key: a PEM file with a private key. Keys of others: a folder with one public key per sender, `<sender id>.pem`. A sender's file is
+looked at with every packet that it signed: what is put there, replaced or taken away counts at once.
 """
 
 import re
@@ -30,18 +30,12 @@ class Keys:
     folder: Path | None = None
     required: bool = False
     """Every packet must be signed by a sender whose key is known. Without it only a signature of a known sender is checked."""
-    _known: dict[str, ec.EllipticCurvePublicKey] = field(default_factory=dict[str, ec.EllipticCurvePublicKey])
-    _read_at: int = -1
-
-    def __post_init__(self) -> None:
-        self._trust_ourselves()
+    _known: dict[str, "_Known"] = field(default_factory=dict[str, "_Known"])
 
     def read(self) -> None:
-        """Read the keys of others; raises OSError, SettingsInvalid."""
+        """Read the keys of others, so that one that is none is found at once; raises OSError, SettingsInvalid."""
         if self.folder is not None:
-            changed_at = self.folder.stat().st_mtime_ns
-            self._known, self._read_at = _keys_in(self.folder), changed_at
-            self._trust_ourselves()
+            self._known = _keys_in(self.folder)
 
     def sign(self, unsigned: bytes) -> bytes:
         """The signature, empty when we have no key."""
@@ -51,35 +45,41 @@ class Keys:
         """What is wrong with the signature of a packet; None when nothing is, or nobody asks for it."""
         if not signature:
             return ErrorCode.SIGNATURE_MISSING if self.required else None
-        if self._fits(sender_id, unsigned, signature):
+        key = self._key_of(sender_id)
+        if key is not None and _fits(key, unsigned, signature):
             return None
-        if self._read_again() and self._fits(sender_id, unsigned, signature):
+        return ErrorCode.SIGNATURE_INVALID if self.required or key is not None else None
+
+    def _key_of(self, sender_id: str) -> ec.EllipticCurvePublicKey | None:
+        """The sender's key as it is now; None when there is none, or it is being written."""
+        if self.own is not None and sender_id == self.sender_id:
+            return self.own.public_key()
+        if self.folder is None or not _SENDER.fullmatch(sender_id):
             return None
-        return ErrorCode.SIGNATURE_INVALID if self.required or sender_id in self._known else None
-
-    def _fits(self, sender_id: str, unsigned: bytes, signature: bytes) -> bool:
-        key = self._known.get(sender_id)
-        if key is None:
-            return False
+        file, known = self.folder / f"{sender_id}.pem", self._known.get(sender_id)
         try:
-            key.verify(signature, unsigned, _HOW)
-        except InvalidSignature:
-            return False
-        return True
-
-    def _read_again(self) -> bool:
-        """Read the folder if it has changed since; True when it was read."""
-        try:
-            if self.folder is None or self.folder.stat().st_mtime_ns == self._read_at:
-                return False
-            self.read()
+            if known is None or known.version != _version(file):
+                self._known[sender_id] = known = _read_key(file)
         except (OSError, SettingsInvalid):
-            return False  # A folder that is being written is read at the next packet; until then the old keys count.
-        return True
+            self._known.pop(sender_id, None)
+            return None
+        return known.key
 
-    def _trust_ourselves(self) -> None:
-        if self.own is not None:
-            self._known[self.sender_id] = self.own.public_key()
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Known:
+    """A key as its file had it."""
+
+    key: ec.EllipticCurvePublicKey
+    version: tuple[int, int, int]
+
+
+def _fits(key: ec.EllipticCurvePublicKey, unsigned: bytes, signature: bytes) -> bool:
+    try:
+        key.verify(signature, unsigned, _HOW)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def read_keys(*, sender_id: str, key_file: Path | None, keys_dir: Path | None, required: bool) -> Keys:
@@ -107,11 +107,23 @@ def _own_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _keys_in(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
+def _keys_in(folder: Path) -> dict[str, _Known]:
+    folder.stat()  # a folder that is not there would look like one without keys
     files = sorted(folder.glob("*.pem"))
     if len(files) > KEYS_MAX:
         raise SettingsInvalid(source=str(folder), detail=f"has {len(files)} keys and the limit is {KEYS_MAX}")
-    return {file.stem: _public_key(file) for file in files if _SENDER.fullmatch(file.stem)}
+    return {file.stem: _read_key(file) for file in files if _SENDER.fullmatch(file.stem)}
+
+
+def _version(file: Path) -> tuple[int, int, int]:
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read_key(file: Path) -> _Known:
+    """What is read may be newer than the version that it is known by, and is read again then; never older."""
+    version = _version(file)
+    return _Known(key=_public_key(file), version=version)
 
 
 def _public_key(file: Path) -> ec.EllipticCurvePublicKey:

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from trellis.bus import approvals
 from trellis.cli.commands import command
 from trellis.cli.instances import owner
 from trellis.cli.invocation import Cli, refuse_missing
@@ -33,6 +32,8 @@ async def deny(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
 
 
 async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> None:
+    from trellis.bus import approvals  # takes a while to import, and the other commands about jobs do not need it
+
     refuse_missing(cli.url)
     actor = owner(cli, "decide about a held job")
     ledger = await open_ledger(cli.url)

@@ -12,6 +12,7 @@ from trellis.cli import values
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.operations.bus_words import approval_of
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[
@@ -121,6 +122,7 @@ def bus_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> l
         ("result at", str(report.get("result_ptr") or "")),
         ("waits for", "" if hold is None else f"{hold.kind}: {hold.reason}"),
         ("safety", "" if decision is None else f"{decision['decision']} by rule {decision['rule']}"),
+        ("approved", "" if (approved := approval_of(events)) is None else f"by {approved.actor}"),
         ("refused", "" if not (late := refused_of(signals)) else f"{len(late)} reports that changed nothing"),
     ]
     return [(name, value) for name, value in facts if value]

@@ -63,8 +63,12 @@ class ProcessLoad:
 def chosen_options(
     settings: Settings, given: Mapping[str, Any], capabilities: Sequence[str], labels: Sequence[str]
 ) -> BusWorkerOptions:
-    """The options of the command line over those of the settings; raises OptionInvalid."""
+    """The options of the command line over those of the settings; raises OptionInvalid.
+
+    Where packets must be signed, a valid signature says who sent an order: then only our control plane's are taken.
+    """
     known: dict[str, Any] = {
+        "orders_from": (settings.bus_sender,) if settings.bus_require_signatures else (),
         "max_parallel_jobs": settings.concurrency,
         "threads": settings.threads,
         "drain_s": settings.drain_s,
@@ -107,7 +111,7 @@ def checked_url(url: str) -> str:
         )
         raise OptionInvalid(option="--bus", value=url, expected=expected)
     if not all(part.strip().startswith(BUS_SCHEMES) for part in url.split(",")):
-        raise OptionInvalid(option="--bus", value=url.partition("://")[0], expected="write nats://host:4222")
+        raise OptionInvalid(option="--bus", value=url.rpartition("@")[2], expected="write nats://host:4222")
     return url
 
 

@@ -1,19 +1,21 @@
 """`trellis jobs`, `trellis job …`: work, one by one."""
 
 import json as json_
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from trellis.bus.documents import result_pointer
+from trellis.bus.documents import hold_of, result_pointer
 from trellis.cli import approvals, over_http, values
 from trellis.cli.bus_jobs import bus_facts
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column, age, as_record, state_text
+from trellis.cli.output import Column, age, as_record, event_record, state_text
 from trellis.cli.reading import signal_lines, surroundings
 from trellis.client import Trellis, cancelling
 from trellis.engine.errors import JobNotFound, Refused
@@ -32,6 +34,7 @@ from trellis.engine.matrices import permit
 from trellis.engine.records import Job, JobFilter, Place
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.operations.bus_words import HOLDS
 from trellis.operations.explain import duration, explain, goes_on, waits_for
 from trellis.operations.letters import letter_of
 from trellis.wiring import new_id
@@ -41,6 +44,7 @@ PAGE_MAX = 500
 PAYLOAD_CHARS_INLINE = 60
 PAYLOAD_CHARS_SHOWN = 2_000
 LOG_LINES_SHOWN = 20
+HOLDS_READ_MAX = 50
 
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
@@ -93,8 +97,9 @@ async def list_jobs(
                 found += page.jobs
             if cursor is None:
                 break
+        holds = await _holds(ledger, found)
     if not cli.out.as_json:
-        cli.out.listing(found, _columns(now), empty="No job is like that.")
+        cli.out.listing(found, _columns(now, holds), empty="No job is like that.")
     if cursor is not None:
         cli.out.note(f"there are more: --cursor {cursor}")
 
@@ -108,14 +113,25 @@ def _listed(job: Job) -> dict[str, Any]:
     return {name: value for name, value in as_record(job).items() if name not in {"payload", "progress"}}
 
 
-def _columns(now: datetime) -> list[Column[Job]]:
+async def _holds(ledger: Ledger, jobs: list[Job]) -> dict[JobId, str]:
+    """What jobs on topics wait for that rest: only their events say it, so of a long list the first are looked up."""
+    found: dict[JobId, str] = {}
+    resting = [job for job in jobs if job.lifecycle == BUS_JOB.name and job.place is Place.RESTING]
+    for job in resting[:HOLDS_READ_MAX]:
+        hold = hold_of(job, await ledger.events(job.job_id))
+        if hold is not None:
+            found[job.job_id] = HOLDS.get(hold.kind, hold.kind)
+    return found
+
+
+def _columns(now: datetime, holds: Mapping[JobId, str]) -> list[Column[Job]]:
     return [
         Column(title="JOB", cell=lambda job: job.job_id),
         Column(title="TYPE", cell=lambda job: job.type, gives_way=True),
         Column(title="STATE", cell=lambda job: state_text(job.lifecycle, job.state)),
         Column(title="TRY", cell=lambda job: f"{job.attempt + 1}/{job.max_attempts}", right=True),
         Column(title="AGE", cell=lambda job: age(job.created_at, now), right=True),
-        Column(title="WAITS FOR", cell=lambda job: _waits_for(job, now), gives_way=True),
+        Column(title="WAITS FOR", cell=lambda job: holds.get(job.job_id) or _waits_for(job, now), gives_way=True),
     ]
 
 
@@ -150,7 +166,7 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         record = as_record(job)
         record["result"] = None if result is None else json_.loads(result)
         record["dead_letter"] = None if letter is None else as_record(letter)
-        record["events"] = [as_record(event) for event in events]
+        record["events"] = [event_record(event, job.trace) for event in events]
         record["signals"] = [as_record(signal) for signal in signals]
         cli.out.record(record)
         return
@@ -216,10 +232,11 @@ async def result(cli: Cli, id_: JobArgument) -> None:
         pointer = result_pointer(await ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
         body = await ledger.result(job.job_id)
     if pointer is not None:
+        from trellis.bus.pointers import Part
         from trellis.fleet import open_pointers  # nobody else here needs the bus
 
         async with open_pointers(cli.settings, cli.url) as pointers:
-            body = await pointers.read(pointer)
+            body = await pointers.read(pointer, part=Part.RESULT)
     if body is None:
         raise Refused(detail=f"Job {job.job_id} is {job.state} and has no result.")
     over_http.print_result(cli, job.job_id, body)
@@ -231,6 +248,10 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         job = await _found(ledger, id_)
         events = tuple(await ledger.events(job.job_id))
         told = explain(job, events, await surroundings(ledger, job))
+        again = await _done_again(cli, ledger, job)
+        if again is not None:
+            beside = tuple(line for line in told.you_can if "job requeue" not in line)
+            told = replace(told, next=(f"{again[0].upper()}{again[1:]}.",), you_can=beside)
     if cli.out.as_json:
         cli.out.record({"job_id": job.job_id, **as_record(told)})
         return
@@ -284,8 +305,19 @@ async def _over(cli: Cli, job: Job) -> Refused:
     """There is nothing to cancel any more; say since when."""
     async with cli.open() as ledger:
         ago = duration((await ledger.now() - job.updated_at).total_seconds())
-    when = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago"
+        again = await _done_again(cli, ledger, job)
+    when = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago" + (f"; {again}" if again else "")
     return Refused(detail=f"Job {job.job_id} has ended already: it is {job.state} since {when}.")
+
+
+async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> str | None:
+    """What stands for a job on a topic that failed; None for every other."""
+    if job.lifecycle != BUS_JOB.name or job.place is not Place.ENDED:
+        return None
+    from trellis.bus.requeueing import done_again
+    from trellis.fleet import topics_of  # nobody else here needs the bus
+
+    return await done_again(ledger, job, topics_of(cli.settings))
 
 
 async def requeue(

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trellis.engine import tracing
 from trellis.engine.jobs import Priority
 from trellis.engine.records import Event
 from trellis.lifecycles import LIFECYCLES, Phase
@@ -148,7 +149,7 @@ def _text(cell: str | Text) -> Text:
 def as_record(item: Any) -> dict[str, Any]:
     """A value of the engine as JSON, in the words of the gateway: a state is a status, attempts count from 1 as people do."""
     if isinstance(item, Event):
-        return _event_record(item)
+        return event_record(item)
     words = _WORDS if hasattr(item, "job_id") else {}
     return {words.get(field.name, field.name): _plain(field.name, getattr(item, field.name)) for field in fields(item)}
 
@@ -182,8 +183,8 @@ def _console(stream: Any) -> Console:
     return _Console(file=stream, width=None if terminal else UNLIMITED_WIDTH, no_color=None if terminal else True)
 
 
-def _event_record(event: Event) -> dict[str, Any]:
-    """The nine fields of an event; what moved is in its payload."""
+def event_record(event: Event, trace: str | None = None) -> dict[str, Any]:
+    """The nine fields of an event; what moved is in its payload, and the trace of its job where that is known."""
     payload = {
         "lifecycle": event.lifecycle,
         "from": event.source,
@@ -192,6 +193,7 @@ def _event_record(event: Event) -> dict[str, Any]:
         "generation": event.generation,
         "attempt": event.attempt + 1,
         "epoch": event.epoch,
+        "trace_id": tracing.trace_id(trace),
         "data": _plain("data", event.data),
     }
     return {

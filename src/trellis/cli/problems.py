@@ -91,6 +91,8 @@ def way_out(error: TrellisError, *, in_doctor: bool = False) -> str:
 
 def _example(type_: str) -> str:
     """A submit of this type that works; of a type that is not the job queue's, nobody here knows the fields."""
+    if type_.startswith("job."):
+        return f"trellis submit --topic {type_} '{{\"n\": 1}}'"
     if type_ not in {kind.value for kind in JobType}:
         return f"trellis submit {type_} '{{\"n\": 1}}'"
     body = json.dumps(EXAMPLES[JobType(type_)], ensure_ascii=False)

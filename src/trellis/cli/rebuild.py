@@ -88,12 +88,16 @@ def _say_differing(cli: Cli, done: Rebuilt) -> None:
 async def _from_objects(cli: Cli, objects: ObjectStore) -> int:
     if not (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
         raise RebuildError(detail=f"There is no audit record in {objects.url}; set TRELLIS_OBJECTS to where they are.")
+    from trellis.bus.publisher import FOLLOWS_AS as TELLS_CLIENTS  # the other side does not need the bus
+
     _make_missing(cli)
     actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
     ledger = await open_ledger(cli.url)
     try:
         with _watching(cli) as progress:
-            done = await rebuild_ledger(ledger, objects, actor, alone=alone, on_progress=progress)
+            done = await rebuild_ledger(
+                ledger, objects, actor, alone=alone, tellers=(TELLS_CLIENTS,), on_progress=progress
+            )
     finally:
         await ledger.close()
     _say(cli, done)

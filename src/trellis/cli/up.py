@@ -178,7 +178,7 @@ def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:
 def say_services(cli: Cli, names: list[str]) -> None:
     """What runs here."""
     cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
-    cli.out.line("workers   none in this process: trellis worker MODULE:APP")
+    cli.out.line("workers   none for jobs of the ledger in this process: trellis worker MODULE:APP")
 
 
 def say_ready(cli: Cli) -> None:

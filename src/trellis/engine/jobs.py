@@ -28,6 +28,8 @@ CLAIM_MAX = 1_000
 SUBMIT_MAX = 5_000
 RESTORE_MAX = 500
 REMARKS_MAX = 100
+HEAD_PAYLOAD_BYTES_MAX = 8_192
+"""A head comes without a larger payload."""
 HEADS_MAX = 5_000
 """Jobs that one look at the heads of all types gives; where they are more, the first of every type come before the second."""
 DELAY_S_MAX = 366 * 24 * 3600.0

@@ -208,7 +208,10 @@ class Ledger(Protocol):
         ...
 
     async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
-        """Ready jobs with their payloads: the first `each` of every type and priority, longest ready first. Paused types are left out."""
+        """Ready jobs: the first `each` of every type and priority, longest ready first. Paused types are left out.
+
+        They come with their payloads, except one of more than HEAD_PAYLOAD_BYTES_MAX: `job` has it.
+        """
         ...
 
     async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:

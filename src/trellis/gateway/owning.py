@@ -8,13 +8,27 @@ from trellis.engine.records import Job
 from trellis.gateway.callers import Caller
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
+LINKS_MAX = 2_000
+"""More than retries of a job and of its undoing can be."""
+
 
 async def is_own(caller: Caller, ledger: Ledger, job: Job) -> bool:
     """Whether this job was given to the caller by its token, or else submitted under its name."""
     given = caller.identity.job_id
     if given is not None or Role.NLM_BACKEND in caller.principal.roles:
         return job.job_id == given
-    return (await ledger.events(job.job_id))[0].actor == caller.principal.name
+    return await _submitter(ledger, job) == caller.principal.name
+
+
+async def _submitter(ledger: Ledger, job: Job) -> str:
+    """Who submitted a job; one that the reconciler made does another one again or undoes it, and belongs to whom that belongs."""
+    for _ in range(LINKS_MAX):
+        first = (await ledger.events(job.job_id))[0]
+        before = await ledger.job(job.parent_id) if first.role is Role.RECONCILER and job.parent_id else None
+        if before is None:
+            return first.actor
+        job = before
+    return ""
 
 
 def sees_all(caller: Caller, rule: str) -> bool:

@@ -36,6 +36,7 @@ REASONS = {
 }
 PEOPLE = frozenset({Role.OWNER, Role.FRONTEND, Role.CONTROL_PLANE})
 """Roles in which a person acts; in all others a service does."""
+RESTS = {"job_snoozed": "put off by its own handler: it may go on", **bus_words.RESTS}
 BESIDE = frozenset({Trigger.DUE, Trigger.EXHAUST, Trigger.DEADLINE, Trigger.CANCEL, Trigger.DEAD_LETTER})
 """What nobody has to do for a job to go on."""
 
@@ -217,13 +218,8 @@ def _rest(job: Job, last: Event | None, now: datetime) -> str:
         return _rest_for_good(job, last)
     if moved is not None:
         return _rest_until(job, moved, last, until)
-    match last.type if last else None:
-        case "job_retry_scheduled":
-            return f"pausing after an error: attempt {job.attempt + 1} may begin{until}"
-        case "job_snoozed":
-            return f"put off by its own handler: it may go on{until}"
-        case _:
-            return f"waiting for its time: it may begin{until}"
+    said = {**RESTS, "job_retry_scheduled": f"pausing after an error: attempt {job.attempt + 1} may begin"}
+    return said.get(last.type if last else "", "waiting for its time: it may begin") + until
 
 
 def _rest_for_good(job: Job, last: Event | None) -> str:
@@ -360,7 +356,9 @@ def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
     if (taker := _taker(job)) is not None:
         yield f"The {taker} of a `trellis up` takes it when it has room."
         if (waited := _waited_long(job, around.now)) is not None:
-            yield f"None did for {waited}: no `trellis up` with role {taker} runs on this ledger, or all are busy."
+            alive = {worker.name: about(worker) for worker in around.workers if is_alive(worker, around.now)}
+            beside = bus_words.not_sent(job, alive)
+            yield f"None did for {waited}: {beside}no `trellis up` with role {taker} runs on this ledger, or all are busy."
         return
     alive = _serving(job, around)
     if not alive:
@@ -415,6 +413,8 @@ def _when_rested(job: Job, lifecycle: Lifecycle, state: State, now: datetime) ->
             yield f"A person is given {duration(window_s)} in all to look at it."
         then = f"the sweep moves it to {chosen.target} ({chosen.when})" if chosen else "it becomes ready"
         yield f"When its time comes{_until(job.due_at, now)}, {then}."
+        if not chosen:
+            return
     asked = [
         t for t in lifecycle.transitions if t.source == state.name and t.trigger not in {Trigger.DUE, Trigger.EXHAUST}
     ]

@@ -95,7 +95,7 @@ class ProposalConflict(RunError):
 
 
 class NoteTooShort(RunError):
-    """Rejecting a proposal needs a note of at least {least} characters that says why."""
+    """Saying no needs a note of at least {least} characters that says why."""
 
     code = "VALIDATION_FAILED"
 

@@ -147,9 +147,14 @@ async def rebuild_ledger(
     actor: Actor,
     *,
     alone: frozenset[str] = frozenset(),
+    tellers: Sequence[str] = (),
     on_progress: Progress = _quietly,
 ) -> Returned:
-    """Put every job back that is recorded. Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable."""
+    """Put every job back that is recorded. Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable.
+
+    `tellers` follow the feed to tell others what happened: those that have no place yet begin after what was put back, which was told
+    before the ledger was lost.
+    """
     async with _as_projector(ledger, actor) as following:
         keep = _keeping(ledger, following)
         with closing(Spool()) as spool:
@@ -163,6 +168,8 @@ async def rebuild_ledger(
                 on_progress("jobs put back", done.jobs + done.there)
             recorder = Recorder(ledger, Publisher(objects), alone)
             end = await _publish_others(ledger, recorder, spool, returning.behind, keep)
+            for name in tellers:
+                await _begin_after(ledger, actor, name, end)
             await keep(Place(end, alone).to_text())
             return replace(returning.done, records=len(spool))
 
@@ -442,6 +449,14 @@ async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Followin
     try:
         yield following
     finally:
+        await ledger.unfollow(following)
+
+
+async def _begin_after(ledger: Ledger, actor: Actor, name: str, position: str) -> None:
+    """Give a follower its first place; one that has a place, or is at work, goes on from there."""
+    following = await ledger.follow(actor, name, lease_s=LEASE_S)
+    if following is not None:
+        await ledger.followed(following, None if following.position else position, lease_s=LEASE_S)
         await ledger.unfollow(following)
 
 

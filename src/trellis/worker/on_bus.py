@@ -163,7 +163,11 @@ class BusWorker:
         if order.dispatch.worker_id not in {"", self.worker_id}:
             _log.warning("order_of_another", job_id=order.request.job_id, worker_id=order.dispatch.worker_id)
             return
-        attempt = Attempt(order, received.packet.trace_id)
+        sender = received.packet.sender_id
+        if self.options.orders_from and sender not in self.options.orders_from:
+            _log.warning("order_of_a_stranger", job_id=order.request.job_id, sender_id=sender)
+            return
+        attempt = Attempt(order, received.packet.trace_id, sender)
         if await self._is_copy(attempt):
             return
         if len(self._tasks) >= self._held_max:

@@ -9,28 +9,36 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, Dispatch, JobProgress, Order, Status, read_wire_id
+from trellis.bus.messages import (
+    ASK_FIRST,
+    JOB_ID_IN_ENV,
+    LEASE_IN_ENV,
+    START_STEP,
+    Dispatch,
+    JobProgress,
+    Order,
+    Status,
+    read_wire_id,
+)
 from trellis.bus.requests import RETRY_ATTEMPT, JobRequest
 from trellis.engine import tracing
 from trellis.engine.jobs import Epoch, JobId
 from trellis.worker.held import Fate
 
-LEASE_IN_ENV = "trellis.lease_s"
-"""In a request's env: how long a silent worker keeps the job."""
 LEASE_S_DEFAULT = 30.0
 LEASE_S_MAX = 86_400.0
 BEAT_S_MIN = 0.2
-START_STEP = "start"
-"""The step of a question whether the job may begin; no step of a handler is called so."""
 MESSAGE_CHARS_MAX = 2_000
 
 
 class Attempt:
     """One execution, known by the id that its request carries on the wire."""
 
-    def __init__(self, order: Order, trace_id: str) -> None:
+    def __init__(self, order: Order, trace_id: str, sender_id: str) -> None:
         self.order = order
         self.trace_id = trace_id
+        self.sender_id = sender_id
+        """Who sent the order: nobody else's answers count."""
         self.asks = order.request.env.get(ASK_FIRST) == "ask"
         """Our own control plane sent it: it answers questions. Any other scheduler does not."""
         self.begun_at: float | None = None

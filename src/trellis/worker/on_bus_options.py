@@ -53,6 +53,8 @@ class BusWorkerOptions:
     """What its jobs may require (`meta.requires`)."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """What jobs may choose it by: the label `worker.<name>` of a job must equal the label `<name>` here."""
+    orders_from: tuple[str, ...] = ()
+    """Sender ids whose orders it takes; none: anybody's who may publish where it listens."""
     max_parallel_jobs: int = PARALLEL_DEFAULT
     """Handlers that run at the same time."""
     threads: int | None = None
@@ -88,6 +90,7 @@ class BusWorkerOptions:
         _words("pool", (self.pool,))
         _words("region", (self.region,))
         _words("capabilities", self.capabilities)
+        _words("orders_from", self.orders_from)
         _words("labels", (*self.labels, *self.labels.values()))
 
     @property

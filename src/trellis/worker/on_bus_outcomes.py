@@ -11,11 +11,12 @@
 | ran longer than it may | FAILED_RETRYABLE | TIMEOUT |
 | stopped after it was told to | CANCELLED | |
 | was cut by a worker that stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
+| never began: the worker stops or is full | FAILED_RETRYABLE | NOT_BEGUN; to other schedulers WORKER_UNAVAILABLE, RESOURCE_EXHAUSTED |
 """
 
 from dataclasses import dataclass
 
-from trellis.bus.messages import ErrorCode, JobResult, Status
+from trellis.bus.messages import NOT_BEGUN, ErrorCode, JobResult, Status
 from trellis.engine.errors import JobError, PermanentError, TransientError, ValidationError
 from trellis.engine.retries import storable
 from trellis.worker.held import Fate
@@ -52,12 +53,13 @@ def result_of(attempt: Attempt, ending: Ending, *, worker_id: str, now: float) -
 
 
 def not_run(attempt: Attempt, status: Status, code: str, why: str, *, worker_id: str) -> JobResult:
-    """The result of an order whose handler never began."""
+    """The result of an order whose handler never began. A control plane that answers is told just that, others why."""
+    given_back = attempt.asks and status is Status.FAILED_RETRYABLE
     return JobResult(
         job_id=attempt.wire_id,
         status=status,
         worker_id=worker_id,
-        error_code=code,
+        error_code=NOT_BEGUN if given_back else code,
         error_message=why[:ERROR_CHARS_MAX],
         error_code_enum=ErrorCode[code].value if code in ErrorCode.__members__ else 0,
         dispatch=attempt.dispatch,

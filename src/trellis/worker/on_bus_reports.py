@@ -1,7 +1,7 @@
 """What a worker says about its jobs: the question whether one may begin, signs of life, and the result until it is answered.
 
 Our control plane answers every question after its ledger has decided, with a progress packet whose message begins with one of the
-words below. Any other scheduler answers nothing: it is told and not asked.
+words of `messages`. Any other scheduler answers nothing: it is told and not asked.
 """
 
 from collections.abc import Callable
@@ -9,16 +9,24 @@ from dataclasses import dataclass
 from enum import Enum
 
 from trellis.bus.errors import BusError, BusUnavailable
-from trellis.bus.messages import PROGRESS, RESULT, Body, JobProgress, JobResult, Status
+from trellis.bus.messages import (
+    ACCEPTED,
+    PROGRESS,
+    REFUSED,
+    RESULT,
+    START_STEP,
+    STOP,
+    Body,
+    JobProgress,
+    JobResult,
+    Status,
+)
 from trellis.bus.port import Bus
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.logs import log_of
 from trellis.worker.held import Fate
-from trellis.worker.on_bus_attempt import START_STEP, Attempt
+from trellis.worker.on_bus_attempt import Attempt
 
-ACCEPTED = "accepted"
-CANCEL = "cancel"
-REFUSED = "refused"
 START_TRIES = 3
 START_PAUSE_S = 0.2
 RESULT_PAUSE_S_FIRST, RESULT_PAUSE_S_MAX = 0.5, 10.0
@@ -31,9 +39,9 @@ _log = log_of("trellis.worker")
 class Said(Enum):
     """What the control plane said."""
 
-    YES = "accepted"
-    NO = "refused"
-    STOP = "cancel"
+    YES = ACCEPTED
+    NO = REFUSED
+    STOP = STOP
     NOTHING = "no answer"
 
 
@@ -59,6 +67,8 @@ class Reports:
         for number in range(START_TRIES):
             asked_at = self.clock.monotonic()
             said = await self._ask(PROGRESS, question, attempt)
+            if said is Said.YES and self.clock.monotonic() >= asked_at + attempt.lease_s:
+                continue  # it has waited here for longer than it holds: the job may be another's since
             if said is not Said.NOTHING:
                 attempt.heard_at = asked_at
                 return said
@@ -89,7 +99,7 @@ class Reports:
                 _log.warning("result_unanswered", job_id=attempt.wire_id, status=result.status.name)
                 return False
             await sleep_or_stop(self.clock, attempt.settled, pause_s)
-            pause_s = min(RESULT_PAUSE_S_MAX, 2 * pause_s)
+            pause_s = min(RESULT_PAUSE_S_MAX, attempt.beat_s, 2 * pause_s)  # a result is a sign of life too
         return True
 
     async def _delivered(self, attempt: Attempt, result: JobResult) -> bool:
@@ -133,14 +143,16 @@ class Reports:
         except BusError as error:
             _log.info("no_answer", job_id=attempt.wire_id, subject=subject, error=str(error))
             return Said.NOTHING
+        if answer.sender_id != attempt.sender_id:
+            _log.warning("answer_of_another", job_id=attempt.wire_id, sender_id=answer.sender_id)
+            return Said.NOTHING
         return _understood(answer.body, attempt.wire_id)
 
 
 def _understood(answer: Body, wire_id: str) -> Said:
     if not isinstance(answer, JobProgress) or answer.job_id != wire_id:
         return Said.NOTHING
-    words = {ACCEPTED: Said.YES, CANCEL: Said.STOP, REFUSED: Said.NO}
-    return next((said for word, said in words.items() if answer.message.startswith(word)), Said.NOTHING)
+    return next((said for said in Said if answer.message.startswith(said.value)), Said.NOTHING)
 
 
 def _message_id(attempt: Attempt) -> str:

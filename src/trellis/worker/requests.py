@@ -23,6 +23,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.text import is_storable
 from trellis.lifecycles import LIFECYCLES
+from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.worker.app import App, JobSpec, checked_type, priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.payloads import any_json_bytes
@@ -142,6 +143,9 @@ def _concurrency(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -
 def _lifecycle(name: str) -> str:
     if name not in LIFECYCLES:
         raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
+    if name == BUS_JOB.name:
+        expected = "a job on a topic is a request that is checked and says who asks; use submit_topic"
+        raise OptionInvalid(option="lifecycle", value=name, expected=expected)
     return name
 
 

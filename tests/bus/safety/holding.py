@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.bus.safety.policies import policy, rule
-from trellis.bus.approvals import HOLD_S
+from trellis.bus.approved import HOLD_S
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.safety.decisions import Decision
 from trellis.bus.safety.judging import decide

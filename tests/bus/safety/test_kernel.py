@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_a_file_that_changed_is_read_again_within_a_second_and_not_more_often(file: Path):
+async def test_a_file_that_changed_counts_when_two_looks_found_it_the_same_and_nothing_goes_before(file: Path):
     clock = FakeClock()
     kernel = FileKernel(file, monotonic=clock.monotonic)
     assert (await kernel.check(request())).kind is Kind.ALLOW
@@ -55,6 +55,9 @@ async def test_a_file_that_changed_is_read_again_within_a_second_and_not_more_of
     clock.advance(LOOK_S * 0.9)
     assert (await kernel.check(request())).kind is Kind.ALLOW
     clock.advance(LOOK_S * 0.1)
+    with pytest.raises(KernelUnavailable, match="has changed just now"):
+        await kernel.check(request())
+    clock.advance(LOOK_S)
     found = await asyncio.gather(*(kernel.check(request()) for _ in range(20)))
     assert {one.kind for one in found} == {Kind.DENY}
     assert await kernel.snapshot() not in {before, ""}
@@ -74,7 +77,28 @@ async def test_a_file_that_is_broken_lets_nothing_go_until_it_is_whole_again(fil
                 await ask(request())
     write(file, ALLOW)
     clock.advance(LOOK_S)
+    with pytest.raises(KernelUnavailable, match="has changed just now"):
+        await kernel.check(request())
+    clock.advance(LOOK_S)
     assert (await kernel.check(request())).lets_go
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_half_of_a_policy_that_is_being_written_lets_nothing_go_although_it_fits(file: Path):
+    """Without its last line the rule is for every tenant."""
+    rule_of_acme = '[[rules]]\nid = "a"\ndecision = "allow"\n[rules.match]\ntopics = ["job.>"]\n'
+    clock = FakeClock()
+    write(file, DENY)
+    kernel = FileKernel(file, monotonic=clock.monotonic)
+    assert not (await kernel.check(request(tenant_id="beta"))).lets_go
+    for written in (rule_of_acme, rule_of_acme + 'tenants = ["acme"]\n'):
+        write(file, written)
+        clock.advance(LOOK_S)
+        with pytest.raises(KernelUnavailable):
+            await kernel.check(request(tenant_id="beta"))
+    clock.advance(LOOK_S)
+    assert not (await kernel.check(request(tenant_id="beta"))).lets_go
+    assert (await kernel.check(request(tenant_id="acme"))).lets_go
 
 
 def test_what_is_configured_decides_which_kernel_it_is(tmp_path: Path):
@@ -275,6 +299,24 @@ async def test_one_odd_question_does_not_keep_others_from_being_asked():
         assert (await remote.check(request())).lets_go
 
 
+async def test_an_answer_that_is_no_message_is_no_answer():
+    cap = cap_kernel.protocol()
+
+    async def noise(_: bytes, __: Any) -> bytes:
+        return b"\xff\xff\xff"
+
+    server = cap.grpc.aio.server()
+    methods = {"Check": cap.grpc.unary_unary_rpc_method_handler(noise)}
+    server.add_generic_rpc_handlers((cap.grpc.method_handlers_generic_handler(cap_kernel.SERVICE, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    remote = RemoteKernel(kernel_address(f"grpc://127.0.0.1:{port}"), monotonic=FakeClock().monotonic, timeout_s=10)
+    with pytest.raises(KernelUnavailable, match="no PolicyCheckResponse"):
+        await remote.check(request())
+    await remote.close()
+    await server.stop(None)
+
+
 # --- answers of other kernels --------------------------------------------------------------------------------------------
 
 Response = Callable[[cap_kernel.Protocol], Any]
@@ -294,6 +336,11 @@ def test_what_another_kernel_answers_is_never_taken_for_more_than_it_is():
     assert judged(decision=1).kind is Kind.ALLOW
     assert judged(decision=1, approval_required=True).kind is Kind.REQUIRE_HUMAN
     assert judged(decision=5, approval_required=True).kind is Kind.REQUIRE_HUMAN
+    for number in (1, 3, 5):
+        held = judged(decision=number, approval_required=True, constraints={"budgets": {"max_runtime_ms": 9}})
+        assert (held.kind, held.constraints) == (Kind.REQUIRE_HUMAN, {"max_runtime_ms": 9}), (
+            "they hold when a person says yes"
+        )
     limited = judged(decision=1, constraints={"budgets": {"max_runtime_ms": 9}})
     assert (limited.kind, limited.constraints) == (Kind.ALLOW_WITH_CONSTRAINTS, {"max_runtime_ms": 9})
     assert judged(decision=4).delay_s == DELAY_S_DEFAULT

@@ -358,3 +358,11 @@ def test_no_request_goes_without_a_rule_that_allows_it_and_fits(
     first = next((kind for kind, match in rules if simply_fits(match, told)), Kind.DENY.value)
     assert found.kind.value == first
     assert not found.lets_go or any(kind == "allow" and simply_fits(match, told) for kind, match in rules)
+
+
+def test_a_policy_that_would_take_too_long_to_ask_is_refused():
+    patterns = [f"*{number}" for number in range(1_000)]
+    rules = [rule(f"r{number}", "deny", {"risk_tags": patterns}) for number in range(10)]
+    assert len(policy(*rules).rules) == 10
+    with pytest.raises(ValueError, match="10001 patterns and the limit is 10000"):
+        policy(*rules, rule("last", "deny"))

@@ -9,6 +9,7 @@ from tests.ledgers.conformance.test_bus_steps import SCHEDULER, TOPIC_LEASE_S, d
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import (
     CLAIM_MAX,
+    HEAD_PAYLOAD_BYTES_MAX,
     REMARKS_MAX,
     CancelMode,
     Hold,
@@ -56,6 +57,14 @@ async def test_a_head_has_its_payload_and_all_that_a_decision_needs(rig: Rig):
         correlation_id="c",
     )
     assert await rig.ledger.heads("bus-job", each=1) == [replace(await rig.job(job_id), progress=None)]
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_a_head_comes_without_a_payload_that_is_large(rig: Rig):
+    small = await scheduled(rig, payload=b"x" * HEAD_PAYLOAD_BYTES_MAX)
+    large = await scheduled(rig, payload=b"x" * (HEAD_PAYLOAD_BYTES_MAX + 1))
+    found = {job.job_id: job.payload for job in await rig.ledger.heads("bus-job", each=10)}
+    assert found == {small: b"x" * HEAD_PAYLOAD_BYTES_MAX, large: None}
 
 
 @pytest.mark.oldest_server

@@ -41,6 +41,8 @@ _KINDS = {
     Kind.ALLOW_WITH_CONSTRAINTS: 5,
 }
 _KIND_OF = {number: kind for kind, number in _KINDS.items()}
+_BOUNDED = frozenset({Kind.ALLOW_WITH_CONSTRAINTS, Kind.REQUIRE_HUMAN})
+"""Answers after which a job may go within constraints; of the second when a person has said yes."""
 _BEYOND = {6: "QUARANTINE", 7: "REDACT"}
 """Answers of CAP that this control plane cannot carry out."""
 _PARTS: Mapping[str, tuple[str, ...]] = {
@@ -210,7 +212,7 @@ def decided(response: Any, beside: Mapping[str, str], request: JobRequest) -> De
         policy_hash=snapshot,
         job_hash=request.hash,
         delay_s=_delay_s(beside.get(DELAY_METADATA)) if kind is Kind.THROTTLE else 0.0,
-        constraints=_constraints(response.constraints, beside) if kind is Kind.ALLOW_WITH_CONSTRAINTS else {},
+        constraints=_constraints(response.constraints, beside) if kind in _BOUNDED else {},
     )
 
 

@@ -148,8 +148,12 @@ def _misfit(match: Match, facts: _Facts) -> str | None:
 def _one_fits(patterns: Iterable[str], values: Iterable[str], *, any_case: bool) -> bool:
     if any_case:
         patterns, values = [one.casefold() for one in patterns], [one.casefold() for one in values]
-    known = list(values)
-    return any(is_like(pattern, value) for pattern in patterns for value in known)
+    known = frozenset(values)
+    return any(pattern in known or ("*" in pattern and _any_like(pattern, known)) for pattern in patterns)
+
+
+def _any_like(pattern: str, values: Iterable[str]) -> bool:
+    return any(is_like(pattern, value) for value in values)
 
 
 def is_like(pattern: str, value: str) -> bool:

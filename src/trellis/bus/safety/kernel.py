@@ -56,7 +56,10 @@ class PolicyKernel:
 
 
 class FileKernel:
-    """Judges by the policy in a file. A file that cannot be read, or does not fit, lets nothing go: not even by its last good version."""
+    """Judges by the policy in a file. A file that cannot be read, or does not fit, lets nothing go: not even by its last good version.
+
+    A file that has changed counts when the next look finds it the same: half of a policy that is being written may fit too, and allow more.
+    """
 
     def __init__(self, file: Path, *, monotonic: Callable[[], float]) -> None:
         self.file = file
@@ -64,6 +67,8 @@ class FileKernel:
         self._looked_at: float | None = None
         self._body: bytes | None = None
         self._found: Policy | PolicyInvalid | None = None
+        self._settled = True
+        """Whether two looks in a row found the same, or there was but one."""
         self._looking = asyncio.Lock()
 
     async def policy(self) -> Policy:
@@ -73,20 +78,26 @@ class FileKernel:
             if self._looked_at is None or now - self._looked_at >= LOOK_S:
                 await asyncio.to_thread(self._look)
                 self._looked_at = now
-        if isinstance(self._found, Policy):
+        if isinstance(self._found, Policy) and self._settled:
             return self._found
-        raise KernelUnavailable(detail=str(self._found))
+        changed = f"{self.file} has changed just now; it counts when it stays the same for {LOOK_S:g} s"
+        raise KernelUnavailable(detail=changed if isinstance(self._found, Policy) else str(self._found))
 
     def _look(self) -> None:
         try:
             body = read_bounded(self.file)
-            if body != self._body:
-                self._body = body
-                self._found = read_policy_bytes(body, source=str(self.file))
-        except PolicyInvalid as error:
-            self._found = error
         except OSError as error:
             self._body, self._found = None, cannot_read(self.file, error)
+            return
+        self._settled = body == self._body or self._looked_at is None
+        if body == self._body:
+            return
+        self._body, self._found = None, None  # whatever reading raises, the policy of before does not count any more
+        try:
+            self._found = read_policy_bytes(body, source=str(self.file))
+        except PolicyInvalid as error:
+            self._found = error
+        self._body = body
 
     async def check(self, request: JobRequest) -> Decision:
         """What the policy in force says."""

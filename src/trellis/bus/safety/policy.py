@@ -34,6 +34,9 @@ from trellis.bus.safety.errors import PolicyInvalid
 FILE_BYTES_MAX = 1024 * 1024
 RULES_MAX = 1_000
 PATTERNS_MAX = 1_000
+"""In one condition."""
+PATTERNS_ALL_MAX = 10_000
+"""In all rules: every job is held against them before it goes, by a process that has other things to do."""
 DELAY_S_DEFAULT = 10.0
 DELAY_S_MAX = 24 * 3600.0
 NAME_CHARS_MAX = 200
@@ -179,6 +182,15 @@ class Policy(_Shape):
             if rule.id in seen:
                 raise ValueError(f"rules.{seen[rule.id]} and rules.{number} both have the id {rule.id!r}")
             seen[rule.id] = number
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_asked(self) -> "Policy":
+        count = sum(len(getattr(rule.match, name)) for rule in self.rules for name in rule.match.model_fields_set)
+        if count > PATTERNS_ALL_MAX:
+            raise ValueError(
+                f"it has {count} patterns and the limit is {PATTERNS_ALL_MAX}; write * for what they share"
+            )
         return self
 
     @cached_property

@@ -130,7 +130,10 @@ class RemoteKernel:
 
     async def _judged(self, method: str, request: JobRequest) -> Decision:
         async with _Watched(self._breaker, self.address):
-            question = cap_kernel.question(self._cap, request)
+            try:
+                question = cap_kernel.question(self._cap, request)
+            except (ValueError, TypeError) as error:
+                raise KernelRefuses(detail=f"it cannot be asked about this job: {error}") from None
             answer, beside = await self._ask(method, question, self._cap.safety.PolicyCheckResponse)
             return cap_kernel.decided(answer, beside, request)
 
@@ -148,6 +151,8 @@ class RemoteKernel:
             raise self._failure(error.code().name, error.details() or "no answer") from None
         except (self._cap.grpc.aio.UsageError, OSError) as error:
             raise KernelUnavailable(detail=f"{self.address.target}: {error}") from None
+        if answer is None:  # what gRPC makes of bytes that are no message
+            raise KernelUnavailable(detail=f"{self.address.target} answers with what is no {kind.DESCRIPTOR.name}")
         return answer, beside
 
     def _failure(self, code: str, detail: str) -> KernelUnavailable:

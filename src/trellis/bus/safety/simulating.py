@@ -1,5 +1,8 @@
-"""What another policy would change: over requests that are given, or over the last jobs of a ledger."""
+"""What another policy would change: over requests that are given, or over the last jobs of a ledger. It judges beside the event loop: a policy
+that is tried may be a slow one.
+"""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +62,7 @@ async def over_requests(policy: Policy, requests: Sequence[JobRequest], kernel: 
                 topic=request.topic,
                 before=None if before is None else before.kind.value,
                 before_rule=None if before is None else before.rule,
-                after=judging.decide(policy, request),
+                after=await asyncio.to_thread(judging.decide, policy, request),
             )
         )
     return made
@@ -93,5 +96,5 @@ async def _one(policy: Policy, ledger: Ledger, payload: bytes, job_id: Any) -> S
         topic=request.topic,
         before=before.get("decision"),
         before_rule=before.get("rule"),
-        after=judging.decide(policy, request),
+        after=await asyncio.to_thread(judging.decide, policy, request),
     )

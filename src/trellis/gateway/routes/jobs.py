@@ -14,8 +14,9 @@ from trellis.artifacts.snapshot import Snapshot
 from trellis.bus.documents import SIGNALS_READ_MAX, result_pointer
 from trellis.bus.documents import document as bus_document
 from trellis.bus.errors import RequestInvalid
+from trellis.bus.pointers import Part
 from trellis.bus.requests import JobRequest
-from trellis.bus.requeueing import run_again
+from trellis.bus.requeueing import done_again, run_again
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
 from trellis.engine.jobs import (
@@ -237,7 +238,7 @@ async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Call
     body, media_type = await instance.ledger.result(job.job_id), "application/json"
     pointer = result_pointer(await instance.ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
     if pointer is not None:
-        body, media_type = await instance.pointers.read(pointer), "application/octet-stream"
+        body, media_type = await instance.pointers.read(pointer, part=Part.RESULT), "application/octet-stream"
     if body is None:
         raise Problem("NOT_FOUND", f"Job {job_id[:200]} is {job.state} and has no result.")
     return Response(body, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
@@ -268,7 +269,7 @@ async def cancel(
     response: Response,
     body: JobCancel | None = None,
 ) -> dict[str, Any]:
-    """End a job. What has ended stays as it is: 409 with its state. A soft cancel leaves a running job running for a while."""
+    """End a job. What has ended stays as it is: 409 with its state, and with the job that does it again if there is one. A soft cancel leaves a running job running for a while."""
     stop = body or JobCancel(mode=CancelMode.SOFT, reason=None)
     job = await _found(caller, "jobs.cancel", instance.ledger, job_id)
     actor = await checked(caller, "jobs.cancel", instance.ledger, job)
@@ -278,6 +279,9 @@ async def cancel(
         answer = await instance.ledger.cancel(
             actor, job.job_id, stop.mode, asked.request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=stop.reason
         )
+        if isinstance(answer, NotMoved) and job.lifecycle == BUS_JOB.name:
+            again = await done_again(instance.ledger, job, instance.topics)
+            answer = answer if again is None else replace(answer, reason=again)
         return None if isinstance(answer, CancelRequested) else _after(job, answer, actor.role.value, response)
 
     waits = _short(job, job.state, job.version) if stop.mode is CancelMode.SOFT else None

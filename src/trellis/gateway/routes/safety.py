@@ -1,5 +1,6 @@
 """What the safety policy says about a job, why, and what another policy would say (BUS-4). Nothing here changes anything."""
 
+import asyncio
 from typing import Annotated, Any
 
 import pydantic
@@ -7,7 +8,7 @@ from fastapi import APIRouter
 
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import judging, simulating
-from trellis.bus.safety.policy import FILE_BYTES_MAX, read_policy
+from trellis.bus.safety.policy import FILE_BYTES_MAX, Policy, read_policy
 from trellis.bus.safety.simulating import JOBS_MAX
 from trellis.engine.jobs import JOB_ID_PATTERN
 from trellis.gateway.callers import Caller, InstanceOf, requires
@@ -62,7 +63,8 @@ async def explain(
 ) -> dict[str, Any]:
     """The decision about a request: which rules were looked at, why each did not fit, and which decided."""
     if body.policy is not None:
-        found = judging.explain(read_policy(body.policy, source="in the body"), body.request)
+        policy = await _read(body.policy)
+        found = await asyncio.to_thread(judging.explain, policy, body.request)
     else:
         found = await instance.kernel.explain(body.request)
     return found.to_dict()
@@ -73,7 +75,7 @@ async def simulate(
     body: SimulateAsked, instance: InstanceOf, _: Annotated[Caller, requires("safety.simulate")]
 ) -> dict[str, Any]:
     """What a policy would say, beside what the one in force says about these requests, or said about the last jobs."""
-    policy = read_policy(body.policy, source="in the body")
+    policy = await _read(body.policy)
     if body.requests is None:
         found = await simulating.over_jobs(policy, instance.ledger, last=body.last)
     else:
@@ -83,3 +85,8 @@ async def simulate(
         "items": [one.to_dict() for one in found],
         "changed": sum(one.changes for one in found),
     }
+
+
+async def _read(text: str) -> Policy:
+    """The policy in a body, read beside the event loop: a large one takes a while. Raises PolicyInvalid."""
+    return await asyncio.to_thread(read_policy, text, source="in the body")

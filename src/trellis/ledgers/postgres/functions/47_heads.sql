@@ -1,5 +1,5 @@
 -- What a role that takes jobs by name may take next: the first ready jobs of each type and urgency, longest ready first. Where even that
--- is too much, the longest tails go. Only indexes find them, whatever the statistics say about a table that is empty one moment and
+-- is too much, the longest tails go. A large payload is asked for with its job, or thousands of them would come at once. Only indexes find them, whatever the statistics say about a table that is empty one moment and
 -- long the next.
 create or replace function heads(p_lifecycle smallint, p_each int, p_limit int)
 returns table (
@@ -10,7 +10,8 @@ language sql stable set search_path from current
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
   select r.id, j.job_id, r.lifecycle, h.name, r.state, r.prio, r.generation, r.attempt, r.max_attempts, r.version, r.epoch, r.deaths,
          j.created_at, (select e.at from event e where e.id = r.id order by e.version desc limit 1), j.deadline_at, j.key_name,
-         j.correlation_id, j.trace, j.parent_id, (select o.job_id from job o where o.id = j.compensates), j.payload
+         j.correlation_id, j.trace, j.parent_id, (select o.job_id from job o where o.id = j.compensates),
+         case when octet_length(j.payload) <= 8192 then j.payload end
     from (
       select t.name, f.id, f.pos from job_type t cross join unnest('{0,1,2}'::smallint[]) p(prio) cross join lateral (
         select q.id, q.pos, row_number() over (order by q.pos) as nth from (

@@ -262,11 +262,12 @@ SELECT 1 WHERE EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_ready 
   SELECT t.id FROM trellis_job_type t WHERE t.name IN (SELECT value FROM json_each(?))));
 
 -- What a role that takes jobs by name may take next: the first of each type and urgency, through the index that claims use. Where even
--- that is too much, the longest tails go.
+-- that is too much, the longest tails go. A large payload is asked for with its job, or thousands of them would come at once.
 -- name: heads
 SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, NULL, j.until, j.cancel_at,
-  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, s.payload, NULL, j.id
+  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id,
+  CASE WHEN length(s.payload) <= 8192 THEN s.payload END, NULL, j.id
 FROM (
   SELECT h.id, row_number() OVER (PARTITION BY h.type, h.prio ORDER BY h.pos) AS nth
   FROM trellis_job_type w CROSS JOIN json_each('[0,1,2]') p CROSS JOIN trellis_job h ON h.id IN (

@@ -1,0 +1,97 @@
+"""A client whose request does not fit is told so over NATS too, where the packet itself is refused."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import nats
+import pytest
+
+from tests.bus.wire.conftest import PATIENCE_S, Heard, Net
+from tests.bus.wire.test_refusals import bent, good
+from trellis.bus.alerts import ALERTS_AT_ONCE, AlertLimit
+from trellis.bus.intake import Intake
+from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, JobResult, Status
+from trellis.bus.topics import Topics
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.ledgers import open_ledger
+from trellis.testing import FakeClock
+from trellis.wiring import SystemClock
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[Ledger]:
+    opened = await open_ledger("sqlite:///:memory:")
+    yield opened
+    await opened.close()
+
+
+def named(job_id: str, change: Callable[[Any], object] = lambda _: None) -> bytes:
+    def both(message: Any) -> None:
+        message.job_request.job_id = job_id
+        message.job_request.meta.idempotency_key = ""
+        change(message)
+
+    return bent(both)
+
+
+async def there(ledger: Ledger, job_id: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while await ledger.job(JobId(job_id)) is None:
+            await SystemClock().sleep(0.005)
+
+
+@pytest.mark.requirement("BUS-2", "BUS-12")
+async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_is_anothers(
+    nats_net: Net, ledger: Ledger
+):
+    bus, results, alerts = await nats_net.bus(), Heard(), Heard()
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics())
+    await intake.start()
+    await bus.listen(RESULT, results)
+    await bus.listen(ALERT, alerts)
+    client = await nats.connect(nats_net.url)
+    await client.publish(SUBMIT, good())
+    await client.flush()
+    await there(ledger, "job-1")
+
+    def odd(message: Any) -> None:
+        message.job_request.topic = "no topic"
+
+    await client.publish(SUBMIT, named("job-1", odd))
+    await client.publish(SUBMIT, named("free", odd))
+    await client.publish(SUBMIT, named("mine", lambda message: message.job_request.labels.update(retry_of="x")))
+    await client.flush()
+    await results.until(2)
+    await alerts.until(3)
+    await client.close()
+    told = {body.job_id: body for received in results.packets if isinstance(body := received.packet.body, JobResult)}
+    assert set(told) == {"free", "mine"}
+    assert {(body.status, body.error_code) for body in told.values()} == {(Status.FAILED, "INVALID_INPUT")}
+    assert "topic" in told["free"].error_message
+    assert "labels/retry_of" in told["mine"].error_message
+    codes = [body.code for received in alerts.packets if isinstance(body := received.packet.body, Alert)]
+    assert codes == [ErrorCode.INVALID_INPUT] * 3, "each once: the bus has told people already"
+    await intake.stop()
+    assert bus.on_refused is None
+
+
+@pytest.mark.requirement("BUS-11")
+async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: Net, ledger: Ledger):
+    bus, alerts = await nats_net.bus(), Heard()
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), limit=AlertLimit(FakeClock()))
+    await intake.start()
+    await bus.listen(ALERT, alerts)
+    client = await nats.connect(nats_net.url)
+    for number in range(50):
+        await client.publish(SUBMIT, named("mine", lambda message, n=number: message.job_request.env.update(n=str(n))))
+    await client.publish(SUBMIT, named("last"))
+    await client.flush()
+    await there(ledger, "last")
+    await intake.stop()
+    await client.close()
+    await alerts.until(ALERTS_AT_ONCE)
+    assert [body.code for one in alerts.packets if isinstance(body := one.packet.body, Alert)] == [
+        ErrorCode.DUPLICATE
+    ] * ALERTS_AT_ONCE
