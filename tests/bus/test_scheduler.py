@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -558,6 +559,26 @@ async def test_jobs_for_busy_workers_do_not_hide_those_behind_them(rig_of: Opens
         assert sorted(cpu.jobs) == sorted(plain)
         held_up = [job_id for job_id in picky if "job_deferred" in await rig.path(job_id)]
         assert held_up, "some of those that wait for the gpu were put aside"
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_jobs_that_nobody_may_have_are_put_aside_together(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    under_way: list[int] = [0, 0]
+    defer = rig.scheduler._defer
+
+    async def counted(*said: Any) -> Did:
+        under_way[0] += 1
+        under_way[1] = max(under_way)
+        try:
+            return await defer(*said)
+        finally:
+            under_way[0] -= 1
+
+    monkeypatch.setattr(rig.scheduler, "_defer", counted)
+    await rig.submit_many(40, meta={"requires": ["gpu"]})
+    report = await rig.run()
+    assert report.did[Did.DEFERRED] == 40
+    assert under_way[1] == rig.scheduler.options.at_once, "one by one they would keep everything else waiting"
 
 
 # --- several at once --------------------------------------------------------------------------------------------------

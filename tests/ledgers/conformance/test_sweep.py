@@ -67,7 +67,16 @@ async def test_a_payload_that_kills_its_worker_twice_is_dead_lettered(rig: Rig):
     assert await rig.state(job_id) == "dead_lettered"
     (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=5)
     assert letter.reason_code is ReasonCode.INFRASTRUCTURE_FAILURE
-    assert letter.last_error == "worker died 2 times while running this job"
+    assert letter.last_error == "its worker died 2 times while running this job"
+    assert (await rig.ledger.events(job_id))[-1].cause == letter.last_error
+
+
+@pytest.mark.requirement("DJ-18", "DJ-12")
+async def test_a_job_that_may_kill_no_worker_says_that_its_worker_died_once(rig: Rig):
+    job_id = await rig.submit_one(max_attempts=10, max_deaths=1)
+    await rig.claim_one()
+    await rig.lose_lease()
+    assert (await rig.ledger.events(job_id))[-1].cause == "its worker died once while running this job"
 
 
 @pytest.mark.requirement("DJ-18", "D47")

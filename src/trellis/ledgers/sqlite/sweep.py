@@ -142,7 +142,8 @@ def on_lease_lost(row: Standing, max_deaths: int) -> _Verdict:
     exhaust = STEPS.get((row.lifecycle, row.state, Trigger.EXHAUST))
     deaths = row.deaths + int(state.runs_code)
     if exhaust is not None and 0 < max_deaths <= deaths:
-        error = f"worker died {deaths} times while running this job"
+        often = "once" if deaths == 1 else f"{deaths} times"
+        error = f"its worker died {often} while running this job"
         death = DeathCertificate(reason_code=ReasonCode.INFRASTRUCTURE_FAILURE, stage=Stage.EXEC, last_error=error)
         return _Verdict(exhaust, death, cause=error, died=state.runs_code)
     if exhaust is not None and not row.attempts_left:

@@ -15,6 +15,7 @@ declare
   by_role smallint;
   deaths_max smallint;
   poison boolean;
+  died text;
 begin
   select n.* into s from state n where n.lifecycle = l.lifecycle and n.state = l.state;
   select c.swept_by into by_role from lifecycle c where c.lifecycle = l.lifecycle;
@@ -34,9 +35,10 @@ begin
     select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'exhaust';
   end if;
   if x.trigger is not null then
-    perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, case when poison then 'worker died' else 'lease expired' end,
-                  null, null, _if_buried(x, case when poison then 'infrastructure_failure' else 'exhausted_retries' end), 'exec',
-                  case when poison then format('worker died %s times while running this job', t.deaths) else 'lease expired' end);
+    died := case when t.deaths = 1 then 'once' else format('%s times', t.deaths) end;
+    died := case when poison then format('its worker died %s while running this job', died) else 'lease expired' end;
+    perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, died,
+                  null, null, _if_buried(x, case when poison then 'infrastructure_failure' else 'exhausted_retries' end), 'exec', died);
     return 'exhausted';
   end if;
   select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'expire';
