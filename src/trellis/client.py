@@ -131,13 +131,16 @@ class Trellis:
         new_id: Callable[[], str],
         app: App | None = None,
         asking: "Callable[[], AbstractAsyncContextManager[Asking]] | None" = None,
+        accepted: Callable[[], None] | None = None,
     ) -> None:
+        """`accepted` is called when a new job on a topic is in the ledger: a scheduler in the same process looks at once."""
         self.ledger = ledger
         self.principal = principal
         self._clock = clock
         self._new_id = new_id
         self._app = app
         self._asking = asking
+        self._accepted = accepted
 
     # --- submit --------------------------------------------------------------------------------------------------
 
@@ -209,7 +212,10 @@ class Trellis:
         if idempotency_key is not None:
             job = replace(job, idempotency_key=idempotency_key, idempotency_scope=f"topic:{principal}")
         (answer,) = await self.ledger.submit(_at_the_gate(actor), [job])
-        return self._handle(_accepted(answer), topic, returns)
+        made = _accepted(answer)
+        if made.created and self._accepted is not None:
+            self._accepted()
+        return self._handle(made, topic, returns)
 
     def handle(self, job_id: str, *, returns: Any = None) -> JobHandle:
         """A handle on a job that exists already."""
@@ -413,6 +419,8 @@ def _reason(event: Event) -> str:
     data: Any = json.loads(event.data) if event.data else {}
     error: Any = data.get("error", data.get("error_message"))
     message = error.get("message") if isinstance(error, dict) else error  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    if code := data.get("error_code"):
+        return f"{code}: {message}" if message else str(code)
     return str(message or event.cause or event.type)  # pyright: ignore[reportUnknownArgumentType]
 
 

@@ -3,9 +3,9 @@
 import asyncio
 import os
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,13 @@ class Instance:
     provider: NlmProvider
     settings: Settings
     name: str
+    schedulers: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]], compare=False)
+    """What wakes the schedulers of the bus in this process; none where it runs elsewhere, and finds what is new by itself."""
+
+    def wake_bus(self) -> None:
+        """A job on a topic is new here, or may go on."""
+        for wake in self.schedulers:
+            wake()
 
     @property
     def gateway_url(self) -> str:

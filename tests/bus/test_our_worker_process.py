@@ -33,8 +33,11 @@ from trellis.bus.pointers import Part, Pointers, make_pointers
 from trellis.bus.port import Bus, Received
 from trellis.bus.requests import JobRequest
 from trellis.cli import main
-from trellis.cli.bus_worker import ProcessLoad
+from trellis.cli.bus_worker import LOOK_S, ProcessLoad, say_served
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Output
 from trellis.storage.open import open_objects
+from trellis.testing import FakeClock
 from trellis.wiring import SystemClock
 from trellis.worker.on_bus_options import as_worker_id
 
@@ -127,6 +130,31 @@ async def test_a_worker_process_serves_topics_until_it_is_told_to_stop(
     process.send_signal(signal.SIGTERM)
     _, errors = await asyncio.to_thread(process.communicate, timeout=PATIENCE_S)
     assert (process.returncode, "Traceback" in errors) == (0, False)
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_a_worker_says_that_it_waits_until_the_bus_is_there(
+    server: NatsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.kill()
+    options, cli = BusOptions(url=server.url, sender_id=WORKER), Cli(ledger=None, data=None, out=Output(as_json=False))
+    bus = await open_bus(options, clock=SystemClock(), now=now, new_id=new_id)
+    try:
+        clock = FakeClock()
+        telling = asyncio.create_task(say_served(cli, bus, "it serves job.echo", clock))
+        await asyncio.sleep(0)
+        assert clock.sleeping == 1
+        told = capsys.readouterr().err
+        assert (f"waiting for {server.url}, which does not answer" in told, "serves" in told) == (True, False)
+        server.restart()
+        async with asyncio.timeout(PATIENCE_S):
+            while not bus.connected:
+                await SystemClock().sleep(0.01)
+        clock.advance(LOOK_S)
+        await asyncio.wait_for(telling, PATIENCE_S)
+        assert "it serves job.echo" in capsys.readouterr().err
+    finally:
+        await bus.close()
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig, quiet
 from trellis.bus import registry
-from trellis.bus.messages import Handshake, Heartbeat, direct_subject
-from trellis.bus.registry import LASTING_S_MAX, SILENCE_S_MAX, Workers
+from trellis.bus.messages import HEARTBEAT, Handshake, Heartbeat, direct_subject
+from trellis.bus.registry import FIRST_TOLD_MAX, LASTING_S_MAX, SILENCE_S_MAX, Workers
 from trellis.testing import FakeClock
 
 POOL = {"topics": {"job.>": {"pools": ["p"]}}, "pools": {"p": {}}}
@@ -353,6 +353,15 @@ async def test_people_see_the_workers_of_the_bus(rig: Rig):
     assert seen.name == "w1"
     told = json.loads(seen.info or b"{}")
     assert (told["types"], told["concurrency"], told["pool"], told["bus"]) == ([TOPIC], 4, "p", True)
+
+
+async def test_names_that_are_made_up_do_not_fill_the_ledger(rig: Rig):
+    rig.workers.ledger = rig.ledger
+    for number in range(3 * FIRST_TOLD_MAX):
+        stranger = rig.sender(f"made-up-{number}")
+        await stranger.publish(HEARTBEAT, Heartbeat(worker_id=f"made-up-{number}"), trace_id="t")
+    await rig.workers.stop()
+    assert len(await rig.ledger.workers()) == FIRST_TOLD_MAX
 
 
 async def test_the_scheduler_is_called_when_a_worker_appears_and_when_one_has_room_again(rig: Rig):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trellis import App, Context, PermanentError
+from trellis.bus.asking import Asking
 from trellis.bus.local import LocalBus
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.pointers import make_pointers
@@ -19,11 +20,13 @@ from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusParts, BusRole, BusServices
 from trellis.bus.topics import Topics
 from trellis.client import Trellis
+from trellis.engine.authority import Principal
 from trellis.engine.errors import JobFailed
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 from trellis.storage.open import open_objects
 from trellis.wiring import SystemClock, connect, new_id
 from trellis.worker.on_bus import BusWorker
@@ -130,3 +133,30 @@ async def test_jobs_go_all_the_way_and_clients_hear_how_they_ended(
         }
         assert [event.correlation_id for event in await good.events()] == ["press-1"] * 5
         assert (await verify(trellis.ledger)).ok
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_a_client_beside_the_scheduler_says_when_a_new_job_is_there(tmp_path: Path):
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    ledger, woken = await open_ledger(":memory:"), list[str]()
+
+    @asynccontextmanager
+    async def asking() -> AsyncGenerator[Asking]:
+        yield Asking(topics=Topics(), pointers=make_pointers(objects, None), new_id=new_id)
+
+    principal = Principal(name="here", roles=frozenset({Role.SUBMITTER}))
+    trellis = Trellis(
+        ledger,
+        principal,
+        clock=SystemClock(),
+        new_id=new_id,
+        asking=asking,
+        accepted=lambda: woken.append("now"),
+    )
+    try:
+        for _ in range(2):
+            await trellis.submit_topic("job.echo", "hello", job_id="mine")
+        assert woken == ["now"], "what was there already is nothing new"
+    finally:
+        await ledger.close()
+        await objects.close()

@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Terminal
+from trellis.bus.aftermath import FOLLOWS_AS, Aftermath
+from trellis.bus.following import Follower
 from trellis.bus.pointers import make_pointers
+from trellis.bus.topics import Topics
+from trellis.cli.bus_waiting import LOOK_S, Ended, last_retry
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Output
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
 from trellis.storage.open import open_objects
+from trellis.testing import FakeClock
 from trellis.wiring import new_id
 
 SCHEDULER = Actor(role=Role.SCHEDULER, name="scheduler@test")
@@ -54,18 +61,37 @@ def held(url: str, job_id: str) -> None:
     on_ledger(url, act)
 
 
-def failed(url: str, job_id: str) -> None:
+def failed(url: str, job_id: str, **more: Any) -> None:
+    report = {"worker_id": "echo-1", "error_code": "BAD", "error_message": "no text", "execution_ms": 7, **more}
+    reported(url, job_id, Trigger.FAIL, report)
+
+
+def reported(url: str, job_id: str, trigger: str, report: dict[str, Any]) -> None:
     async def act(ledger: Ledger) -> None:
         await moved(ledger, job_id, "SCHEDULED", SCHEDULER, 0)
         sent = {"dispatch_id": "d", "worker_id": "echo-1", "subject": "worker.echo-1.jobs"}
         lease = (await moved(ledger, job_id, "DISPATCHED", SCHEDULER, None, **sent)).lease
         assert lease is not None
-        report = {"worker_id": "echo-1", "error_code": "BAD", "error_message": "no text", "execution_ms": 7}
+        body = json.dumps(report).encode()
         advances = (
             Advance(lease, "DISPATCHED", Trigger.START, data=b'{"worker_id":"echo-1"}'),
-            Advance(lease, "RUNNING", Trigger.FAIL, data=json.dumps(report).encode()),
+            Advance(lease, "RUNNING", trigger, data=body, result=body if trigger == Trigger.COMPLETE else None),
         )
         await ledger.turn(Turn(actor=Actor(role=Role.WORKER, name="echo-1"), advances=advances))
+
+    on_ledger(url, act)
+
+
+def followed_up(url: str) -> None:
+    """The reconciler draws its consequences."""
+
+    async def act(ledger: Ledger) -> None:
+        control = Actor(role=Role.CONTROL_PLANE, name="control@test")
+        follower = Follower(ledger=ledger, actor=control, clock=FakeClock(), follows_as=FOLLOWS_AS)
+        aftermath = Aftermath(ledger=ledger, topics=Topics(), follower=follower)
+        while (await aftermath.run_once()).events:
+            pass
+        await aftermath.let_go()
 
     on_ledger(url, act)
 
@@ -188,6 +214,89 @@ def test_a_failure_is_told_with_worker_code_and_time(local: Terminal):
     assert local("job", "result", job_id).code == 1
     waited = local("submit", "--topic", "job.echo", "--wait", "0.01")
     assert (waited.code, "has not ended" in waited.err) == (1, True)
+
+
+@pytest.mark.requirement("D45", "BUS-9")
+def test_whoever_approves_is_told_how_to_see_what_the_worker_would_be_given(local: Terminal):
+    job_id = local.submit("--topic", "job.files.delete", '{"path": "/srv/old"}')
+    held(local.url, job_id)
+    order = f"trellis job context {job_id}"
+    assert order in local("job", "explain", job_id).out
+    assert order in " ".join(local("job", "show", job_id).out.split())
+    shown = local("proposals", "show", f"approval-{job_id}")
+    assert order in " ".join(shown.err.split())
+    assert json.loads(shown.out)["content"]["context_ptr"].startswith("objects://ctx/")
+    assert local("job", "context", job_id).out == '{"path":"/srv/old"}\n'
+    assert local("job", "context", job_id, "--json").record == {"job_id": job_id, "context": {"path": "/srv/old"}}
+    elsewhere = local.submit("--topic", "job.echo", "--context", "objects://res/x")
+    refused = local("job", "context", elsewhere)
+    assert (refused.code != 0, "only what is kept as ctx" in refused.err) == (True, True)
+    for arguments, told in ((("--topic", "job.echo"), "has none"), (("work",), "is a leased-job")):
+        answer = local("job", "context", local.submit(*arguments))
+        assert (answer.code, told in " ".join(answer.err.split())) == (1, True)
+
+
+@pytest.mark.requirement("BUS-7")
+def test_explain_names_the_last_retry_also_when_it_failed_too(local: Terminal):
+    local.submit("--topic", "job.echo", "--id", "mine")
+    failed(local.url, "mine", status="FAILED_RETRYABLE")
+    assert "It is about to be done again under another id" in local("job", "explain", "mine").out
+    followed_up(local.url)
+    told = local("job", "explain", "mine").out
+    assert "It was done again as mine.r1, which is SCHEDULED." in told
+    assert ("trellis job explain mine.r1" in told, "job requeue" in told) == (True, False)
+    failed(local.url, "mine.r1", status="FAILED_FATAL")
+    told = local("job", "explain", "mine").out
+    assert "It was done again as mine.r1, which is FAILED." in told
+    assert ("trellis job explain mine.r1" in told, "trellis job requeue mine" in told) == (True, True)
+    over = local("job", "cancel", "mine")
+    assert (over.code, "mine.r1, which is FAILED" in " ".join(over.err.split())) == (1, True)
+
+
+@pytest.mark.requirement("BUS-7")
+def test_who_waits_for_a_job_that_is_done_again_waits_for_the_work(local: Terminal):
+    for name in ("good", "bad"):
+        local.submit("--topic", "job.echo", "--id", name)
+        failed(local.url, name, status="FAILED_RETRYABLE")
+    followed_up(local.url)
+    slow = local("submit", "--topic", "job.echo", "--id", "good", "--wait", "20ms")
+    assert (slow.code, "good.r1 has not ended after" in " ".join(slow.err.split())) == (1, True)
+    reported(local.url, "good.r1", Trigger.COMPLETE, {"worker_id": "echo-1", "result_ptr": "objects://res/x"})
+    failed(local.url, "bad.r1", status="FAILED_FATAL", error_code="WORSE")
+    waited = local("submit", "--topic", "job.echo", "--id", "good", "--wait", "30s", "--json")
+    assert (waited.code, waited.record["job_id"]) == (0, "good.r1")
+    assert waited.record["result"]["result_ptr"] == "objects://res/x"
+    assert "good is FAILED (BAD: no text); it is done again as good.r1" in " ".join(waited.err.split())
+    in_vain = local("submit", "--topic", "job.echo", "--id", "bad", "--wait", "30s")
+    told = " ".join(in_vain.err.split())
+    assert (in_vain.code, "bad is FAILED (BAD: no text)" in told) == (1, True)
+    assert ("bad.r1" in told, "WORSE: no text" in told) == (True, True)
+
+
+class Hurried(FakeClock):
+    """Time that passes when somebody waits for it."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+
+@pytest.mark.requirement("BUS-7")
+async def test_a_retry_that_is_not_made_yet_is_waited_for_as_long_as_there_is_time(capsys: pytest.CaptureFixture[str]):
+    cli = Cli(ledger=None, data=None, out=Output(as_json=False))
+    asked = list[str]()
+
+    async def look(job_id: str, left_s: float) -> Ended:
+        asked.append(job_id)
+        if job_id == "a.r1":
+            return Ended(state="SUCCEEDED")
+        return Ended(state="FAILED", error="E", due=len(asked) < 3, retry=None if len(asked) < 3 else "a.r1")
+
+    job_id, left_s = await last_retry(cli, look, "a", 10.0, Hurried())
+    assert (job_id, round(left_s, 3)) == ("a.r1", round(10.0 - 2 * LOOK_S, 3))
+    assert asked == ["a", "a", "a", "a.r1"]
+    asked.clear()
+    assert (await last_retry(cli, look, "a", 1.5 * LOOK_S, Hurried()))[0] == "a"
+    assert "a is FAILED (E); it is about to be done again" in capsys.readouterr().err
 
 
 def test_doctor_looks_at_what_is_set_about_the_bus(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,15 @@ from tests.cli.conftest import Terminal
 from tests.cli.test_up import PATIENCE_S, up
 from tests.servers.nats import NatsServer
 from trellis.bus.requests import JobRequest
+from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.safety.opening import open_kernel
+from trellis.bus.services import BusRole
+from trellis.bus.topics import Topics
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Output
+from trellis.cli.serving_bus import BusPart
+from trellis.ledgers import open_ledger
+from trellis.settings import read_settings
 from trellis.wiring import elapsed_s
 
 SHOP = """
@@ -51,6 +60,29 @@ def test_an_application_is_served_on_the_local_bus_and_leaves_its_result_behind_
         assert json.loads(kept.out) == {"echo": "hello", "job": answer.record["job_id"]}
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.requirement("BUS-2")
+@pytest.mark.parametrize("roles, woken", [(frozenset(BusRole), 1), (frozenset({BusRole.RECONCILER}), 0)])
+async def test_whoever_takes_jobs_in_finds_the_scheduler_of_its_process(
+    roles: frozenset[BusRole], woken: int, tmp_path: Path
+):
+    ledger = await open_ledger(f"sqlite:///{tmp_path / 'trellis.db'}")
+    schedulers = list[Callable[[], None]]()
+    part = BusPart(
+        settings=read_settings({}, tmp_path),
+        ledger=ledger,
+        topics=Topics(),
+        kernel=PolicyKernel(),
+        roles=roles,
+        schedulers=schedulers,
+    )
+    try:
+        async with part.opened(Cli(ledger=None, data=None, out=Output(as_json=False))):
+            assert len(schedulers) == woken
+        assert schedulers == []
+    finally:
+        await ledger.close()
 
 
 @pytest.mark.requirement("BUS-10")

@@ -110,6 +110,20 @@ async def test_a_held_job_is_decided_in_the_inbox_by_the_version_that_was_seen(g
     assert (await kinds(gateway, job_id))[-1] == "job_approved"
 
 
+@pytest.mark.requirement("D45", "RUN-4")
+async def test_whoever_decides_sees_what_the_worker_would_be_told(gateway: Gateway):
+    told = {
+        "workflow_id": "flow",
+        "adapter_id": "shell",
+        "context_ptr": "objects://ctx/x",
+        "env": {"PATH_TO_DELETE": "/srv/old"},
+        "labels": {"worker.region": "eu"},
+    }
+    await held(gateway.instance.ledger, job_id="delete-1", **told)
+    seen = (await gateway.client("owner").get("/proposals/approval-delete-1")).json()["content"]
+    assert {name: seen[name] for name in told} == told
+
+
 @pytest.mark.requirement("D45")
 async def test_what_was_never_held_is_not_in_the_inbox(gateway: Gateway):
     owner, free = gateway.client("owner"), await scheduled(gateway.instance.ledger)

@@ -150,6 +150,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/jobs/{job_id}"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/events"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/result"): lambda _, job: {"job_id": job, "expect": 404},
+    ("GET", "/jobs/{job_id}/context"): lambda _, job: {"job_id": job, "expect": 404},
     ("GET", "/jobs/{job_id}/context/{epoch}"): lambda world, _: {"job_id": world.waiting, "epoch": 1, "expect": 404},
     ("POST", "/jobs/{job_id}/cancel"): lambda _, job: {"job_id": job},
     ("POST", "/jobs/{job_id}/requeue"): lambda world, _: {"job_id": world.dead},
@@ -185,6 +186,7 @@ ABOUT_A_JOB = {
     ("GET", "/jobs/{job_id}"),
     ("GET", "/jobs/{job_id}/events"),
     ("GET", "/jobs/{job_id}/result"),
+    ("GET", "/jobs/{job_id}/context"),
     ("POST", "/jobs/{job_id}/cancel"),
 }
 

@@ -1,22 +1,31 @@
 """Jobs on topics over HTTP: what is asked, what is kept, what is told (BUS-2, BUS-9, BUS-11)."""
 
+import asyncio
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from tests.bus.safety.holding import held
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
 from trellis.bus.aftermath import Aftermath
 from trellis.bus.following import Follower
+from trellis.bus.local import LocalBus
 from trellis.bus.pointers import BYTES_MAX, Part
 from trellis.bus.requests import JobRequest
+from trellis.bus.safety.decisions import Decision
+from trellis.bus.safety.kernel import PolicyKernel
+from trellis.bus.services import BusParts, BusServices
 from trellis.engine.jobs import Actor, Advance, JobId, Lease, Move, Moved, NewJob, RequestId, Turn
 from trellis.lifecycles import Role, Trigger
+from trellis.storage.objects import CREATE
 from trellis.testing import FakeClock
 from trellis.wiring import new_id
 
+PATIENCE_S = 30.0
 WHOLE: dict[str, Any] = {
     "job_id": "order-7.step-1",
     "topic": "job.echo",
@@ -305,11 +314,16 @@ async def test_whoever_cancels_a_job_that_is_done_again_is_told_as_what_and_may_
     await steps.reported(await steps.dispatched(), Trigger.FAIL, status="FAILED_RETRYABLE")
     soon = [await ada.post("/jobs/mine/cancel"), await admin.post("/jobs/mine/requeue")]
     assert [(one.status_code, "about to be done again" in one.json()["detail"]) for one in soon] == [(409, True)] * 2
+    assert (await ada.get("/jobs/mine")).json()["retry"] == {"job_id": None, "status": None, "due": True}
     await _follow_up(gateway)
     refused = [await ada.post("/jobs/mine/cancel"), await admin.post("/jobs/mine/requeue")]
     assert [(one.status_code, "as mine.r1, which is" in one.json()["detail"]) for one in refused] == [(409, True)] * 2
+    assert (await ada.get("/jobs/mine")).json()["retry"] == {"job_id": "mine.r1", "status": "SCHEDULED", "due": False}
     assert (await other.post("/jobs/mine.r1/cancel")).status_code == 403
     assert (await ada.post("/jobs/mine.r1/cancel")).json()["status"] == "CANCELLED"
+    in_vain = await ada.post("/jobs/mine/cancel")
+    assert (in_vain.status_code, "as mine.r1, which is CANCELLED" in in_vain.json()["detail"]) == (409, True)
+    assert (await ada.get("/jobs/mine.r1")).json()["retry"] is None
     assert (await admin.post("/jobs/mine/requeue")).status_code == 200
 
 
@@ -326,8 +340,113 @@ async def _follow_up(gateway: Gateway) -> None:
 async def test_a_submitter_sees_and_fetches_its_own_alone(gateway: Gateway):
     steps = await submitted(gateway)
     stranger = gateway.client("submitter", name="somebody")
-    for path in (f"/jobs/{steps.job_id}", f"/jobs/{steps.job_id}/result"):
-        assert (await stranger.get(path)).status_code == 403
+    for path in ("", "/result", "/context"):
+        assert (await stranger.get(f"/jobs/{steps.job_id}{path}")).status_code == 403
+
+
+# --- what its worker is given --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-9", "D45")
+async def test_what_a_worker_is_given_is_read_by_whoever_may_read_the_job(gateway: Gateway):
+    ada = gateway.client("submitter", name="ada")
+    made = (await ada.post("/jobs", json={"topic": "job.echo", "payload": {"text": "hello"}})).json()
+    for client in (ada, gateway.client("owner"), gateway.client("frontend"), gateway.client("control-plane")):
+        answer = await client.get(f"/jobs/{made['job_id']}/context")
+        assert (answer.status_code, answer.content) == (200, b'{"text":"hello"}')
+        assert answer.headers["content-type"] == "application/octet-stream"
+
+
+@pytest.mark.requirement("BUS-9", "AUTH-3")
+async def test_a_pointer_to_what_somebody_else_named_is_followed_for_those_alone_who_decide(gateway: Gateway):
+    objects, ada = gateway.instance.objects, gateway.client("submitter", name="ada")
+    await objects.put("bus/ctx/of-eve", b"the payload of somebody else", when=CREATE)
+    await objects.put(f"bus/ctx/{'0' * 64}", b"not what it is named after", when=CREATE)
+    for number, key in enumerate(("of-eve", "of-nobody", "0" * 64)):
+        asked = {"topic": "job.echo", "job_id": f"j{number}", "context_ptr": f"objects://ctx/{key}"}
+        assert (await ada.post("/jobs", json=asked)).status_code == 202
+        for client in (ada, gateway.client("worker"), gateway.client("frontend")):
+            refused = await client.get(f"/jobs/j{number}/context")
+            assert (refused.status_code, refused.json()["rule"]) == (403, "jobs.approve")
+    for role in ("owner", "control-plane"):
+        assert (await gateway.client(role).get("/jobs/j0/context")).content == b"the payload of somebody else"
+        assert (await gateway.client(role).get("/jobs/j1/context")).status_code == 404
+
+
+@pytest.mark.requirement("BUS-9")
+@pytest.mark.parametrize(
+    "pointer, status",
+    [("s3://bucket/x", 422), ("objects://res/x", 422), ("objects://../agents/x", 422), ("redis://ctx:1", 422)],
+)
+async def test_what_is_not_kept_as_a_context_is_read_by_nobody_as_one(gateway: Gateway, pointer: str, status: int):
+    await gateway.instance.objects.put("bus/res/x", b"a result", when=CREATE)
+    steps = await submitted(gateway, context_ptr=pointer)
+    assert (await gateway.client("owner").get(f"/jobs/{steps.job_id}/context")).status_code == status
+
+
+async def test_a_job_without_a_context_says_so(gateway: Gateway):
+    owner, steps = gateway.client("owner"), await submitted(gateway)
+    other = (await owner.post("/jobs", json={"type": "work"})).json()["job_id"]
+    for job_id, told in ((steps.job_id, "has none"), (other, "is a leased-job")):
+        answer = await owner.get(f"/jobs/{job_id}/context")
+        assert (answer.status_code, told in answer.json()["detail"]) == (404, True)
+
+
+# --- waking the scheduler of this process ----------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-2", "D45")
+async def test_what_is_new_on_a_topic_or_let_go_wakes_the_scheduler_beside_the_gateway(gateway: Gateway):
+    owner, woken = gateway.client("owner"), list[str]()
+    gateway.instance.schedulers.append(lambda: woken.append("now"))
+    asked = {"topic": "job.echo", "job_id": "mine"}
+    for body, often in ((asked, 1), (asked, 1), ({"type": "work"}, 1)):
+        assert (await owner.post("/jobs", json=body)).status_code == 202
+        assert len(woken) == often
+    held_ones = [await held(gateway.instance.ledger, job_id=name) for name in ("one", "two")]
+    assert (await owner.post(f"/jobs/{held_ones[0]}/approval", json={"decision": "approve"})).status_code == 200
+    path = f"/proposals/approval-{held_ones[1]}"
+    assert (await owner.patch(path, json={"decision": "approve"})).status_code == 200
+    steps = Steps(gateway=gateway, job_id=JobId("mine"))
+    await steps.reported(await steps.dispatched(), Trigger.FAIL, status="FAILED_FATAL")
+    assert (await gateway.client("control-plane").post("/jobs/mine/requeue")).status_code == 200
+    assert len(woken) == 4
+    intent = {"action": "job", "target": "job.echo", "payload": {"topic": "job.echo"}}
+    assert (await owner.post("/inbox/submit", json={"intent": intent})).status_code == 202
+    assert len(woken) == 5
+
+
+class Heard(PolicyKernel):
+    """Lets everything go, and says of which job it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.about = asyncio.Queue[str]()
+
+    async def check(self, request: JobRequest) -> Decision:
+        self.about.put_nowait(request.job_id)
+        return await super().check(request)
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_a_job_submitted_over_http_is_looked_at_before_the_schedulers_next_pass(gateway: Gateway):
+    clock, instance, kernel = FakeClock(), gateway.instance, Heard()
+    bus = LocalBus("trellis", clock=clock, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    parts = BusParts(
+        ledger=instance.ledger,
+        bus=bus,
+        topics=instance.topics,
+        kernel=kernel,
+        clock=clock,
+        new_id=new_id,
+        name="up@test",
+    )
+    services = BusServices(parts)
+    instance.schedulers.append(services.scheduler.wake)
+    steps = await submitted(gateway)
+    assert await asyncio.wait_for(kernel.about.get(), PATIENCE_S) == steps.job_id, "no service runs, and time stands"
+    await services.scheduler.drain()
+    await bus.close()
 
 
 async def test_a_request_that_is_none_of_ours_is_shown_as_it_was_stored(gateway: Gateway):

@@ -174,7 +174,10 @@ def job_of(inbox: str) -> JobId | None:
 
 
 def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
-    """A held job in the shape of a proposal, after the last of these events; None for one that was never held."""
+    """A held job in the shape of a proposal, after the last of these events; None for one that was never held.
+
+    It says all that its worker would be told, and where its payload is: whoever approves it shall see what.
+    """
     holds = [event for event in events if event.type == "job_held"]
     if not holds:
         return None
@@ -200,6 +203,10 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
             "topic": job.type,
             "tenant": tenant,
             "principal": principal,
+            "workflow_id": request.get("workflow_id", ""),
+            "adapter_id": request.get("adapter_id", ""),
+            "context_ptr": request.get("context_ptr", ""),
+            "env": request.get("env") or {},
             "labels": request.get("labels") or {},
             "risk_tags": meta.get("risk_tags") or [],
             "capability": meta.get("capability", ""),

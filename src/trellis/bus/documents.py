@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
+from trellis.bus.errors import RequestInvalid
 from trellis.bus.requests import JobRequest
 from trellis.engine.records import Event, Job, Place, Signal
 from trellis.storage.documents import timestamp
@@ -91,6 +92,14 @@ def result_pointer(events: Sequence[Event]) -> str | None:
     """Where the result of a job that succeeded is, if its worker left one."""
     said = next((data_of(event).get("result_ptr") for event in reversed(events) if event.type == "job_succeeded"), None)
     return str(said) if said else None
+
+
+def context_pointer(job: Job) -> str | None:
+    """Where the payload of a job on a topic is; None for one that has none, or whose request is none of ours."""
+    try:
+        return JobRequest.read(job.payload or b"").context_ptr or None
+    except RequestInvalid:
+        return None
 
 
 def refused_of(signals: Sequence[Signal]) -> list[dict[str, Any]]:

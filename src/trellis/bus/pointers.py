@@ -34,7 +34,10 @@ KEPT_S_DEFAULT = 30 * 24 * 3600.0
 KEPT_FOR_GOOD = -1
 """What Redis says of a key that has no end."""
 
+DIGEST_CHARS = 64
+
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Part(StrEnum):
@@ -101,6 +104,17 @@ class Pointers:
         if found is None:
             raise PointerGone(pointer=pointer)
         return found
+
+    def is_kept_here(self, pointer: str, body: bytes, *, part: Part) -> bool:
+        """Whether it is the pointer that `put` gives for these bytes: then whoever wrote it down had them, or was told by one who had."""
+        scheme = pointer.partition("://")[0]
+        return pointer == self.pointer_to(body, part=part, scheme=scheme)
+
+    def may_be_kept_here(self, pointer: str, *, part: Part) -> bool:
+        """Whether a pointer of `put` looks so. Any other is a key that somebody chose, and may be anybody's."""
+        store, key = self._behind(pointer)
+        digest = key[-DIGEST_CHARS:]
+        return _DIGEST.fullmatch(digest) is not None and key == store.key(part, digest)
 
     def pointer_to(self, body: bytes, *, part: Part, scheme: str = OBJECTS) -> str:
         """Where these bytes are once they are written; raises PointerUnknown, PointerTooLarge. Nothing is written."""

@@ -11,6 +11,7 @@ here has a bound, whatever is said on the bus.
 import json
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -57,6 +58,8 @@ SAID_EVERY_S = 10.0
 """How often the log says the same about workers that are not taken in."""
 TOLD_EVERY_S = 10.0
 """How often the ledger is told of one worker, for people who look."""
+FIRST_TOLD_MAX = 100
+"""How many workers the ledger is told of for the first time within one such interval: a name stays there for good."""
 NAMES_TOLD_MAX = 50
 PROTOCOL_VERSION = 1
 WORKER_ID = re.compile(r"[A-Za-z0-9_:@-]+(\.[A-Za-z0-9_:@-]+)*")
@@ -173,6 +176,7 @@ class Workers:
     _ended: Recent[str, str] = field(default_factory=lambda: Recent(ENDED_MAX))
     _listening: list[Listening] = field(default_factory=list[Listening])
     _looked_at: float = -math.inf
+    _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_TOLD_MAX))
     _said_at: dict[str, float] = field(default_factory=dict[str, float])
 
     # --- what is heard ---------------------------------------------------------------------------------------------
@@ -323,6 +327,10 @@ class Workers:
         known = self._workers.get(worker_id)
         if self.ledger is None or known is None or now < known.told_at + TOLD_EVERY_S:
             return
+        if known.told_at == -math.inf:
+            if len(self._first_told) == FIRST_TOLD_MAX and now < self._first_told[0] + TOLD_EVERY_S:
+                return  # with a later heartbeat
+            self._first_told.append(now)
         known.told_at = now
         try:
             await self.ledger.beat(Actor(role=Role.WORKER, name=worker_id), _told(known))

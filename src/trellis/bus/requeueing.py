@@ -1,18 +1,43 @@
 """An operator runs a job on a topic again: as a new job, linked to the one that ended, with fresh attempts and a fresh deadline (D39)."""
 
 import hashlib
+from dataclasses import dataclass
 
 from trellis.bus.derived import ids_after
-from trellis.bus.families import Families
+from trellis.bus.families import SUCCEEDED, Families
 from trellis.bus.requests import FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
 from trellis.engine.jobs import Actor, Mismatch, RequestId, Submitted
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Job
+from trellis.engine.records import Job, Place
 
 REQUEUED = frozenset({"FAILED", "TIMEOUT", "DENIED"})
 DIGEST_CHARS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Again:
+    """What came after a job that failed or timed out."""
+
+    last: Job | None
+    """The job that did it again, the last of them; None while the first is still to be made."""
+    due: bool
+    """Whether another one is about to be made."""
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether that came to a bad end too, and for good."""
+        return (
+            not self.due and self.last is not None and self.last.place is Place.ENDED and self.last.state != SUCCEEDED
+        )
+
+    @property
+    def words(self) -> str:
+        """The same, for people, as the middle of a sentence."""
+        told = "" if self.last is None else f"it was done again as {self.last.job_id}, which is {self.last.state}"
+        soon = "it is about to be done again under another id, in a moment" if self.due else ""
+        return "; ".join(filter(None, (told, soon)))
 
 
 async def run_again(ledger: Ledger, actor: Actor, job: Job, topics: Topics, request_id: RequestId) -> Submitted:
@@ -29,9 +54,9 @@ async def run_again(ledger: Ledger, actor: Actor, job: Job, topics: Topics, requ
         labels[FIRST_PARENT] = request.step_of
     job_id = ids_after(job.job_id, f".q-{digest}")[0]
     again = None if await ledger.job(job_id) is not None else await done_again(ledger, job, topics)
-    if again is not None:
+    if again is not None and not again.in_vain:
         raise InvalidTransition(
-            job_id=job.job_id, source=job.state, target="PENDING", actor=actor.role.value, reason=again
+            job_id=job.job_id, source=job.state, target="PENDING", actor=actor.role.value, reason=again.words
         )
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
     made = request.model_copy(update=changes | {"meta": _unkeyed(request)})
@@ -42,15 +67,13 @@ async def run_again(ledger: Ledger, actor: Actor, job: Job, topics: Topics, requ
     return answer
 
 
-async def done_again(ledger: Ledger, job: Job, topics: Topics) -> str | None:
-    """What stands for a job that failed or timed out, in words; None when nothing does: it was not done again, or in vain."""
+async def done_again(ledger: Ledger, job: Job, topics: Topics) -> Again | None:
+    """What came after a job that failed or timed out, also when it failed too; None when nothing does, or the job ended otherwise."""
     standing = await Families(ledger=ledger, topics=topics).stands_as(job)
-    if standing is None or standing.failed:
+    if standing is None:
         return None
-    if standing.to_be_retried:
-        return "it is about to be done again under another id, in a moment"
-    last = standing.job
-    return None if last.job_id == job.job_id else f"it was done again as {last.job_id}, which is {last.state}"
+    last = None if standing.job.job_id == job.job_id else standing.job
+    return None if last is None and not standing.to_be_retried else Again(last=last, due=standing.to_be_retried)
 
 
 def _unkeyed(request: JobRequest) -> object:

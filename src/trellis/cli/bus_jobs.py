@@ -1,18 +1,23 @@
 """The part of the command line that is about jobs on topics: asking for one, and saying in words how it stands."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from trellis.bus.documents import decision_of, dispatch_of, hold_of, refused_of, report_of, worker_of
+from trellis.bus.documents import context_pointer, decision_of, dispatch_of, hold_of, refused_of, report_of, worker_of
 from trellis.cli import values
+from trellis.cli.invocation import Cli
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.operations.bus_words import approval_of
+from trellis.operations.explain import Explanation
+
+if TYPE_CHECKING:  # loaded by those who have a failed job
+    from trellis.bus.requeueing import Again
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[
@@ -111,11 +116,30 @@ def _pairs(texts: list[str] | None) -> dict[str, str] | None:
     return found
 
 
+def with_retry(told: Explanation, again: "Again") -> Explanation:
+    """What is said of a failed job, with the job that did it again: while that may come to something, it is what happens next."""
+    sentence = f"{again.words[0].upper()}{again.words[1:]}."
+    look = () if again.last is None else (f"trellis job explain {again.last.job_id}\tsee how that stands",)
+    if again.in_vain:
+        return replace(told, why=(*told.why, sentence), you_can=(*look, *told.you_can))
+    beside = tuple(line for line in told.you_can if "job requeue" not in line)
+    return replace(told, next=(sentence,), you_can=(*look, *beside))
+
+
+def say_context(cli: Cli, told: Mapping[str, Any]) -> None:
+    """How to see what the worker of a job is given, beside a document that only says where it is."""
+    job_id = told.get("job_id")
+    if job_id and told.get("context_ptr") and not cli.out.as_json:
+        cli.out.note(f"what its worker is given: trellis job context {job_id}")
+
+
 def bus_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> list[tuple[str, str | Text]]:
     """What `job show` says of a job on a topic beside what it says of any."""
     report, hold, decision = report_of(job, events), hold_of(job, events), decision_of(events)
     sent, worker = dispatch_of(events), worker_of(job, events)
+    given = context_pointer(job)
     facts: list[tuple[str, str | Text]] = [
+        ("context at", f"{given}: trellis job context {job.job_id}" if given else ""),
         ("worker", worker or ("whoever listens" if sent is not None else "")),
         ("took", f"{report['execution_ms']} ms" if report.get("execution_ms") else ""),
         ("error", ": ".join(filter(None, (report.get("error_code"), report.get("error_message"))))),

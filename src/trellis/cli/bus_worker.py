@@ -1,5 +1,6 @@
 """`trellis worker MODULE:APP --bus URL`: the same handlers, for jobs that come over the bus."""
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -10,7 +11,9 @@ from typing import Any
 
 from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
+from trellis.bus.port import Bus
 from trellis.cli.invocation import Cli, sqlite_path
+from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.instance import places
 from trellis.settings import BUS_SCHEMES, LOCAL_BUS, Settings
@@ -21,6 +24,9 @@ from trellis.worker.app import App
 from trellis.worker.drain import run_until_signalled
 from trellis.worker.on_bus import BusWorker
 from trellis.worker.on_bus_options import BusWorkerOptions, as_worker_id, checked_worker_id
+
+LOOK_S = 0.5
+"""How often a worker looks whether the bus is there that it waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +101,24 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
             worker = BusWorker(
                 app, bus, options, clock=SystemClock(), new_id=new_id, resolver=resolver, cpu_load=ProcessLoad()
             )
-            topics = ", ".join(worker.topics)
-            cli.out.note(f"{worker.worker_id} serves {topics} at {bus.url}; Ctrl-C drains, twice hurries")
-            return await run_until_signalled(worker)
+            serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C drains, twice hurries"
+            telling = asyncio.create_task(say_served(cli, bus, serves, SystemClock()))
+            try:
+                return await run_until_signalled(worker)
+            finally:
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
         finally:
             await bus.close()
+
+
+async def say_served(cli: Cli, bus: Bus, serves: str, clock: Clock) -> None:
+    """Say what this worker does once the bus answers; before that, that it waits."""
+    if not bus.connected:
+        cli.out.note(f"waiting for {bus.url}, which does not answer; Ctrl-C ends it")
+    while not bus.connected:
+        await clock.sleep(LOOK_S)
+    cli.out.note(serves)
 
 
 def checked_url(url: str) -> str:

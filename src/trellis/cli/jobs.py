@@ -2,16 +2,15 @@
 
 import json as json_
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from trellis.bus.documents import hold_of, result_pointer
+from trellis.bus.documents import context_pointer, hold_of, result_pointer
 from trellis.cli import approvals, over_http, values
-from trellis.cli.bus_jobs import bus_facts
+from trellis.cli.bus_jobs import bus_facts, with_retry
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
@@ -39,6 +38,9 @@ from trellis.operations.explain import duration, explain, goes_on, waits_for
 from trellis.operations.letters import letter_of
 from trellis.wiring import new_id
 
+if TYPE_CHECKING:  # nobody else here needs the bus
+    from trellis.bus.requeueing import Again
+
 SECTION = "Jobs"
 PAGE_MAX = 500
 PAYLOAD_CHARS_INLINE = 60
@@ -55,6 +57,7 @@ def add_to(program: typer.Typer) -> None:
     job = group(program, "job", section=SECTION, help_="Show, explain, cancel, requeue, approve or deny one job.")
     command(job, "show", over_http=over_http.show_job)(show)
     command(job, "result", over_http=over_http.job_result)(result)
+    command(job, "context", over_http=over_http.job_context)(context)
     command(job, "explain")(explain_job)
     command(job, "cancel", over_http=over_http.cancel_job)(cancel)
     command(job, "requeue", over_http=over_http.requeue_job)(requeue)
@@ -239,7 +242,25 @@ async def result(cli: Cli, id_: JobArgument) -> None:
             body = await pointers.read(pointer, part=Part.RESULT)
     if body is None:
         raise Refused(detail=f"Job {job.job_id} is {job.state} and has no result.")
-    over_http.print_result(cli, job.job_id, body)
+    over_http.print_bytes(cli, job.job_id, "result", body)
+
+
+async def context(cli: Cli, id_: JobArgument) -> None:
+    """Print what the worker of a job on a topic is given: what is at its pointer."""
+    async with cli.open() as ledger:
+        job = await _found(ledger, id_)
+    pointer = context_pointer(job) if job.lifecycle == BUS_JOB.name else None
+    if pointer is None:
+        where = (
+            "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}; `trellis job show` has its payload"
+        )
+        raise Refused(detail=f"Only a job on a topic has a context: {job.job_id} {where}.")
+    from trellis.bus.pointers import Part
+    from trellis.fleet import open_pointers  # nobody else here needs the bus
+
+    async with open_pointers(cli.settings, cli.url) as pointers:
+        body = await pointers.read(pointer, part=Part.CONTEXT)
+    over_http.print_bytes(cli, job.job_id, "context", body)
 
 
 async def explain_job(cli: Cli, id_: JobArgument) -> None:
@@ -250,8 +271,7 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         told = explain(job, events, await surroundings(ledger, job))
         again = await _done_again(cli, ledger, job)
         if again is not None:
-            beside = tuple(line for line in told.you_can if "job requeue" not in line)
-            told = replace(told, next=(f"{again[0].upper()}{again[1:]}.",), you_can=beside)
+            told = with_retry(told, again)
     if cli.out.as_json:
         cli.out.record({"job_id": job.job_id, **as_record(told)})
         return
@@ -306,12 +326,12 @@ async def _over(cli: Cli, job: Job) -> Refused:
     async with cli.open() as ledger:
         ago = duration((await ledger.now() - job.updated_at).total_seconds())
         again = await _done_again(cli, ledger, job)
-    when = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago" + (f"; {again}" if again else "")
+    when = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago" + (f"; {again.words}" if again else "")
     return Refused(detail=f"Job {job.job_id} has ended already: it is {job.state} since {when}.")
 
 
-async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> str | None:
-    """What stands for a job on a topic that failed; None for every other."""
+async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Again | None":
+    """What came after a job on a topic that failed; None for every other."""
     if job.lifecycle != BUS_JOB.name or job.place is not Place.ENDED:
         return None
     from trellis.bus.requeueing import done_again

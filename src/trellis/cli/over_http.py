@@ -14,7 +14,8 @@ import pydantic
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
 from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
-from trellis.cli.bus_jobs import OnBus
+from trellis.cli.bus_jobs import OnBus, say_context
+from trellis.cli.bus_waiting import at_gateway, last_retry, told_error
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, state_text
@@ -22,13 +23,15 @@ from trellis.cli.queue_jobs import ForAgent, is_queue_job, say_made, say_undrive
 from trellis.cli.run_output import run_facts, say_ended, step_bar, took
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
-from trellis.http.job_shapes import EventShape, JobDocument, JobShape, JobSubmitted
+from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobSubmitted
 from trellis.http.shapes import AgentShape, ArtifactListed, ProposalShape, RunListed
 from trellis.lifecycles import LIFECYCLES
+from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import SERVICE_SLOW_S, duration
+from trellis.wiring import SystemClock
 
 if TYPE_CHECKING:  # HTTP is loaded when it is used
     from trellis.http.client import GatewayClient
@@ -193,6 +196,7 @@ async def show_proposal(cli: Cli, id_: str) -> None:
     async with cli.client() as client:
         found = await client.proposals.get(id_)
     _told(cli, _record(found), json.dumps(found.model_dump(mode="json"), ensure_ascii=False, indent=2))
+    say_context(cli, found.content)
 
 
 async def approve(cli: Cli, id_: str, note: str | None) -> None:
@@ -325,6 +329,9 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
         if not job.created:
             cli.out.note("this job was there already: nothing new was written")
         return 0
+    job_id, left_s = job.job_id, wait_s
+    if job.lifecycle == BUS_JOB.name:
+        job_id, left_s = await last_retry(cli, at_gateway(client), job_id, wait_s, SystemClock())
     of_queue = job.lifecycle == QUEUE_JOB.name
     soon_s = min(wait_s, SERVICE_SLOW_S) if of_queue else 0.0
     if of_queue:
@@ -332,16 +339,18 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
             await client.jobs.wait(job.job_id, soon_s)
         say_undriven(cli, (await client.jobs.get(job.job_id)).status)
     try:
-        ended = await client.jobs.wait(job.job_id, wait_s - soon_s)
+        ended = await client.jobs.wait(job_id, left_s - soon_s)
     except TimeoutError:
-        cli.out.error(f"job {job.job_id} has not ended after {duration(wait_s)}", f"trellis job show {job.job_id}")
+        cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", f"trellis job show {job_id}")
         return 1
     if not LIFECYCLES[ended.lifecycle].by_name[ended.status].success:
-        cli.out.error(f"job {job.job_id} ended as {ended.status}", f"trellis job show {job.job_id}")
+        why = told_error(ended.error_code, ended.error_message) if isinstance(ended, BusJob) else ""
+        told = f"job {job_id} ended as {ended.status}" + (f": {why}" if why else "")
+        cli.out.error(told, f"trellis job show {job_id}")
         return 1
     _told(
         cli,
-        {"job_id": job.job_id, "created": job.created, "result": ended.result},
+        {"job_id": job_id, "created": job.created, "result": ended.result},
         json.dumps(ended.result, indent=2, ensure_ascii=False),
     )
     if of_queue:
@@ -408,25 +417,33 @@ async def show_job(cli: Cli, id_: str) -> None:
         Column[EventShape](title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
     ]
     cli.out.listing(events, columns, empty="")
+    say_context(cli, record)
 
 
 async def job_result(cli: Cli, id_: str) -> None:
     """What came of a job, itself."""
     async with cli.client() as client:
         body = await client.jobs.result(id_)
-    print_result(cli, id_, body)
+    print_bytes(cli, id_, "result", body)
 
 
-def print_result(cli: Cli, job_id: str, body: bytes) -> None:
-    """The bytes as they are, for a file or a pipe; with --json as text in a record."""
+async def job_context(cli: Cli, id_: str) -> None:
+    """What the worker of a job on a topic is given."""
+    async with cli.client() as client:
+        body = await client.jobs.context(id_)
+    print_bytes(cli, id_, "context", body)
+
+
+def print_bytes(cli: Cli, job_id: str, name: str, body: bytes) -> None:
+    """The bytes as they are, for a file or a pipe; with --json as text in a record, under this name."""
     if not cli.out.as_json:
         sys.stdout.buffer.write(body)
         cli.out.line()
         return
     try:
-        cli.out.record({"job_id": job_id, "result": json.loads(body)})
+        cli.out.record({"job_id": job_id, name: json.loads(body)})
     except ValueError:
-        cli.out.record({"job_id": job_id, "result": body.decode("utf-8", "replace")})
+        cli.out.record({"job_id": job_id, name: body.decode("utf-8", "replace")})
 
 
 def _plain(value: Any) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from trellis.bus import approvals
 from trellis.cli import over_http, values
+from trellis.cli.bus_jobs import say_context
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
@@ -102,6 +103,7 @@ async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
         cli.out.record(_record(document))
     else:
         cli.out.line(json.dumps(document, ensure_ascii=False, indent=2))
+        say_context(cli, document["content"])
 
 
 async def approve(

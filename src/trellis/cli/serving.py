@@ -104,6 +104,7 @@ def _bus(instance: Instance, roles: frozenset[str] | None, app: App | None) -> B
         roles=on_bus,
         app=app,
         pointers=instance.pointers,
+        schedulers=instance.schedulers,
     )
 
 

@@ -5,7 +5,7 @@ A bus that does not answer is no reason not to start: jobs are taken in all the 
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +42,8 @@ class BusPart:
     roles: frozenset[BusRole]
     app: App | None = None
     pointers: Pointers | None = None
+    schedulers: list[Callable[[], None]] | None = None
+    """Where whoever takes jobs in beside it finds what wakes its scheduler."""
 
     @asynccontextmanager
     async def opened(self, cli: Cli) -> AsyncGenerator[BusServices]:
@@ -63,6 +65,9 @@ class BusPart:
             services = BusServices(parts, self.roles)
             stack.push_async_callback(services.stop)
             await services.start()
+            if self.schedulers is not None and BusRole.SCHEDULER in self.roles:
+                self.schedulers.append(services.scheduler.wake)
+                stack.callback(self.schedulers.remove, services.scheduler.wake)
             if self.app is not None:
                 await stack.enter_async_context(self._worker(bus, self.app))
             self._say(cli, bus)

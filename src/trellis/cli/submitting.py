@@ -1,7 +1,7 @@
 """`trellis submit`: one job of whichever kind, and what came of it."""
 
 import json as json_
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from trellis.bus.wishes import TopicWishes
 from trellis.cli import over_http, values
 from trellis.cli.applications import load_app
 from trellis.cli.bus_jobs import ContextOption, LabelOption, OnBus, RequestOption, TenantOption, TopicOption
+from trellis.cli.bus_waiting import in_ledger, last_retry
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli
 from trellis.cli.queue_jobs import (
@@ -24,8 +25,10 @@ from trellis.cli.queue_jobs import (
     submit_queue_job,
 )
 from trellis.client import JobHandle, Trellis
+from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.operations.explain import SERVICE_SLOW_S, duration, is_alive, served_types
+from trellis.wiring import SystemClock
 from trellis.worker.requests import SubmitSettings
 
 SECTION = "Jobs"
@@ -165,7 +168,15 @@ async def _on_topic(
         )
         if wait_s is None:
             return await _submitted(cli, trellis, handle, None)
-        return await _waited(cli, handle, wait_s)
+        return await _waited_for_work(cli, trellis, handle, wait_s)
+
+
+async def _waited_for_work(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
+    """Wait over retries that are other jobs; what came of the last one is what came of it."""
+    last, left_s = await last_retry(cli, in_ledger(cli, trellis), handle.id, wait_s, SystemClock())
+    if last != handle.id:
+        handle = JobHandle(trellis, JobId(last), type_=handle.type, created=handle.created, returns=Any)
+    return await _waited(cli, handle, left_s, of_s=wait_s)
 
 
 async def _for_agent(cli: Cli, asked: dict[str, Any], key: str | None, wait_s: float | None) -> int:
@@ -183,7 +194,7 @@ async def _waited_for_queue(cli: Cli, trellis: Trellis, handle: JobHandle, wait_
     with suppress(TimeoutError):
         await trellis.wait(handle.id, soon_s)
     say_undriven(cli, (await trellis.job(handle.id)).state)
-    return await _waited(cli, handle, wait_s - soon_s, of_s=wait_s)
+    return await _waited(cli, handle, wait_s - soon_s, of_s=wait_s, done=say_made)
 
 
 async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str | None) -> int:
@@ -209,8 +220,15 @@ async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
         cli.out.note(f"no living worker serves {type_}{hint}")
 
 
-async def _waited(cli: Cli, handle: JobHandle, wait_s: float, *, of_s: float | None = None) -> int:
-    """Wait so long for the end, and print the result; `of_s` is how long it was meant to be in all."""
+async def _waited(
+    cli: Cli,
+    handle: JobHandle,
+    wait_s: float,
+    *,
+    of_s: float | None = None,
+    done: Callable[[Cli, Any], None] | None = None,
+) -> int:
+    """Wait so long for the end, print the result and say what `done` says of it; `of_s` is how long it was meant to be in all."""
     try:
         result = await handle.result(timeout_s=wait_s)
     except TimeoutError:
@@ -221,6 +239,6 @@ async def _waited(cli: Cli, handle: JobHandle, wait_s: float, *, of_s: float | N
         cli.out.record({"job_id": handle.id, "created": handle.created, "result": result})
     else:
         cli.out.line(json_.dumps(result, indent=2, ensure_ascii=False))
-    if of_s is not None:
-        say_made(cli, result)
+    if done is not None:
+        done(cli, result)
     return 0

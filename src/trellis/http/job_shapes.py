@@ -133,6 +133,14 @@ class BusDispatch(pydantic.BaseModel):
     at: str
 
 
+class BusRetry(pydantic.BaseModel):
+    """The job that does a failed one again, the last of them; `due` while another one is about to be made."""
+
+    job_id: str | None
+    status: str | None
+    due: bool
+
+
 class BusJob(JobWhole):
     """A job on a topic (document 004): what was asked, who does it, what came of it. Its payload is at `context_ptr`, its result at `result_ptr`.
 
@@ -204,6 +212,7 @@ class BusJob(JobWhole):
                     },
                     "refused_results": [],
                     "children": "/jobs?parent_id=0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77",
+                    "retry": None,
                 }
             ]
         }
@@ -236,6 +245,7 @@ class BusJob(JobWhole):
     dispatch: BusDispatch | None
     refused_results: list[dict[str, Any]]
     children: str
+    retry: BusRetry | None
 
 
 class AnyJob(pydantic.RootModel[QueueJob | BusJob | JobWhole]):

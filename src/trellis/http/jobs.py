@@ -114,6 +114,10 @@ class Jobs:
         """What came of a job: of one on a topic the bytes at its `result_ptr`, of any other its result as JSON. Raises NotFound."""
         return (await self._calls.ask(Ask(method="GET", path=path_of("jobs", job_id, "result")))).body
 
+    async def context(self, job_id: str) -> bytes:
+        """What the worker of a job on a topic is given: the bytes at its `context_ptr`. Raises NotFound, and Forbidden for what may be another's."""
+        return (await self._calls.ask(Ask(method="GET", path=path_of("jobs", job_id, "context")))).body
+
     async def list(
         self,
         *,

@@ -163,6 +163,7 @@ class SyncJobs(Twin):
     submit_asked = Blocking(Jobs.submit_asked)
     get = Blocking(Jobs.get)
     result = Blocking(Jobs.result)
+    context = Blocking(Jobs.context)
     list = Blocking(Jobs.list)
     events = Blocking(Jobs.events)
     wait = Blocking(Jobs.wait)

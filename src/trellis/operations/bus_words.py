@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trellis.bus.documents import decision_of, dispatch_of, hold_of, report_of, worker_of
+from trellis.bus.documents import context_pointer, decision_of, dispatch_of, hold_of, report_of, worker_of
 from trellis.engine.records import Event, Job, Place
 from trellis.lifecycles.bus_job import BUS_JOB
 
@@ -92,6 +92,8 @@ def you_can(job: Job, events: Sequence[Event]) -> Iterator[str]:
         return
     hold = hold_of(job, events)
     if hold is not None and hold.kind == "human":
+        if context_pointer(job) is not None:
+            yield f"trellis job context {job.job_id}\tsee what its worker would be given"
         yield f"trellis job approve {job.job_id}\tlet it go"
         yield f"trellis job deny {job.job_id} --note TEXT\trefuse it"
     if job.state in RUN_AGAIN:

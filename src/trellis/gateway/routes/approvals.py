@@ -56,6 +56,7 @@ async def approval(
         request_id=asked.request_id,
         policy_hash=body.policy_hash,
     )
+    instance.wake_bus()
     mark(response, replayed=answer.repeated)
     return {
         "job_id": job.job_id,

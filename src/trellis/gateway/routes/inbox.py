@@ -120,7 +120,10 @@ async def submit(
     given = body.id is not None
     stored = await inbox.submit(entry, key=asked.key, fingerprint=asked.fingerprint, given=given)
     mark(response, replayed=not stored.created)
-    return _taken(await inbox.settle(stored.job_id))
+    told = await inbox.settle(stored.job_id)
+    if body.intent.action == "job":
+        instance.wake_bus()
+    return _taken(told)
 
 
 @router.get("/inbox/stats", response_model=InboxStats, responses=PROBLEMS)

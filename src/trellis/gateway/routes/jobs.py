@@ -11,7 +11,7 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
 from trellis.artifacts.snapshot import Snapshot
-from trellis.bus.documents import SIGNALS_READ_MAX, result_pointer
+from trellis.bus.documents import SIGNALS_READ_MAX, context_pointer, result_pointer
 from trellis.bus.documents import document as bus_document
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.pointers import Part
@@ -30,7 +30,7 @@ from trellis.engine.jobs import (
     NotMoved,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Job, JobFilter, WorkerSeen
+from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
 from trellis.gateway.owning import checked, is_own, may_cancel, relayed, sees_all, within_scope
@@ -110,6 +110,8 @@ async def submit(
         span.note({**about, "trellis.correlation_id": job.correlation_id or ""})
     if isinstance(answer, Mismatch):
         raise IdempotencyMismatch(key=asked.given or answer.key, job_id=answer.job_id)
+    if answer.created and job.lifecycle == BUS_JOB.name:
+        instance.wake_bus()
     mark(response, replayed=not answer.created)
     response.headers["Location"] = f"/jobs/{answer.job_id}"
     first = LIFECYCLES[job.lifecycle].initial.name
@@ -200,7 +202,17 @@ async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
     except RequestInvalid:
         return {}
     events = await instance.ledger.events(job.job_id)
-    return bus_document(job, request, events, await instance.ledger.signals(job.job_id, limit=SIGNALS_READ_MAX))
+    signals = await instance.ledger.signals(job.job_id, limit=SIGNALS_READ_MAX)
+    return {**bus_document(job, request, events, signals), "retry": await _retry(instance, job)}
+
+
+async def _retry(instance: Instance, job: Job) -> dict[str, Any] | None:
+    """What does a job again that failed or timed out; None when nothing does."""
+    again = await done_again(instance.ledger, job, instance.topics) if job.place is Place.ENDED else None
+    if again is None:
+        return None
+    job_id, status = (None, None) if again.last is None else (again.last.job_id, again.last.state)
+    return {"job_id": job_id, "status": status, "due": again.due}
 
 
 async def _queue_job(instance: Instance, job: Job) -> dict[str, Any]:
@@ -244,6 +256,28 @@ async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Call
     return Response(body, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
 
 
+@router.get("/jobs/{job_id}/context", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
+async def payload(
+    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
+) -> Response:
+    """What the worker of a job on a topic is given: the bytes at its `context_ptr` (BUS-9).
+
+    Who asks for a job may write any pointer. A payload that came with the request is for all who may read the job; what is kept under a name
+    that somebody chose may be another's, and is for those alone who decide about held jobs.
+    """
+    job = await _found(caller, "jobs.read", instance.ledger, job_id)
+    pointer = context_pointer(job) if job.lifecycle == BUS_JOB.name else None
+    if pointer is None:
+        where = "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}: its payload is in the job"
+        raise Problem("NOT_FOUND", f"Only a job on a topic has a context; {job_id[:200]} {where}.")
+    if not instance.pointers.may_be_kept_here(pointer, part=Part.CONTEXT):
+        caller.permit("jobs.approve")
+    body = await instance.pointers.read(pointer, part=Part.CONTEXT)
+    if not instance.pointers.is_kept_here(pointer, body, part=Part.CONTEXT):
+        caller.permit("jobs.approve")
+    return Response(body, media_type="application/octet-stream", headers={"X-Content-Type-Options": "nosniff"})
+
+
 @router.get("/jobs/{job_id}/events", response_model=Page[EventShape], responses=PROBLEMS)
 async def events(
     job_id: JobIdPath,
@@ -281,7 +315,7 @@ async def cancel(
         )
         if isinstance(answer, NotMoved) and job.lifecycle == BUS_JOB.name:
             again = await done_again(instance.ledger, job, instance.topics)
-            answer = answer if again is None else replace(answer, reason=again)
+            answer = answer if again is None else replace(answer, reason=again.words)
         return None if isinstance(answer, CancelRequested) else _after(job, answer, actor.role.value, response)
 
     waits = _short(job, job.state, job.version) if stop.mode is CancelMode.SOFT else None
@@ -305,6 +339,7 @@ async def requeue(
     if job.lifecycle == BUS_JOB.name:
         actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
         made = await run_again(instance.ledger, actor, job, instance.topics, asked.request_id)
+        instance.wake_bus()
         mark(response, replayed=not made.created)
         response.headers["Location"] = f"/jobs/{made.job_id}"
         return {**_short(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}

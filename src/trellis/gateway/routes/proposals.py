@@ -118,6 +118,7 @@ async def decide(
     version, held = expected(if_match), approvals.job_of(proposal_id)
     if held is not None:
         decided = await _decide_held(instance, caller, held, body, asked, version)
+        instance.wake_bus()
         mark(response, replayed=decided.repeated)
         response.headers["ETag"] = etag(decided.version)
         return await _document(instance.ledger, proposal_id, version=decided.version)
