@@ -8,13 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from trellis.bus.asking import Asking
-from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.port import Bus
 from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
 from trellis.bus.safety.opening import open_kernel
 from trellis.bus.safety.policy import Policy
 from trellis.bus.topics import FILE_NAME, Topics, read_topics
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.clock import Clock
 from trellis.settings import LOCAL_BUS, Settings
 from trellis.storage.address import s3_credentials

@@ -14,10 +14,11 @@ from itertools import count
 from typing import Any
 
 from tests.bus.rig import TOPIC, Rig, Switched, quiet
-from trellis.bus.aftermath import FOLLOWS_AS as AFTERMATH
-from trellis.bus.aftermath import Aftermath
-from trellis.bus.attempts import Attempts, Stopping
-from trellis.bus.following import Follower
+from trellis.bus.ends.aftermath import FOLLOWS_AS as AFTERMATH
+from trellis.bus.ends.aftermath import Aftermath
+from trellis.bus.ends.following import Follower
+from trellis.bus.ends.publisher import FOLLOWS_AS as PUBLISHER
+from trellis.bus.ends.publisher import Publisher
 from trellis.bus.messages import (
     CANCEL,
     PROGRESS,
@@ -32,10 +33,9 @@ from trellis.bus.messages import (
     wire_id,
 )
 from trellis.bus.port import Received
-from trellis.bus.publisher import FOLLOWS_AS as PUBLISHER
-from trellis.bus.publisher import Publisher
-from trellis.bus.renewals import Renewals
-from trellis.bus.results import Results
+from trellis.bus.reporting.attempts import Attempts, Stopping
+from trellis.bus.reporting.renewals import Renewals
+from trellis.bus.reporting.results import Results
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Move, Moved, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter

@@ -8,7 +8,7 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.derived import ids_after
+from trellis.bus.ends.derived import ids_after
 from trellis.bus.messages import Status
 from trellis.bus.requests import JobRequest
 from trellis.engine.jobs import CancelMode, JobId

@@ -10,8 +10,6 @@ from cap.validate import validate_bus_packet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trellis.bus.cap import ACTOR_TYPES, PACKET_BYTES_MAX, PRIORITIES, decode, encode
-from trellis.bus.envelope import PacketRefused, PacketWrong
 from trellis.bus.messages import (
     SUBMIT,
     Alert,
@@ -29,7 +27,9 @@ from trellis.bus.messages import (
     Status,
 )
 from trellis.bus.requests import JobRequest
-from trellis.bus.signing import Keys
+from trellis.bus.wire.cap import ACTOR_TYPES, PACKET_BYTES_MAX, PRIORITIES, decode, encode
+from trellis.bus.wire.envelope import PacketRefused, PacketWrong
+from trellis.bus.wire.signing import Keys
 
 AT = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=UTC)
 PLAIN = Keys()

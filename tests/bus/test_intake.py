@@ -7,8 +7,6 @@ import pytest
 
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
-from trellis.bus.intake import Intake
-from trellis.bus.local import LocalBus
 from trellis.bus.messages import (
     ALERT,
     CANCEL,
@@ -26,6 +24,8 @@ from trellis.bus.messages import (
 )
 from trellis.bus.port import Received
 from trellis.bus.requests import JobRequest
+from trellis.bus.scheduling.intake import Intake
+from trellis.bus.wire.local import LocalBus
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.lifecycles import Role

@@ -10,8 +10,8 @@ from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.families import Standing
 from trellis.bus.messages import Status
-from trellis.bus.ordering import Never, NotYet, front_of
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest
+from trellis.bus.scheduling.ordering import Never, NotYet, front_of
 from trellis.engine.jobs import Actor, Advance, CancelMode, Epoch, Hold, JobId, Priority, RequestId, Turn
 from trellis.engine.records import Job, Place
 from trellis.lifecycles import Role, Trigger

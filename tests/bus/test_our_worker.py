@@ -11,17 +11,17 @@ import pytest
 
 from tests.bus.rig import SENDER, Rig, quiet
 from tests.worker.on_bus_rig import Kept, Line
-from trellis.bus.attempts import Attempts, Stopping
 from trellis.bus.messages import Status, direct_subject
-from trellis.bus.results import Results
+from trellis.bus.reporting.attempts import Attempts, Stopping
+from trellis.bus.reporting.results import Results
 from trellis.engine.errors import TransientError
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.context import Context
-from trellis.worker.on_bus import BusWorker
-from trellis.worker.on_bus_context import BusContext
-from trellis.worker.on_bus_options import BusWorkerOptions
+from trellis.worker.on_bus.context import BusContext
+from trellis.worker.on_bus.options import BusWorkerOptions
+from trellis.worker.on_bus.serving import BusWorker
 
 TOPIC = "job.test"
 PATIENCE_S = 30.0

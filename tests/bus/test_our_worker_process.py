@@ -28,10 +28,10 @@ from trellis.bus.messages import (
     Order,
     Status,
 )
-from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.pointers import Part, Pointers, make_pointers
 from trellis.bus.port import Bus, Received
 from trellis.bus.requests import JobRequest
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.cli import main
 from trellis.cli.bus_worker import LOOK_S, ProcessLoad, say_served
 from trellis.cli.invocation import Cli
@@ -39,7 +39,7 @@ from trellis.cli.output import Output
 from trellis.storage.open import open_objects
 from trellis.testing import FakeClock
 from trellis.wiring import SystemClock
-from trellis.worker.on_bus_options import as_worker_id
+from trellis.worker.on_bus.options import as_worker_id
 
 PATIENCE_S = 60.0
 WORKER = "reader-1"

@@ -8,9 +8,9 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.rig import Rig, quiet
 from trellis.bus.messages import Heartbeat, direct_subject
-from trellis.bus.placement import Placed, Placement, Stays, Unfit, Why, place
-from trellis.bus.registry import Seen, Workers
 from trellis.bus.requests import JobRequest
+from trellis.bus.scheduling.placement import Placed, Placement, Stays, Unfit, Why, place
+from trellis.bus.scheduling.registry import Seen, Workers
 from trellis.bus.topics import Topics
 from trellis.testing import FakeClock
 

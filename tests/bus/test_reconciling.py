@@ -10,8 +10,8 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig, rigged
+from trellis.bus.ends.publisher import FOLLOWS_AS as TELLS_CLIENTS
 from trellis.bus.messages import Status
-from trellis.bus.publisher import FOLLOWS_AS as TELLS_CLIENTS
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger

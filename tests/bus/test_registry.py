@@ -7,9 +7,9 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig, quiet
-from trellis.bus import registry
 from trellis.bus.messages import HEARTBEAT, Handshake, Heartbeat, direct_subject
-from trellis.bus.registry import FIRST_TOLD_MAX, LASTING_S_MAX, SILENCE_S_MAX, Workers
+from trellis.bus.scheduling import registry
+from trellis.bus.scheduling.registry import FIRST_TOLD_MAX, LASTING_S_MAX, SILENCE_S_MAX, Workers
 from trellis.testing import FakeClock
 
 POOL = {"topics": {"job.>": {"pools": ["p"]}}, "pools": {"p": {}}}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trellis.bus import resting
+from trellis.bus.scheduling import resting
 
 WEEK_S = 7 * 86_400
 

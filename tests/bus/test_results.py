@@ -11,7 +11,7 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
 from trellis.bus.messages import NOT_BEGUN, RESULT, Dispatch, JobProgress, JobResult, Status
-from trellis.bus.reports import GIVE_BACKS_MAX
+from trellis.bus.reporting.reports import GIVE_BACKS_MAX
 from trellis.bus.requests import JobRequest
 from trellis.engine.jobs import CancelMode, Hold, JobId
 from trellis.engine.ledger import Ledger

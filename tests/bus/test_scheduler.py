@@ -8,14 +8,14 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import POLICY, TOPIC, Rig, decision, quiet
-from trellis.bus import scheduler
-from trellis.bus.approved import HOLD_S
 from trellis.bus.errors import BusUncertain
 from trellis.bus.messages import Body, Order
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
 from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.scheduling import Did, SchedulerOptions
+from trellis.bus.scheduling import scheduler
+from trellis.bus.scheduling.approved import HOLD_S
+from trellis.bus.scheduling.options import Did, SchedulerOptions
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, NewJob, RequestId, Turn
 from trellis.engine.records import Job, Place

@@ -11,7 +11,6 @@ import pytest
 
 from trellis import App, Context, PermanentError
 from trellis.bus.asking import Asking
-from trellis.bus.local import LocalBus
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.pointers import make_pointers
 from trellis.bus.port import Received
@@ -19,6 +18,7 @@ from trellis.bus.requests import JobRequest
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusParts, BusRole, BusServices
 from trellis.bus.topics import Topics
+from trellis.bus.wire.local import LocalBus
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
 from trellis.engine.errors import JobFailed
@@ -29,8 +29,8 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.storage.open import open_objects
 from trellis.wiring import SystemClock, connect, new_id
-from trellis.worker.on_bus import BusWorker
-from trellis.worker.on_bus_options import BusWorkerOptions
+from trellis.worker.on_bus.options import BusWorkerOptions
+from trellis.worker.on_bus.serving import BusWorker
 
 PATIENCE_S = 30.0
 

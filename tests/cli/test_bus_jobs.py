@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.bus.aftermath import FOLLOWS_AS, Aftermath
-from trellis.bus.following import Follower
+from trellis.bus.ends.aftermath import FOLLOWS_AS, Aftermath
+from trellis.bus.ends.following import Follower
 from trellis.bus.pointers import make_pointers
 from trellis.bus.topics import Topics
 from trellis.cli.bus_waiting import LOOK_S, Ended, last_retry

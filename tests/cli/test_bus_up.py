@@ -112,12 +112,12 @@ async def echoed(bus: str, url: str, job_id: str) -> str:
     from datetime import UTC, datetime
 
     from trellis import App, Context
-    from trellis.bus.opening import BusOptions, open_bus
+    from trellis.bus.wire.opening import BusOptions, open_bus
     from trellis.fleet import open_pointers
     from trellis.settings import Settings
     from trellis.wiring import SystemClock, connect, new_id
-    from trellis.worker.on_bus import BusWorker
-    from trellis.worker.on_bus_options import BusWorkerOptions
+    from trellis.worker.on_bus.options import BusWorkerOptions
+    from trellis.worker.on_bus.serving import BusWorker
 
     app = App(testing=True)
 

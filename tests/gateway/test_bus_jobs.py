@@ -11,14 +11,14 @@ import pytest
 from tests.bus.safety.holding import held
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
-from trellis.bus.aftermath import Aftermath
-from trellis.bus.following import Follower
-from trellis.bus.local import LocalBus
+from trellis.bus.ends.aftermath import Aftermath
+from trellis.bus.ends.following import Follower
 from trellis.bus.pointers import BYTES_MAX, Part
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusParts, BusServices
+from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Actor, Advance, JobId, Lease, Move, Moved, NewJob, RequestId, Turn
 from trellis.lifecycles import Role, Trigger
 from trellis.storage.objects import CREATE

@@ -8,9 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable, PointerGone, PointerUnknown
-from trellis.bus.local import LocalBus
 from trellis.bus.messages import (
     ASK_FIRST,
     HANDSHAKE,
@@ -34,11 +32,13 @@ from trellis.bus.messages import (
 )
 from trellis.bus.port import Handler, Listening, Received
 from trellis.bus.requests import JobRequest
+from trellis.bus.wire.envelope import OnRefused
+from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Epoch, JobId
 from trellis.testing import EPOCH_S, FakeClock
 from trellis.worker.app import App
-from trellis.worker.on_bus import BusWorker
-from trellis.worker.on_bus_options import BusWorkerOptions
+from trellis.worker.on_bus.options import BusWorkerOptions
+from trellis.worker.on_bus.serving import BusWorker
 
 PATIENCE_S = 30.0
 WORKER = "w-1"

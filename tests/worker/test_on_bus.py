@@ -15,7 +15,7 @@ from trellis.bus.requests import RETRY_ATTEMPT
 from trellis.engine.errors import OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
-from trellis.worker.on_bus_context import BusContext, SyncBusContext
+from trellis.worker.on_bus.context import BusContext, SyncBusContext
 from trellis.worker.outcomes import Snooze
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -13,7 +13,7 @@ from trellis.bus.messages import NOT_BEGUN, Dispatch, ErrorCode, JobProgress, Jo
 from trellis.worker.app import App
 from trellis.worker.context import Context, SyncContext
 from trellis.worker.drain import ExitCode, exit_code, run_until_signalled
-from trellis.worker.on_bus_context import BusContext
+from trellis.worker.on_bus.context import BusContext
 from trellis.worker.worker import Drained
 
 

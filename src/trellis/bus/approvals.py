@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
-from trellis.bus.approved import HOLD_S
 from trellis.bus.documents import data_of, decision_of
 from trellis.bus.safety.errors import NotHeld, PolicyDiffers
+from trellis.bus.scheduling.approved import HOLD_S
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger

@@ -6,10 +6,10 @@ so a job that is to be done again has not come to its end, whether its retry is 
 
 from dataclasses import dataclass, field
 
+from trellis.bus.ends.retrying import RETRIED, is_wanted
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.recent import Recent
 from trellis.bus.requests import COMPENSATES, JobRequest
-from trellis.bus.retrying import RETRIED, is_wanted
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import ATTEMPTS_MAX, JobId
 from trellis.engine.ledger import Ledger

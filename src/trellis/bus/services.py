@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from trellis.bus.aftermath import FOLLOWS_AS, Aftermath
-from trellis.bus.alerts import AlertLimit
-from trellis.bus.attempts import Attempts, Stopping
-from trellis.bus.following import Follower
-from trellis.bus.intake import Intake
+from trellis.bus.ends.aftermath import FOLLOWS_AS, Aftermath
+from trellis.bus.ends.following import Follower
+from trellis.bus.ends.publisher import FOLLOWS_AS as PUBLISHES_AS
+from trellis.bus.ends.publisher import Publisher
 from trellis.bus.port import Bus
-from trellis.bus.publisher import FOLLOWS_AS as PUBLISHES_AS
-from trellis.bus.publisher import Publisher
-from trellis.bus.registry import Workers
-from trellis.bus.renewals import Renewals
-from trellis.bus.results import Results
+from trellis.bus.reporting.attempts import Attempts, Stopping
+from trellis.bus.reporting.renewals import Renewals
+from trellis.bus.reporting.results import Results
 from trellis.bus.safety.decisions import Kernel
-from trellis.bus.scheduler import Scheduler
+from trellis.bus.scheduling.intake import Intake
+from trellis.bus.scheduling.registry import Workers
+from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
+from trellis.bus.wire.alerts import AlertLimit
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger

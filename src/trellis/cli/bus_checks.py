@@ -66,7 +66,7 @@ async def _policy(settings: Settings, url: str) -> Finding:
 
 async def _server(settings: Settings) -> Finding:
     try:
-        from trellis.bus.nats_connection import NatsConnection, NatsOptions, servers_of
+        from trellis.bus.wire.connection import NatsConnection, NatsOptions, servers_of
     except ImportError:
         return error_finding("bus", "NATS needs more packages", "pip install 'trellis-engine[bus]'")
     try:

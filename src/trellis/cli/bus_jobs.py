@@ -17,7 +17,7 @@ from trellis.operations.bus_words import approval_of
 from trellis.operations.explain import Explanation
 
 if TYPE_CHECKING:  # loaded by those who have a failed job
-    from trellis.bus.requeueing import Again
+    from trellis.bus.ends.requeueing import Again
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[

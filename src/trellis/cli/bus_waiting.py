@@ -57,7 +57,7 @@ async def last_retry(cli: Cli, look: Look, job_id: str, wait_s: float, clock: Cl
 
 def in_ledger(cli: Cli, trellis: Trellis) -> Look:
     """Look into the ledger."""
-    from trellis.bus.requeueing import done_again
+    from trellis.bus.ends.requeueing import done_again
     from trellis.fleet import topics_of  # nobody else here needs the bus
 
     topics = topics_of(cli.settings)

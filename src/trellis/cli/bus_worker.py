@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
 from trellis.bus.port import Bus
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.cli.invocation import Cli, sqlite_path
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
@@ -22,8 +22,8 @@ from trellis.storage.open import open_objects
 from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.worker.app import App
 from trellis.worker.drain import run_until_signalled
-from trellis.worker.on_bus import BusWorker
-from trellis.worker.on_bus_options import BusWorkerOptions, as_worker_id, checked_worker_id
+from trellis.worker.on_bus.options import BusWorkerOptions, as_worker_id, checked_worker_id
+from trellis.worker.on_bus.serving import BusWorker
 
 LOOK_S = 0.5
 """How often a worker looks whether the bus is there that it waits for."""

@@ -39,7 +39,7 @@ from trellis.operations.letters import letter_of
 from trellis.wiring import new_id
 
 if TYPE_CHECKING:  # nobody else here needs the bus
-    from trellis.bus.requeueing import Again
+    from trellis.bus.ends.requeueing import Again
 
 SECTION = "Jobs"
 PAGE_MAX = 500
@@ -334,7 +334,7 @@ async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Again | None":
     """What came after a job on a topic that failed; None for every other."""
     if job.lifecycle != BUS_JOB.name or job.place is not Place.ENDED:
         return None
-    from trellis.bus.requeueing import done_again
+    from trellis.bus.ends.requeueing import done_again
     from trellis.fleet import topics_of  # nobody else here needs the bus
 
     return await done_again(ledger, job, topics_of(cli.settings))
@@ -357,7 +357,7 @@ async def requeue(
 
 
 async def _again(cli: Cli, trellis: Trellis, job: Job) -> int:
-    from trellis.bus.requeueing import run_again
+    from trellis.bus.ends.requeueing import run_again
     from trellis.fleet import topics_of  # nobody else here needs the bus
 
     actor = permit(trellis.principal, "jobs.requeue")

@@ -88,7 +88,7 @@ def _say_differing(cli: Cli, done: Rebuilt) -> None:
 async def _from_objects(cli: Cli, objects: ObjectStore) -> int:
     if not (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
         raise RebuildError(detail=f"There is no audit record in {objects.url}; set TRELLIS_OBJECTS to where they are.")
-    from trellis.bus.publisher import FOLLOWS_AS as TELLS_CLIENTS  # the other side does not need the bus
+    from trellis.bus.ends.publisher import FOLLOWS_AS as TELLS_CLIENTS  # the other side does not need the bus
 
     _make_missing(cli)
     actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from trellis.bus.local import LocalBus
 from trellis.bus.pointers import Pointers
 from trellis.bus.port import Bus
 from trellis.bus.safety.kernel import SafetyKernel
@@ -18,6 +17,7 @@ from trellis.bus.safety.remote import is_kernel_address
 from trellis.bus.safety.serving import ServingOptions, serve_kernel
 from trellis.bus.services import BusParts, BusRole, BusServices
 from trellis.bus.topics import Topics
+from trellis.bus.wire.local import LocalBus
 from trellis.cli.invocation import Cli
 from trellis.cli.up import SAFETY_KERNEL, say_ready
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
@@ -27,8 +27,8 @@ from trellis.fleet import kernel_of, open_settings_bus, topics_of
 from trellis.settings import LOCAL_BUS, Settings
 from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.worker.app import App
-from trellis.worker.on_bus import BusWorker
-from trellis.worker.on_bus_options import BusWorkerOptions, as_worker_id
+from trellis.worker.on_bus.options import BusWorkerOptions, as_worker_id
+from trellis.worker.on_bus.serving import BusWorker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,15 @@ from cap.runtime import Agent
 from cap.worker import run_worker
 
 from tests.faults.nursery import tend
-from trellis.bus import cap, nats  # noqa: F401 - imported before the fork
 from trellis.bus.messages import JOB_ID_IN_ENV
-from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.pointers import make_pointers
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusParts, BusRole, BusServices
 from trellis.bus.topics import Topics
+from trellis.bus.wire import (
+    nats,  # noqa: F401 - imported before the fork
+)
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.jobs import Actor
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Sweeper, serve
@@ -36,10 +38,10 @@ from trellis.lifecycles import Role
 from trellis.storage.open import open_objects
 from trellis.wiring import SystemClock, new_id
 from trellis.worker.app import App
-from trellis.worker.on_bus import BusWorker
-from trellis.worker.on_bus_context import BusContext
-from trellis.worker.on_bus_options import BusWorkerOptions
-from trellis.worker.on_bus_reports import Reports, Said
+from trellis.worker.on_bus.context import BusContext
+from trellis.worker.on_bus.options import BusWorkerOptions
+from trellis.worker.on_bus.reports import Reports, Said
+from trellis.worker.on_bus.serving import BusWorker
 
 PLANE, OURS, SDK_WORKER, SDK_AGENT = "plane", "ours", "sdk-worker", "sdk-agent"
 ONCE, AGAIN, SILENT = "job.ours.once", "job.ours.again", "job.silent"

@@ -32,10 +32,10 @@ from tests.faults.fleet import Fleet, Nursery, Running, until
 from tests.servers.nats import NatsServer, running_nats
 from tests.servers.nats_proxy import NatsProxy, Weather, nats_proxied
 from trellis.bus.messages import RESULT, JobResult
-from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.port import Received
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.topics import Topics
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.jobs import Actor, JobId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, History, Job, Place

@@ -25,11 +25,11 @@ from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import Rig as Bench
 from tests.servers.nats import NatsServer
 from trellis.bus.messages import ALERT, CANCEL, RESULT, JobCancel, direct_subject
-from trellis.bus.nats import NatsBus
-from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.services import BusParts, BusServices
 from trellis.bus.topics import Topics
+from trellis.bus.wire.nats import NatsBus
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, SweepOptions

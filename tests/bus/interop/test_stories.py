@@ -31,15 +31,15 @@ from tests.bus.interop.wiretap import Sent
 from tests.servers.nats import NatsServer, running_nats
 from tests.worker.on_bus_rig import Kept
 from trellis.bus.messages import CANCEL, HEARTBEAT, PROGRESS, RESULT, SUBMIT
-from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.pointers import Part, make_pointers
 from trellis.bus.requests import RETRY_OF, JobRequest
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.jobs import CancelMode
 from trellis.wiring import SystemClock
 from trellis.worker.app import App
-from trellis.worker.on_bus import BusWorker
-from trellis.worker.on_bus_context import BusContext
-from trellis.worker.on_bus_options import BusWorkerOptions
+from trellis.worker.on_bus.context import BusContext
+from trellis.worker.on_bus.options import BusWorkerOptions
+from trellis.worker.on_bus.serving import BusWorker
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning")  # by the SDK's own store
 HANDED_OUT = ["job_accepted", "job_scheduled", "job_dispatched"]

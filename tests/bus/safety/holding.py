@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 from tests.bus.safety.policies import policy, rule
-from trellis.bus.approved import HOLD_S
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.safety.decisions import Decision
 from trellis.bus.safety.judging import decide
 from trellis.bus.safety.policy import Policy
+from trellis.bus.scheduling.approved import HOLD_S
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger

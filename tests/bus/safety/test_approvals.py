@@ -9,10 +9,10 @@ import pytest
 from tests.bus.safety.holding import PEOPLE, SCHEDULER, held, hold, moved, scheduled
 from tests.bus.safety.policies import policy, rule
 from trellis.bus import approvals
-from trellis.bus.approved import approved
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.errors import NotHeld, PolicyDiffers
 from trellis.bus.safety.judging import decide
+from trellis.bus.scheduling.approved import approved
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.engine.ledger import Ledger

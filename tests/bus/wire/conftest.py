@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.servers.nats import NatsServer, running_nats
-from trellis.bus.local import LocalBus
 from trellis.bus.messages import JobProgress
-from trellis.bus.nats import NatsBus
-from trellis.bus.opening import BusOptions, open_bus
 from trellis.bus.port import Received
+from trellis.bus.wire.local import LocalBus
+from trellis.bus.wire.nats import NatsBus
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.wiring import SystemClock
 
 PATIENCE_S = 20.0

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.bus.wire.conftest import Heard, said
-from trellis.bus import local
 from trellis.bus.errors import BusUnavailable
-from trellis.bus.handling import AGAIN_S_FIRST, AGAIN_S_MAX, again_s
-from trellis.bus.local import LocalBus
+from trellis.bus.wire import local
+from trellis.bus.wire.handling import AGAIN_S_FIRST, AGAIN_S_MAX, again_s
+from trellis.bus.wire.local import LocalBus
 from trellis.testing import FakeClock
 
 

@@ -16,10 +16,10 @@ from cryptography.x509.oid import NameOID
 from tests.bus.test_signing import pem
 from tests.bus.wire.conftest import Heard, net_at, new_id, now, said, until
 from tests.servers.nats import NatsServer, running_nats
-from trellis.bus.cap import _module
 from trellis.bus.errors import BusError, BusUnavailable
-from trellis.bus.local import LocalBus
-from trellis.bus.opening import BusOptions, open_bus
+from trellis.bus.wire.cap import _module
+from trellis.bus.wire.local import LocalBus
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.errors import SettingsInvalid
 from trellis.wiring import SystemClock
 
@@ -132,7 +132,7 @@ async def test_a_durable_listener_needs_a_group(plain_server: NatsServer):
             await bus.listen(net.subject(), Heard(), durable=True)
 
 
-@pytest.mark.parametrize("missing", ["trellis.bus.nats", "cap.validate"])
+@pytest.mark.parametrize("missing", ["trellis.bus.wire.nats", "cap.validate"])
 async def test_without_its_packages_the_bus_says_what_to_install(monkeypatch: pytest.MonkeyPatch, missing: str):
     _module.cache_clear()
     monkeypatch.setitem(sys.modules, missing, None)

@@ -9,10 +9,10 @@ import pytest
 
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net
 from tests.bus.wire.test_refusals import bent, good
-from trellis.bus.alerts import ALERTS_AT_ONCE, AlertLimit
-from trellis.bus.intake import Intake
 from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, JobResult, Status
+from trellis.bus.scheduling.intake import Intake
 from trellis.bus.topics import Topics
+from trellis.bus.wire.alerts import ALERTS_AT_ONCE, AlertLimit
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger

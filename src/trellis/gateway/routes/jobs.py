@@ -13,10 +13,10 @@ from fastapi import APIRouter, Path, Query, Response
 from trellis.artifacts.snapshot import Snapshot
 from trellis.bus.documents import SIGNALS_READ_MAX, context_pointer, result_pointer
 from trellis.bus.documents import document as bus_document
+from trellis.bus.ends.requeueing import done_again, run_again
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.pointers import Part
 from trellis.bus.requests import JobRequest
-from trellis.bus.requeueing import done_again, run_again
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
 from trellis.engine.jobs import (

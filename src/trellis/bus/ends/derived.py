@@ -14,7 +14,7 @@ ID_CHARS_MAX = 180
 """Shorter than an id may be: the wire id of such a job must fit too."""
 DIGEST_CHARS = 16
 
-_log = log_of("trellis.bus.derived")
+_log = log_of("trellis.bus.ends.derived")
 
 
 def ids_after(base: str, suffix: str) -> tuple[JobId, ...]:

@@ -14,7 +14,7 @@ from trellis.bus.messages import HANDSHAKE, HEARTBEAT, Handshake, Heartbeat
 from trellis.bus.port import Bus
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.logs import log_of
-from trellis.worker.on_bus_options import BusWorkerOptions
+from trellis.worker.on_bus.options import BusWorkerOptions
 
 HANDSHAKE_S = 30.0
 WORKER_TYPE = "trellis"

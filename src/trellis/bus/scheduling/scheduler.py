@@ -15,23 +15,23 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
-from trellis.bus import resting
-from trellis.bus.approved import HOLD_S, approved
 from trellis.bus.errors import BusError, BusUnavailable, BusUncertain, KernelUnavailable, NoResponders, RequestInvalid
 from trellis.bus.families import Families
 from trellis.bus.messages import Dispatch, Order, wire_id
-from trellis.bus.ordering import Never, NotYet, Turns
-from trellis.bus.orders import Terms, order_of
-from trellis.bus.placement import Placed, Stays, Unfit, place
 from trellis.bus.port import Bus
 from trellis.bus.recent import Recent
-from trellis.bus.registry import Workers
 from trellis.bus.requests import JobRequest, request_of
 from trellis.bus.safety.decisions import Decision, Kernel, Kind
 from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.scheduling import Did, Passed, SchedulerOptions
+from trellis.bus.scheduling import resting
+from trellis.bus.scheduling.approved import HOLD_S, approved
+from trellis.bus.scheduling.options import Did, Passed, SchedulerOptions
+from trellis.bus.scheduling.ordering import Never, NotYet, Turns
+from trellis.bus.scheduling.orders import Terms, order_of
+from trellis.bus.scheduling.placement import Placed, Stays, Unfit, place
+from trellis.bus.scheduling.registry import Workers
+from trellis.bus.scheduling.urgency import age_s, in_turn
 from trellis.bus.topics import Topics
-from trellis.bus.urgency import age_s, in_turn
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
@@ -66,7 +66,7 @@ LANES_MAX = 10_000
 _OUT = frozenset({Did.DISPATCHED, Did.UNCERTAIN})
 """A worker has the job, or may have it."""
 
-_log = log_of("trellis.bus.scheduler")
+_log = log_of("trellis.bus.scheduling.scheduler")
 
 
 _Work: TypeAlias = Callable[[], Coroutine[Any, Any, Did]]

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from trellis.bus.attempts import Attempts, Signs, Stopping
-from trellis.bus.compensation import COMPENSATION_ID
+from trellis.bus.ends.compensation import COMPENSATION_ID
 from trellis.bus.messages import (
     ACCEPTED,
     PROGRESS,
@@ -28,7 +27,8 @@ from trellis.bus.messages import (
 )
 from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.recent import Recent
-from trellis.bus.reports import (
+from trellis.bus.reporting.attempts import Attempts, Signs, Stopping
+from trellis.bus.reporting.reports import (
     AGAIN,
     INTERMEDIATE,
     Attempt,
@@ -80,7 +80,7 @@ LEDGER_CALLS_MAX = 64
 """Reports that are carried out at the same time."""
 
 _JOB_ID = re.compile(JOB_ID_PATTERN)
-_log = log_of("trellis.bus.results")
+_log = log_of("trellis.bus.reporting.results")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

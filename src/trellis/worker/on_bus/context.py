@@ -14,7 +14,7 @@ from trellis.engine.errors import PermanentError
 from trellis.engine.jobs import Epoch, JobId
 from trellis.worker.held import Fate
 from trellis.worker.logs import JobLogger, LogBuffer
-from trellis.worker.on_bus_attempt import Attempt
+from trellis.worker.on_bus.attempt import Attempt
 from trellis.worker.payloads import any_json_bytes
 
 

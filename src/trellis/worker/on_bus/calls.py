@@ -13,10 +13,10 @@ from trellis.engine.logs import log_of
 from trellis.worker.app import HandlerKind, JobSpec
 from trellis.worker.context import Context, Item
 from trellis.worker.held import Fate
-from trellis.worker.on_bus_attempt import Attempt
-from trellis.worker.on_bus_context import BusContext, SyncBusContext
-from trellis.worker.on_bus_options import Resolver
-from trellis.worker.on_bus_outcomes import Ending
+from trellis.worker.on_bus.attempt import Attempt
+from trellis.worker.on_bus.context import BusContext, SyncBusContext
+from trellis.worker.on_bus.options import Resolver
+from trellis.worker.on_bus.outcomes import Ending
 from trellis.worker.payloads import NULL, Unreadable
 from trellis.worker.threads import Threads
 

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from trellis.bus.messages import direct_subject
-from trellis.bus.registry import Seen
 from trellis.bus.requests import JobRequest
+from trellis.bus.scheduling.registry import Seen
 from trellis.bus.topics import Topic, Topics, fits
 
 OVERLOADED_CPU = 95.0

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from trellis.bus.attempts import Attempts, Signs, Stopping
 from trellis.bus.port import Bus
 from trellis.bus.recent import Recent
-from trellis.bus.reports import Attempt
+from trellis.bus.reporting.attempts import Attempts, Signs, Stopping
+from trellis.bus.reporting.reports import Attempt
 from trellis.bus.topics import LEASE_S_DEFAULT, Topics
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import CLAIM_MAX, Actor, Hold, Renewed

@@ -24,9 +24,9 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from trellis.bus.handling import CLOSE_S_MAX, DELIVERIES_MAX, Handling, again_s
 from trellis.bus.messages import RESULT, SUBMIT
-from trellis.bus.nats_connection import Link, NatsConnection, status_of, subscribe, unsubscribe
+from trellis.bus.wire.connection import Link, NatsConnection, status_of, subscribe, unsubscribe
+from trellis.bus.wire.handling import CLOSE_S_MAX, DELIVERIES_MAX, Handling, again_s
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 

@@ -7,7 +7,7 @@ from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import CANCEL, JobCancel, wire_id
 from trellis.bus.port import Bus
 from trellis.bus.recent import Recent
-from trellis.bus.reports import Attempt, attempt_in
+from trellis.bus.reporting.reports import Attempt, attempt_in
 from trellis.engine.jobs import Epoch, Hold, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -16,7 +16,7 @@ from trellis.lifecycles.bus_job import BUS_JOB
 REMEMBERED_MAX = 20_000
 CANCEL_ASKED = "somebody asked for it to stop"
 
-_log = log_of("trellis.bus.attempts")
+_log = log_of("trellis.bus.reporting.attempts")
 
 
 class Sign(Protocol):

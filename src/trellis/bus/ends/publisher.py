@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trellis.bus.envelope import NAME_CHARS_MAX
+from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.errors import BusError, BusUnavailable
-from trellis.bus.following import Follower, TakenOver
 from trellis.bus.messages import CANCEL, RESULT, ErrorCode, JobCancel, JobResult, Status, wire_id
 from trellis.bus.port import Bus
-from trellis.bus.reports import attempt_in, report_in
+from trellis.bus.reporting.reports import attempt_in, report_in
+from trellis.bus.wire.envelope import NAME_CHARS_MAX
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event
@@ -30,7 +30,7 @@ CODES = {
     "CANCELLED": ("CANCELLED", ErrorCode.UNSPECIFIED),
 }
 
-_log = log_of("trellis.bus.publisher")
+_log = log_of("trellis.bus.ends.publisher")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

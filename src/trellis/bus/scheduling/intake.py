@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trellis.bus.alerts import AlertLimit
-from trellis.bus.envelope import PacketRefused
+from trellis.bus.ends.publisher import ENDS, result_of
 from trellis.bus.errors import BusError
 from trellis.bus.families import Families
 from trellis.bus.messages import (
@@ -29,10 +28,11 @@ from trellis.bus.messages import (
     Status,
 )
 from trellis.bus.port import Bus, Listening, Received
-from trellis.bus.publisher import ENDS, result_of
-from trellis.bus.reports import attempt_in
+from trellis.bus.reporting.reports import attempt_in
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.topics import Topics
+from trellis.bus.wire.alerts import AlertLimit
+from trellis.bus.wire.envelope import PacketRefused
 from trellis.engine import tracing
 from trellis.engine.errors import InputError, Refused
 from trellis.engine.jobs import (
@@ -55,7 +55,7 @@ GROUP = "trellis"
 """The queue group of every process of the control plane."""
 TEXT_CHARS_MAX = 500
 
-_log = log_of("trellis.bus.intake")
+_log = log_of("trellis.bus.scheduling.intake")
 
 
 @dataclass(kw_only=True)

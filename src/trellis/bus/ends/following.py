@@ -13,7 +13,7 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import FeedPage
 from trellis.lifecycles.bus_job import BUS_JOB
 
-_log = log_of("trellis.bus.following")
+_log = log_of("trellis.bus.ends.following")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

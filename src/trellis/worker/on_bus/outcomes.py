@@ -20,7 +20,7 @@ from trellis.bus.messages import NOT_BEGUN, ErrorCode, JobResult, Status
 from trellis.engine.errors import JobError, PermanentError, TransientError, ValidationError
 from trellis.engine.retries import storable
 from trellis.worker.held import Fate
-from trellis.worker.on_bus_attempt import Attempt
+from trellis.worker.on_bus.attempt import Attempt
 from trellis.worker.outcomes import Snooze
 
 ERROR_CHARS_MAX = 2_000

@@ -6,13 +6,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trellis.bus.local import URL as LOCAL
-from trellis.bus.local import LocalBus
+from trellis.bus.wire.local import URL as LOCAL
+from trellis.bus.wire.local import LocalBus
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
 
 if TYPE_CHECKING:
-    from trellis.bus.nats import NatsBus
+    from trellis.bus.wire.nats import NatsBus
 
 SENDER_DEFAULT = "trellis"
 
@@ -42,10 +42,10 @@ async def open_bus(
     if options.url == LOCAL:
         return LocalBus(options.sender_id, clock=clock, now=now)
     try:
-        from trellis.bus.cap import load
-        from trellis.bus.nats import NatsBus
-        from trellis.bus.nats_connection import NatsConnection, NatsOptions, servers_of
-        from trellis.bus.signing import read_keys
+        from trellis.bus.wire.cap import load
+        from trellis.bus.wire.connection import NatsConnection, NatsOptions, servers_of
+        from trellis.bus.wire.nats import NatsBus
+        from trellis.bus.wire.signing import read_keys
     except ImportError as error:
         raise SettingsInvalid(
             source="bus", detail="NATS needs more packages: pip install 'trellis-engine[bus]'"

@@ -25,7 +25,7 @@ from trellis.bus.port import Bus
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.logs import log_of
 from trellis.worker.held import Fate
-from trellis.worker.on_bus_attempt import Attempt
+from trellis.worker.on_bus.attempt import Attempt
 
 START_TRIES = 3
 START_PAUSE_S = 0.2

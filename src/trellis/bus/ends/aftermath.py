@@ -10,14 +10,14 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trellis.bus.compensation import Plan, compensation_of, in_reverse, plan
-from trellis.bus.derived import submit_first
 from trellis.bus.documents import data_of
+from trellis.bus.ends.compensation import Plan, compensation_of, in_reverse, plan
+from trellis.bus.ends.derived import submit_first
+from trellis.bus.ends.following import Follower, TakenOver
+from trellis.bus.ends.publisher import ENDS
+from trellis.bus.ends.retrying import is_wanted, retry_of
 from trellis.bus.families import SUCCEEDED, Families, Standing
-from trellis.bus.following import Follower, TakenOver
-from trellis.bus.publisher import ENDS
 from trellis.bus.requests import COMPENSATES, RETRY_OF, JobRequest
-from trellis.bus.retrying import is_wanted, retry_of
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import ATTEMPTS_MAX, Actor, CancelMode, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger
@@ -31,7 +31,7 @@ AT_ONCE = 16
 TREE_MAX = 100_000
 """Jobs of one tree that a cancellation looks at."""
 
-_log = log_of("trellis.bus.aftermath")
+_log = log_of("trellis.bus.ends.aftermath")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

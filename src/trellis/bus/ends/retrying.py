@@ -6,8 +6,8 @@ the ledger counts their attempts, and when they have ended there is none left.
 
 from dataclasses import replace
 
-from trellis.bus.derived import ids_after, is_whole
-from trellis.bus.reports import is_retryable, report_in
+from trellis.bus.ends.derived import ids_after, is_whole
+from trellis.bus.reporting.reports import is_retryable, report_in
 from trellis.bus.requests import FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, Budget, JobRequest, new_bus_job
 from trellis.bus.topics import Topic, Topics
 from trellis.engine.jobs import JobId, NewJob

@@ -35,12 +35,12 @@ from trellis.engine.errors import OptionInvalid
 from trellis.engine.logs import log_of
 from trellis.worker.app import App, JobSpec
 from trellis.worker.held import Fate
-from trellis.worker.on_bus_attempt import Attempt
-from trellis.worker.on_bus_calls import Calls
-from trellis.worker.on_bus_options import BusWorkerOptions, Resolver, checked_worker_id
-from trellis.worker.on_bus_outcomes import not_run, result_of
-from trellis.worker.on_bus_presence import Presence
-from trellis.worker.on_bus_reports import Reports, Said
+from trellis.worker.on_bus.attempt import Attempt
+from trellis.worker.on_bus.calls import Calls
+from trellis.worker.on_bus.options import BusWorkerOptions, Resolver, checked_worker_id
+from trellis.worker.on_bus.outcomes import not_run, result_of
+from trellis.worker.on_bus.presence import Presence
+from trellis.worker.on_bus.reports import Reports, Said
 from trellis.worker.threads import Threads
 from trellis.worker.worker import Drained
 
