@@ -14,6 +14,7 @@ from typing import Any, cast
 from trellis.bus.documents import data_of, decision_of
 from trellis.bus.safety.errors import NotHeld, PolicyDiffers
 from trellis.bus.scheduling.approved import HOLD_S
+from trellis.bus.topics import HELD_ACTION
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger
@@ -26,7 +27,6 @@ from trellis.runs.proposals import NOTE_CHARS_MAX, NOTE_CHARS_MIN
 
 INBOX_PREFIX = "approval-"
 """How the inbox calls a held job: this and the job's id."""
-ACTION = "bus-dispatch"
 AGENT = "bus"
 """What stands where a proposal has its agent."""
 CAUSE_CHARS_MAX = 200
@@ -195,7 +195,7 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
         "expires_at": timestamp(ends_at),
         "agent_slug": AGENT,
         "source": {"type": AGENT, "identity": principal or tenant or "unknown", "run_id": None, "job_id": job.job_id},
-        "action": ACTION,
+        "action": HELD_ACTION,
         "target": job.type,
         "content": {
             "summary": f"{told.get('rule')}: {told.get('reason')}",

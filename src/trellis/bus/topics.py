@@ -27,6 +27,8 @@ from trellis.bus.errors import BusConfigInvalid
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX
 
 FILE_NAME = "bus.toml"
+HELD_ACTION = "bus-dispatch"
+"""What the inbox calls the decision about a job that waits for a person: there is nothing to apply, the scheduler goes on by itself."""
 NAMES_MAX = 1_000
 LEASE_S_DEFAULT = 30.0
 RUNNING_S_DEFAULT = 3600.0

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from trellis.bus.topics import HELD_ACTION
 from trellis.http.calls import Ask, Calls, path_of
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import Page, ProposalShape
@@ -54,7 +55,11 @@ class Proposals:
         ends_at = calls.clock.monotonic() + calls.options.timeout_s
         ask = Ask(method="POST", path=path_of("proposals", proposal_id, "apply"), key=key)
         found = await calls.asked(ProposalShape, ask)
-        while found.status in OPEN and (left_s := ends_at - calls.clock.monotonic() - AGAIN_S) > 0:
+        while (
+            found.status in OPEN
+            and found.action != HELD_ACTION
+            and (left_s := ends_at - calls.clock.monotonic() - AGAIN_S) > 0
+        ):
             await calls.clock.sleep(AGAIN_S)
             found = await calls.asked(ProposalShape, replace(ask, timeout_s=left_s))
         return found
