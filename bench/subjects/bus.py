@@ -183,10 +183,10 @@ async def _measured(task: Task, place: dict[str, Any]) -> dict[str, float]:
     return {
         "per_s": task.jobs / seconds,
         "cpu_ms": used / task.jobs * 1e3,
-        "p50_ms": percentile(took, 50) * 1e3,
-        "p99_ms": percentile(took, 99) * 1e3,
-        "dispatch_p50_ms": percentile(between, 50) * 1e3,
-        "dispatch_p99_ms": percentile(between, 99) * 1e3,
+        "p50_ms": percentile(took, 0.5) * 1e3,
+        "p99_ms": percentile(took, 0.99) * 1e3,
+        "dispatch_p50_ms": percentile(between, 0.5) * 1e3,
+        "dispatch_p99_ms": percentile(between, 0.99) * 1e3,
     }
 
 

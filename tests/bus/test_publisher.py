@@ -255,3 +255,15 @@ class Forgetful:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
+
+
+async def test_an_end_is_told_at_once_by_the_process_that_tells_and_by_no_other(rig: Rig):
+    parts, other = parts_of(rig), parts_of(rig, name="other")
+    await parts.publisher.run_once()  # the first one follows
+    await parts.result(await parts.dispatched(job_id="good"), "w1")
+    other.publisher.wake()
+    assert other.publisher._waking._woken is None
+    parts.publisher.wake()
+    assert parts.publisher._waking._woken is not None
+    await parts.publisher._waking._woken
+    assert _heard(parts) == {"good": [Status.SUCCEEDED]}

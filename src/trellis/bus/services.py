@@ -88,7 +88,7 @@ class BusServices:
             name=parts.name,
             attempts=attempts,
             stopping=stopping,
-            wake=self._wake,
+            wake=self._ended,
         )
         self.renewals = Renewals(
             ledger=parts.ledger,
@@ -138,6 +138,10 @@ class BusServices:
     def _wake(self) -> None:
         if self._schedules:
             self.scheduler.wake()
+
+    def _ended(self) -> None:
+        self._wake()
+        self.publisher.wake()
 
     def _follower(self, name: str) -> Follower:
         actor = self.parts.actor(Role.CONTROL_PLANE)

@@ -46,6 +46,11 @@ class Follower:
     _remembered: str | None = None
     _kept_at: float = 0.0
 
+    @property
+    def follows(self) -> bool:
+        """Whether it is this process, as far as it knows."""
+        return self._following is not None
+
     async def page(self) -> FeedPage | None:
         """The events after the last that were remembered; None while another follows."""
         if self._following is None and not await self._begin():

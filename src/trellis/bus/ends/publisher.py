@@ -13,6 +13,7 @@ from trellis.bus.errors import BusError, BusUnavailable
 from trellis.bus.messages import CANCEL, RESULT, ErrorCode, JobCancel, JobResult, Status, wire_id
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import attempt_in, report_in
+from trellis.bus.waking import Waking
 from trellis.bus.wire.envelope import NAME_CHARS_MAX
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -61,9 +62,21 @@ class Publisher:
     name: str = FOLLOWS_AS
     _sent: set[str] = field(default_factory=set[str])
     """Of what is not remembered yet: what the bus has taken."""
+    _waking: Waking[Told] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waking = Waking(run=self._pass, more=lambda told: bool(told.events) and not told.held_up)
 
     async def run_once(self) -> Told:
         """One page, as far as the bus takes it."""
+        return await self._waking.once()
+
+    def wake(self) -> None:
+        """A job has ended: tell it now, if it is this process that tells."""
+        if self.follower.follows:
+            self._waking.wake()
+
+    async def _pass(self) -> Told:
         page = await self.follower.page()
         if page is None:
             return Told()
@@ -94,6 +107,7 @@ class Publisher:
 
     async def let_go(self) -> None:
         """Let another go on at once."""
+        await self._waking.drain()
         await self.follower.let_go()
 
     async def _tell(self, events: Sequence[Event]) -> tuple[int, int]:

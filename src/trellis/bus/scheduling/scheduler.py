@@ -32,6 +32,7 @@ from trellis.bus.scheduling.placement import Placed, Stays, Unfit, place
 from trellis.bus.scheduling.registry import Workers
 from trellis.bus.scheduling.urgency import age_s, in_turn
 from trellis.bus.topics import Topics
+from trellis.bus.waking import Waking
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
@@ -114,10 +115,7 @@ class Scheduler:
     _families: Families = field(init=False)
     _gone: Recent[str, int] = field(default_factory=lambda: Recent(LANES_MAX))
     """By lane: how many were handed out, for whose turn it is."""
-    _one_pass: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _woken: "asyncio.Task[None] | None" = None
-    _again: bool = False
-    _stopped: bool = False
+    _waking: Waking[Passed] = field(init=False)
     _kernel_away: bool = False
     _breaks: set[type[Exception]] = field(default_factory=set[type[Exception]])
     """What a kernel raised that none should, for the log."""
@@ -127,42 +125,31 @@ class Scheduler:
         role, name = Role.SAFETY_KERNEL, self.actor.name
         self._kernel_actor = Actor(role=role, name=name)
         self._reconciler = Actor(role=Role.RECONCILER, name=name)
+        self._waking = Waking(run=self._pass, more=lambda report: report.moved)
 
     # --- the pass --------------------------------------------------------------------------------------------------
 
     async def run_once(self) -> Passed:
         """Validate, then hand out. Raises LedgerError when the ledger does not answer."""
-        async with self._one_pass:
-            did: Counter[Did] = Counter(await self._validate())
-            if not self.bus.connected:
-                return Passed(did=did, bus_away=True)
-            return await self._hand_out(did)
+        return await self._waking.once()
+
+    async def _pass(self) -> Passed:
+        did: Counter[Did] = Counter(await self._validate())
+        if not self.bus.connected:
+            return Passed(did=did, bus_away=True)
+        return await self._hand_out(did)
 
     def pause_s(self, report: Passed) -> float:
         """At once while there may be more."""
         return 0.0 if report.moved else self.options.poll_s
 
     def wake(self) -> None:
-        """Something has changed: look now. One pass serves all that call meanwhile."""
-        self._again = True
-        if not self._stopped and (self._woken is None or self._woken.done()):
-            self._woken = asyncio.get_running_loop().create_task(self._run_while_woken())
+        """Something has changed: look now."""
+        self._waking.wake()
 
     async def drain(self) -> None:
         """Finish what was woken; nothing wakes it any more."""
-        self._stopped = True
-        if self._woken is not None:
-            await asyncio.gather(self._woken, return_exceptions=True)
-
-    async def _run_while_woken(self) -> None:
-        while self._again and not self._stopped:
-            self._again = False
-            try:
-                report = await self.run_once()
-            except LedgerError as error:
-                _log.warning("ledger_unavailable", error=str(error))  # the next pass of the service tries again
-                return
-            self._again = self._again or report.moved
+        await self._waking.drain()
 
     # --- validation ------------------------------------------------------------------------------------------------
 
