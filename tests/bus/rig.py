@@ -20,6 +20,7 @@ from typing import Any
 from tests.ledgers.conformance.opening import postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import Rig as Bench
 from tests.servers.postgres import PostgresServer
+from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable, KernelUnavailable
 from trellis.bus.messages import (
     HANDSHAKE,
@@ -41,7 +42,6 @@ from trellis.bus.scheduling.options import Did, Passed, SchedulerOptions
 from trellis.bus.scheduling.registry import Workers
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
-from trellis.bus.wire.envelope import OnRefused
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Actor, JobId, Mismatch, Submitted
 from trellis.engine.ledger import Ledger

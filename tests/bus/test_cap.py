@@ -10,6 +10,7 @@ from cap.validate import validate_bus_packet
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trellis.bus.envelope import PacketRefused, PacketWrong
 from trellis.bus.messages import (
     SUBMIT,
     Alert,
@@ -28,7 +29,6 @@ from trellis.bus.messages import (
 )
 from trellis.bus.requests import JobRequest
 from trellis.bus.wire.cap import ACTOR_TYPES, PACKET_BYTES_MAX, PRIORITIES, decode, encode
-from trellis.bus.wire.envelope import PacketRefused, PacketWrong
 from trellis.bus.wire.signing import Keys
 
 AT = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.families import Standing
+from trellis.bus.ends.families import Standing
 from trellis.bus.messages import Status
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest
 from trellis.bus.scheduling.ordering import Never, NotYet, front_of

@@ -7,9 +7,9 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
+from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import RESULT, Body, ErrorCode, JobResult, Status
-from trellis.bus.wire.envelope import PacketWrong
 from trellis.engine.jobs import CancelMode
 from trellis.engine.ledger import Ledger
 from trellis.lifecycles import Role

@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tests.bus.test_cap import AT, BODIES, PLAIN, packet_of
+from trellis.bus.envelope import PacketRefused
 from trellis.bus.messages import ErrorCode, JobProgress, Packet
 from trellis.bus.wire.cap import decode, encode
-from trellis.bus.wire.envelope import PacketRefused
 from trellis.bus.wire.signing import Keys, read_keys
 from trellis.engine.errors import SettingsInvalid
 

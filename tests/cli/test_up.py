@@ -139,7 +139,7 @@ def test_a_role_that_there_is_not_is_refused(local: Terminal, roles: str):
 
 def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
     from trellis.bus.services import BusRole
-    from trellis.cli.up import ROLES, SAFETY_KERNEL
+    from trellis.cli.up_roles import ROLES, SAFETY_KERNEL
     from trellis.instance import open_instance, role_of
     from trellis.settings import Settings
 

@@ -8,7 +8,7 @@ from tests.docs.documents import ROOT, run
 from trellis.bus.pointers import BYTES_MAX
 from trellis.bus.services import BusRole
 from trellis.bus.topics import Pool, Tenant, Topic
-from trellis.cli.up import SAFETY_KERNEL
+from trellis.cli.up_roles import SAFETY_KERNEL
 from trellis.operations.bus_words import HOLDS
 from trellis.settings import Settings
 from trellis.worker.kinds import BUS_FIELDS

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable, PointerGone, PointerUnknown
 from trellis.bus.messages import (
     ASK_FIRST,
@@ -32,7 +33,6 @@ from trellis.bus.messages import (
 )
 from trellis.bus.port import Handler, Listening, Received
 from trellis.bus.requests import JobRequest
-from trellis.bus.wire.envelope import OnRefused
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Epoch, JobId
 from trellis.testing import EPOCH_S, FakeClock

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from trellis.bus.envelope import OnRefused
 from trellis.bus.messages import Body, Packet
-from trellis.bus.wire.envelope import OnRefused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from trellis.cli.serving_bus import (
 )
 from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
 from trellis.cli.together import together
-from trellis.cli.up import GATEWAY, ORCHESTRATOR, say_ready, say_services
+from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, say_ready, say_services
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey

@@ -19,7 +19,7 @@ from trellis.bus.services import BusParts, BusRole, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.cli.invocation import Cli
-from trellis.cli.up import SAFETY_KERNEL, say_ready
+from trellis.cli.up_roles import SAFETY_KERNEL, say_ready
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from trellis.cli.invocation import Cli, sqlite_path
 from trellis.cli.problems import without_password
 from trellis.cli.together import together
-from trellis.cli.up import NLM, say_ready
+from trellis.cli.up_roles import NLM, say_ready
 from trellis.engine.errors import KeyUnusable
 from trellis.identity import TrustedKey
 from trellis.lifecycles import Role

@@ -14,6 +14,7 @@ from trellis.cli.logs import configure_logging
 from trellis.cli.problems import without_password
 from trellis.cli.together import together
 from trellis.cli.tracing import configure_tracing
+from trellis.cli.up_roles import NLM, ON_BUS, ROLES, SAFETY_KERNEL, say_ready, say_services
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -23,26 +24,6 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock, make_development_key, open_when_there, process_name
 
-GATEWAY = "gateway"
-ORCHESTRATOR = "orchestrator"
-NLM = "nlm"
-SAFETY_KERNEL = "safety-kernel"
-ON_BUS = ("scheduler", "reconciler")
-ROLES = (
-    GATEWAY,
-    ORCHESTRATOR,
-    NLM,
-    "projector",
-    "apply-engine",
-    "schedules",
-    "agent-health",
-    "inbox-keeper",
-    "artifact-collector",
-    "sweeper",
-    "retention",
-    *ON_BUS,
-    SAFETY_KERNEL,
-)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -173,14 +154,3 @@ def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:
     sweeper = Actor(role=Role.SWEEPER, name=process_name("up"))
     options = SweepOptions(windows_s=cli.settings.windows_s)
     return [Sweeper(ledger=ledger, actor=sweeper, options=options), Retention(ledger=ledger)]
-
-
-def say_services(cli: Cli, names: list[str]) -> None:
-    """What runs here."""
-    cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
-    cli.out.line("workers   none for jobs of the ledger in this process: trellis worker MODULE:APP")
-
-
-def say_ready(cli: Cli) -> None:
-    """The last line: everything is up."""
-    cli.out.line("Ctrl-C stops it")

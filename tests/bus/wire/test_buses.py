@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from tests.bus.wire.conftest import Heard, Net, said, until
+from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusUnavailable, NoResponders
 from trellis.bus.messages import Heartbeat, Status
 from trellis.bus.port import Received
-from trellis.bus.wire.envelope import PacketWrong
 from trellis.bus.wire.handling import HANDLERS_MAX
 
 pytestmark = pytest.mark.requirement("BUS-2")

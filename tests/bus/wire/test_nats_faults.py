@@ -9,12 +9,12 @@ import pytest
 
 from tests.bus.wire.conftest import Heard, Net, net_at, said, until
 from tests.servers.nats import NatsServer, running_nats
+from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import BusUnavailable, BusUncertain
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.wire import connection as nats_connection
 from trellis.bus.wire import durable as nats_durable
 from trellis.bus.wire.durable import STREAM
-from trellis.bus.wire.envelope import PacketRefused
 from trellis.bus.wire.nats import NatsBus
 from trellis.engine.errors import LedgerUnavailable
 from trellis.wiring import SystemClock

@@ -8,10 +8,10 @@ import pytest
 
 from tests.bus.test_cap import AT, BODIES, PLAIN
 from tests.bus.wire.conftest import Heard, Net, until
+from trellis.bus.envelope import PacketRefused
 from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, Packet, Severity
 from trellis.bus.wire.alerts import ALERT_EVERY_S, ALERTS_AT_ONCE, AlertLimit
 from trellis.bus.wire.cap import encode
-from trellis.bus.wire.envelope import PacketRefused
 from trellis.testing import FakeClock
 
 

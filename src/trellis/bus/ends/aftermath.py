@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from trellis.bus.documents import data_of
 from trellis.bus.ends.compensation import Plan, compensation_of, in_reverse, plan
 from trellis.bus.ends.derived import submit_first
+from trellis.bus.ends.families import SUCCEEDED, Families, Standing
 from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.ends.publisher import ENDS
 from trellis.bus.ends.retrying import is_wanted, retry_of
-from trellis.bus.families import SUCCEEDED, Families, Standing
 from trellis.bus.requests import COMPENSATES, RETRY_OF, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import ATTEMPTS_MAX, Actor, CancelMode, JobId, Move, Moved, RequestId

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trellis.bus.ends.derived import ids_after, is_whole
-from trellis.bus.families import Standing
+from trellis.bus.ends.families import Standing
 from trellis.bus.requests import COMPENSATES, OUR_LABELS, RETRY_OF, Compensation, JobMeta, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import JobId, NewJob

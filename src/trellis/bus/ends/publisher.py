@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trellis.bus.ends.following import Follower, TakenOver
+from trellis.bus.envelope import NAME_CHARS_MAX
 from trellis.bus.errors import BusError, BusUnavailable
 from trellis.bus.messages import CANCEL, RESULT, ErrorCode, JobCancel, JobResult, Status, wire_id
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import attempt_in, report_in
 from trellis.bus.waking import Waking
-from trellis.bus.wire.envelope import NAME_CHARS_MAX
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 from trellis.bus.ends.derived import ids_after
-from trellis.bus.families import SUCCEEDED, Families
+from trellis.bus.ends.families import SUCCEEDED, Families
 from trellis.bus.requests import FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition

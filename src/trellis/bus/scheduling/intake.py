@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trellis.bus.ends.families import Families
 from trellis.bus.ends.publisher import ENDS, result_of
+from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import BusError
-from trellis.bus.families import Families
 from trellis.bus.messages import (
     ALERT,
     CANCEL,
@@ -32,7 +33,6 @@ from trellis.bus.reporting.reports import attempt_in
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import AlertLimit
-from trellis.bus.wire.envelope import PacketRefused
 from trellis.engine import tracing
 from trellis.engine.errors import InputError, Refused
 from trellis.engine.jobs import (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from trellis.bus.families import Families, Standing
+from trellis.bus.ends.families import Families, Standing
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.engine.records import Job
 

@@ -15,8 +15,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
+from trellis.bus.ends.families import Families
 from trellis.bus.errors import BusError, BusUnavailable, BusUncertain, KernelUnavailable, NoResponders, RequestInvalid
-from trellis.bus.families import Families
 from trellis.bus.messages import Dispatch, Order, wire_id
 from trellis.bus.port import Bus
 from trellis.bus.recent import Recent

@@ -1,7 +1,7 @@
 """Alerts about packets that were refused: what they say, and how often one may be sent."""
 
+from trellis.bus.envelope import PacketRefused
 from trellis.bus.messages import Alert, ErrorCode, Severity
-from trellis.bus.wire.envelope import PacketRefused
 from trellis.engine.clock import Clock
 
 ALERTS_AT_ONCE = 5

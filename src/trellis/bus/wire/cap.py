@@ -15,6 +15,7 @@ from typing import Any
 
 import pydantic
 
+from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused, PacketWrong, check
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.messages import (
     SUBMIT,
@@ -33,7 +34,6 @@ from trellis.bus.messages import (
     Status,
 )
 from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, JobRequest
-from trellis.bus.wire.envelope import NAME_CHARS_MAX, PacketRefused, PacketWrong, check
 from trellis.bus.wire.signing import Keys
 from trellis.engine.errors import SettingsInvalid
 

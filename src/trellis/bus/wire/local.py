@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from trellis.bus.envelope import OnRefused, check, check_subject
 from trellis.bus.errors import BusUnavailable, NoResponders
 from trellis.bus.messages import Body, Packet
 from trellis.bus.port import Handler, Received
 from trellis.bus.topics import fits
-from trellis.bus.wire.envelope import OnRefused, check, check_subject
 from trellis.bus.wire.handling import CLOSE_S_MAX, DELIVERIES_MAX, Handling, again_s, handled
 from trellis.engine.clock import Clock, sleep_or_stop, within
 from trellis.engine.logs import log_of

@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
+from trellis.bus.envelope import OnRefused, PacketRefused, check_subject
 from trellis.bus.errors import BusError, BusUnavailable, NoResponders
 from trellis.bus.messages import ALERT, Body, Packet
 from trellis.bus.port import Handler, Listening, Received
@@ -19,7 +20,6 @@ from trellis.bus.wire.alerts import AlertLimit, alert_of
 from trellis.bus.wire.cap import decode, encode
 from trellis.bus.wire.connection import INBOX, NO_RESPONDERS, Link, NatsConnection, status_of, subscribe, unsubscribe
 from trellis.bus.wire.durable import Durable
-from trellis.bus.wire.envelope import OnRefused, PacketRefused, check_subject
 from trellis.bus.wire.handling import CLOSE_S_MAX, Handling, handled
 from trellis.bus.wire.signing import Keys
 from trellis.engine.clock import Clock, within

@@ -26,7 +26,7 @@ SUCCEEDED = "SUCCEEDED"
 CANCELLED = "CANCELLED"
 WAITING = frozenset({"PENDING", "SCHEDULED"})
 
-_log = log_of("trellis.bus.families")
+_log = log_of("trellis.bus.ends.families")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

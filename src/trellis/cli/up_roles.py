@@ -1,0 +1,35 @@
+"""What `trellis up` can be, and the lines in which every part of it says that it is there."""
+
+from trellis.cli.invocation import Cli
+
+GATEWAY = "gateway"
+ORCHESTRATOR = "orchestrator"
+NLM = "nlm"
+SAFETY_KERNEL = "safety-kernel"
+ON_BUS = ("scheduler", "reconciler")
+ROLES = (
+    GATEWAY,
+    ORCHESTRATOR,
+    NLM,
+    "projector",
+    "apply-engine",
+    "schedules",
+    "agent-health",
+    "inbox-keeper",
+    "artifact-collector",
+    "sweeper",
+    "retention",
+    *ON_BUS,
+    SAFETY_KERNEL,
+)
+
+
+def say_services(cli: Cli, names: list[str]) -> None:
+    """What runs here."""
+    cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
+    cli.out.line("workers   none for jobs of the ledger in this process: trellis worker MODULE:APP")
+
+
+def say_ready(cli: Cli) -> None:
+    """The last line: everything is up."""
+    cli.out.line("Ctrl-C stops it")
