@@ -7,7 +7,7 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig, quiet
-from trellis.bus.messages import HEARTBEAT, Handshake, Heartbeat, direct_subject
+from trellis.bus.messages import Handshake, Heartbeat, direct_subject
 from trellis.bus.scheduling import registry
 from trellis.bus.scheduling.registry import FIRST_TOLD_MAX, LASTING_S_MAX, SILENCE_S_MAX, Workers
 from trellis.testing import FakeClock
@@ -357,10 +357,10 @@ async def test_people_see_the_workers_of_the_bus(rig: Rig):
 
 async def test_names_that_are_made_up_do_not_fill_the_ledger(rig: Rig):
     rig.workers.ledger = rig.ledger
+    now = rig.clock.monotonic()
     for number in range(3 * FIRST_TOLD_MAX):
-        stranger = rig.sender(f"made-up-{number}")
-        await stranger.publish(HEARTBEAT, Heartbeat(worker_id=f"made-up-{number}"), trace_id="t")
-    await rig.workers.stop()
+        rig.workers.heard(beat(f"made-up-{number}"), now)
+        await rig.workers._tell(f"made-up-{number}", now)
     assert len(await rig.ledger.workers()) == FIRST_TOLD_MAX
 
 
