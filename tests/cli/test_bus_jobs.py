@@ -17,6 +17,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.ledger import Ledger
+from trellis.engine.restoring import GIVEN_BACK
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
 from trellis.storage.open import open_objects
@@ -180,6 +181,25 @@ def test_a_job_that_waits_for_a_person_says_so_and_what_to_type(local: Terminal)
     assert "waiting for a person to decide: the safety kernel is asked again in" in told
     assert "moves it to" not in told, "what a service may do to a resting job is no news for a person"
     assert "a person to approve it" in local("jobs").out
+
+
+@pytest.mark.requirement("D53")
+def test_a_job_that_reached_nobody_says_so_in_its_first_sentence(local: Terminal):
+    job_id = local.submit("--topic", "job.ecko")
+
+    async def act(ledger: Ledger) -> None:
+        await moved(ledger, job_id, "SCHEDULED", SCHEDULER, 0)
+        lease = (await moved(ledger, job_id, "DISPATCHED", SCHEDULER, None, subject="job.ecko")).lease
+        assert lease is not None
+        cause = f"{GIVEN_BACK}nobody listens at job.ecko"
+        back = Advance(lease, "DISPATCHED", Trigger.RETRY, spare_attempt=True, cause=cause)
+        await ledger.turn(Turn(actor=SCHEDULER, advances=(back,)))
+
+    on_ledger(local.url, act)
+    told = local("job", "explain", job_id).out
+    assert told.splitlines()[0].endswith("is SCHEDULED, ready, but nobody listens at job.ecko.")
+    assert "trellis workers" in told
+    assert "a worker that can be reached" in local("jobs").out
 
 
 @pytest.mark.requirement("D45")

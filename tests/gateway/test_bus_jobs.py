@@ -251,6 +251,9 @@ async def test_a_job_that_waits_says_for_what_and_until_when(gateway: Gateway):
     steps = await submitted(gateway)
     await steps.move("SCHEDULED", delay_s=0)
     assert (await shown(steps))["hold"] is None
+    for kind in sorted({"throttle", "kernel", "order", "placement"}):
+        await steps.move("SCHEDULED", delay_s=5, hold=kind, reason="for a while")
+        assert (await shown(steps))["hold"]["kind"] == kind
     await steps.move("SCHEDULED", delay_s=5, hold="throttle", reason="too many", decision=DECISION)
     found = await shown(steps)
     assert found["hold"] == {"kind": "throttle", "reason": "too many", "until": "2026-01-01T00:00:05.000Z"}

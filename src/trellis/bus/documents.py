@@ -12,6 +12,7 @@ from typing import Any, cast
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.requests import JobRequest
 from trellis.engine.records import Event, Job, Place, Signal
+from trellis.engine.restoring import GIVEN_BACK
 from trellis.storage.documents import timestamp
 
 DISPATCHED = "job_dispatched"
@@ -45,8 +46,17 @@ def hold_of(job: Job, events: Sequence[Event]) -> Hold | None:
     last = events[-1] if events else None
     if job.place is Place.PARKED:
         return Hold(kind="tenant", reason="as many jobs of its tenant as may are under way", until=None)
-    if job.place is not Place.RESTING or job.state != "SCHEDULED" or last is None:
+    if job.state != "SCHEDULED" or last is None:
         return None
+    if job.place is Place.RESTING:
+        return _rest_of(job, last)
+    cause = last.cause or ""
+    if last.type in RETRY and cause.startswith(GIVEN_BACK):
+        return Hold(kind="listener", reason=cause.removeprefix(GIVEN_BACK), until=None)
+    return None
+
+
+def _rest_of(job: Job, last: Event) -> Hold | None:
     if last.type in HELD_BACK:
         said = data_of(last)
         reason = said.get("reason") or _decision_reason(said) or last.cause or ""

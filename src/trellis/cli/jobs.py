@@ -117,10 +117,10 @@ def _listed(job: Job) -> dict[str, Any]:
 
 
 async def _holds(ledger: Ledger, jobs: list[Job]) -> dict[JobId, str]:
-    """What jobs on topics wait for that rest: only their events say it, so of a long list the first are looked up."""
+    """What jobs on topics wait for: only their events say it, so of a long list the first are looked up."""
     found: dict[JobId, str] = {}
-    resting = [job for job in jobs if job.lifecycle == BUS_JOB.name and job.place is Place.RESTING]
-    for job in resting[:HOLDS_READ_MAX]:
+    waiting = [job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in {Place.RESTING, Place.READY}]
+    for job in waiting[:HOLDS_READ_MAX]:
         hold = hold_of(job, await ledger.events(job.job_id))
         if hold is not None:
             found[job.job_id] = HOLDS.get(hold.kind, hold.kind)

@@ -115,9 +115,9 @@ class QueueJob(JobWhole):
 
 
 class BusHold(pydantic.BaseModel):
-    """Why a job on a topic waits: for a person (`human`), for a while (`throttle`, `retry`), for an earlier step (`order`), for a worker that fits (`placement`), or for others of its tenant (`tenant`)."""
+    """Why a job on a topic waits: for a person (`human`), for a while (`throttle`, `retry`), for an earlier step (`order`), for a worker that fits (`placement`) or can be reached (`listener`), for an answer of the safety kernel that can be used (`kernel`), or for others of its tenant (`tenant`)."""
 
-    kind: Literal["human", "throttle", "order", "placement", "retry", "tenant"]
+    kind: Literal["human", "throttle", "kernel", "order", "placement", "listener", "retry", "tenant"]
     reason: str
     until: str | None
 

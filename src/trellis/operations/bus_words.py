@@ -15,6 +15,7 @@ HOLDS = {
     "order": "an earlier step of its workflow",
     "placement": "a worker that fits",
     "retry": "its next attempt",
+    "listener": "a worker that can be reached",
     "tenant": "others of its tenant",
 }
 RESTS = {
@@ -43,6 +44,12 @@ def why(job: Job, events: Sequence[Event]) -> Iterator[str]:
     yield from _who(job, events)
     if job.state == "SCHEDULED" and job.place is Place.READY:
         yield f"It goes out when a worker for topic {job.type!r} is on the bus and has room; `trellis workers` lists them."
+
+
+def unreached(job: Job, last: Event | None) -> str | None:
+    """Where a ready job is that was sent and reached nobody, as the middle of a sentence."""
+    hold = hold_of(job, [last]) if last is not None and job.lifecycle == BUS_JOB.name else None
+    return f"ready, but {hold.reason}" if hold is not None and hold.kind == "listener" else None
 
 
 def approval_of(events: Sequence[Event]) -> Event | None:
@@ -98,5 +105,5 @@ def you_can(job: Job, events: Sequence[Event]) -> Iterator[str]:
         yield f"trellis job deny {job.job_id} --note TEXT\trefuse it"
     if job.state in RUN_AGAIN:
         yield f"trellis job requeue {job.job_id}\trun it again, as a new job"
-    if hold is not None and hold.kind == "placement":
+    if hold is not None and hold.kind in {"placement", "listener"}:
         yield "trellis workers\tsee which workers are on the bus, and what they can do"

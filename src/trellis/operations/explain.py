@@ -190,7 +190,7 @@ def _place(job: Job, last: Event | None, around: Surroundings) -> str:
     """Where it is and what it waits for, as the end of a sentence."""
     match job.place:
         case Place.READY:
-            return _readiness(job, around)
+            return bus_words.unreached(job, last) or _readiness(job, around)
         case Place.RESTING:
             return _rest(job, last, around.now)
         case Place.PARKED:
