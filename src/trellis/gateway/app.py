@@ -9,11 +9,12 @@ from fastapi import FastAPI
 
 from trellis.engine.clock import Clock
 from trellis.engine.errors import NotAllowed
+from trellis.engine.jobs import JobId
+from trellis.engine.recent import Recent
 from trellis.gateway import callbacks
 from trellis.gateway.callers import Gateway
 from trellis.gateway.hub import Hub, StreamOptions
 from trellis.gateway.refusals import refused
-from trellis.gateway.remembering import Remembered
 from trellis.gateway.routes import (
     agents,
     approvals,
@@ -116,7 +117,7 @@ def create_app(
         tickets=Tickets(objects=instance.objects, keys=keys, now=now, new_id=new_id),
         now=now,
     )
-    app.state.slugs = Remembered[str]()
+    app.state.slugs = Recent[JobId, str]()
     app.state.callbacks = callbacks.CallbackKeys(secrets=callback_secrets, now=now)
     app.state.bodies = BodiesUnderWay()
     problems.install(app)

@@ -23,10 +23,10 @@ from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
+from trellis.engine.recent import Recent
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
 from trellis.gateway.events import OF_AGENTS, Told, View, tell
-from trellis.gateway.remembering import Remembered
 
 PAGE = 500
 READ_MAX = 200
@@ -148,8 +148,8 @@ class Hub:
     _stop: asyncio.Event | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _pause_s: float = PAUSE_S_MIN
-    _agents: Remembered[str | None] = field(default_factory=Remembered[str | None])
-    _submitters: Remembered[str | None] = field(default_factory=Remembered[str | None])
+    _agents: Recent[JobId, str | None] = field(default_factory=Recent[JobId, str | None])
+    _submitters: Recent[JobId, str | None] = field(default_factory=Recent[JobId, str | None])
     _shared: dict[tuple[View, str], Batch] = field(default_factory=dict[tuple[View, str], Batch])
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP_MAX))
 

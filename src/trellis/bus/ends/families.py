@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from trellis.bus.ends.retrying import RETRIED, is_wanted
 from trellis.bus.errors import RequestInvalid
-from trellis.bus.recent import Recent
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import ATTEMPTS_MAX, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.recent import Recent
 from trellis.engine.records import Job, JobFilter, Place
 from trellis.lifecycles.bus_job import BUS_JOB
 
@@ -78,7 +78,7 @@ class Families:
         except RequestInvalid:
             return None  # whoever validates the job ends it
         if len(payload) <= REMEMBERED_BYTES_MAX:
-            self._requests.put(job_id, request)
+            self._requests[job_id] = request
         return request
 
     async def request(self, job_id: str) -> JobRequest | None:

@@ -6,11 +6,11 @@ from typing import Protocol
 from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import CANCEL, JobCancel, wire_id
 from trellis.bus.port import Bus
-from trellis.bus.recent import Recent
 from trellis.bus.reporting.reports import Attempt, attempt_in
 from trellis.engine.jobs import Epoch, Hold, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.recent import Recent
 from trellis.lifecycles.bus_job import BUS_JOB
 
 REMEMBERED_MAX = 20_000
@@ -66,13 +66,13 @@ class Attempts:
         """As it is in the ledger now."""
         found = attempt_in(await self._ledger.events(job_id), epoch)
         if found is not None:
-            self._known.put((job_id, epoch), found)
+            self._known[(job_id, epoch)] = found
         return found
 
     def began(self, job_id: JobId, attempt: Attempt, worker_id: str, token: str) -> Attempt:
         """The same attempt, now that this worker has started it."""
         started = replace(attempt, starter=worker_id, token=token)
-        self._known.put((job_id, attempt.epoch), started)
+        self._known[(job_id, attempt.epoch)] = started
         return started
 
 
@@ -88,7 +88,7 @@ class Stopping:
         named = wire_id(hold.lease.job_id, hold.lease.epoch)
         if self._told.get(named):
             return
-        self._told.put(named, value=True)
+        self._told[named] = True
         cancel = JobCancel(
             job_id=named, reason=CANCEL_ASKED, requested_by=self._bus.sender_id, dispatch=attempt.dispatch
         )

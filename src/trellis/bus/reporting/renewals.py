@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from trellis.bus.port import Bus
-from trellis.bus.recent import Recent
 from trellis.bus.reporting.attempts import Attempts, Signs, Stopping
 from trellis.bus.reporting.reports import Attempt
 from trellis.bus.topics import LEASE_S_DEFAULT, Topics
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import CLAIM_MAX, Actor, Hold, Renewed
 from trellis.engine.ledger import Ledger
+from trellis.engine.recent import Recent
 from trellis.lifecycles.bus_job import BUS_JOB
 
 PASSES_PER_LEASE = 6
@@ -118,7 +118,7 @@ class Renewals:
 
     def _see(self, hold: Hold) -> None:
         if self._seen.get(_key(hold)) is None:
-            self._seen.put(_key(hold), self.clock.monotonic())
+            self._seen[_key(hold)] = self.clock.monotonic()
 
     def _living(self, worker_id: str, has: Sequence[tuple[Hold, Attempt]]) -> Iterable[tuple[Hold, Attempt]]:
         """Those of a worker's attempts that its last heartbeat can mean."""
@@ -140,9 +140,9 @@ class Renewals:
         if not idle:
             self._idle.drop(key)
         elif (before := self._idle.get(key)) is None:
-            self._idle.put(key, heard_at)
+            self._idle[key] = heard_at
         elif heard_at > before:
-            self._denied.put(key, value=True)
+            self._denied[key] = True
 
     def _first_seen(self, hold: Hold) -> float:
         seen_at = self._seen.get(_key(hold))

@@ -26,7 +26,6 @@ from trellis.bus.messages import (
     read_wire_id,
 )
 from trellis.bus.port import Bus, Listening, Received
-from trellis.bus.recent import Recent
 from trellis.bus.reporting.attempts import Attempts, Signs, Stopping
 from trellis.bus.reporting.reports import (
     AGAIN,
@@ -66,6 +65,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.recent import Recent
 from trellis.engine.records import Place
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -314,7 +314,7 @@ class Results:
         }
         by = Actor(role=Role.RECONCILER, name=self.name)
         await self.ledger.remark(by, word.job_id, REMARKED, json.dumps(told).encode())
-        self._remarked.put(once, value=True)
+        self._remarked[once] = True
 
     # --- progress --------------------------------------------------------------------------------------------------
 
@@ -361,7 +361,7 @@ class Results:
         if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > topic.running_s:
             # Not the word that asks for an end by choice: nobody wishes it, and the job goes on with its next attempt.
             return refused(going.status, f"an attempt may take {topic.running_s:g} s")
-        self._beaten.put(word.wire_id, now)
+        self._beaten[word.wire_id] = now
         renewed = await self._renewals.put(hold.lease)
         if isinstance(renewed, LeaseLost):
             return await self._not_now(word)

@@ -27,13 +27,13 @@ from trellis.bus.messages import (
     read_wire_id,
 )
 from trellis.bus.port import Bus, Listening, Received
-from trellis.bus.recent import Recent
 from trellis.bus.topics import fits
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.recent import Recent
 from trellis.lifecycles import Role
 
 INTERVAL_S_DEFAULT = 5.0
@@ -221,7 +221,7 @@ class Workers:
         """An attempt has ended, at this worker if it is known where. Heard again it changes nothing."""
         if self._ended.get(wire_id):
             return
-        self._ended.put(wire_id, wire_id)
+        self._ended[wire_id] = wire_id
         given_to = self._given_to.get(wire_id) or self._workers.get(worker_id)
         if isinstance(given_to, _Worker) and given_to.given.get(wire_id, -1) < given_to.beats:
             given_to.ended += 1

@@ -19,7 +19,6 @@ from trellis.bus.ends.families import Families
 from trellis.bus.errors import BusError, BusUnavailable, BusUncertain, KernelUnavailable, NoResponders, RequestInvalid
 from trellis.bus.messages import Dispatch, Order, wire_id
 from trellis.bus.port import Bus
-from trellis.bus.recent import Recent
 from trellis.bus.requests import JobRequest, request_of
 from trellis.bus.safety.decisions import Decision, Kernel, Kind
 from trellis.bus.safety.errors import KernelRefuses
@@ -51,6 +50,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.recent import Recent
 from trellis.engine.records import Job, JobFilter
 from trellis.engine.restoring import GIVEN_BACK
 from trellis.lifecycles import Role, Trigger
@@ -409,7 +409,7 @@ class Scheduler:
             return await self._end(lease.job_id, f"cannot be sent: {error}", Did.CANCELLED)
         self.workers.answered(placed.subject)
         lane = self._lane(job.type)
-        self._gone.put(lane, (self._gone.get(lane) or 0) + 1)
+        self._gone[lane] = (self._gone.get(lane) or 0) + 1
         return Did.DISPATCHED
 
     # --- steps -----------------------------------------------------------------------------------------------------

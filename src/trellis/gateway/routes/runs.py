@@ -12,11 +12,11 @@ from fastapi import APIRouter, Depends, Header, Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from trellis.engine.jobs import Actor, CancelMode, JobId
+from trellis.engine.recent import Recent
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.remembering import Remembered
 from trellis.gateway.reserving import wish
 from trellis.gateway.versions import etag, is_known
 from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
@@ -120,11 +120,11 @@ async def _request(instance: Instance, run_id: str) -> RunRequest:
     return RunRequest.read(job.payload)
 
 
-async def _slugs(request: Request) -> Remembered[str]:
+async def _slugs(request: Request) -> Recent[JobId, str]:
     return request.app.state.slugs
 
 
-async def _whose(instance: Instance, slugs: Remembered[str], run_id: str) -> tuple[JobId, str]:
+async def _whose(instance: Instance, slugs: Recent[JobId, str], run_id: str) -> tuple[JobId, str]:
     """The run that is meant and its agent. A poll asks the ledger once: whose a run is never changes, and the rest is published."""
     if (known := JobId(run_id)) in slugs:
         return known, slugs[known]
@@ -143,7 +143,7 @@ async def _whose(instance: Instance, slugs: Remembered[str], run_id: str) -> tup
 async def status(
     run_id: RunId,
     instance: InstanceOf,
-    slugs: Annotated[Remembered[str], Depends(_slugs)],
+    slugs: Annotated[Recent[JobId, str], Depends(_slugs)],
     _: Annotated[Caller, requires("runs.read")],
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:

@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
+REMEMBERED_MAX = 20_000
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -10,23 +12,26 @@ V = TypeVar("V")
 class Recent(Generic[K, V]):
     """A bounded memory. Whatever is forgotten can be read again, or is only done once more."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = REMEMBERED_MAX) -> None:
         self._limit = limit
         self._kept: OrderedDict[K, V] = OrderedDict()
 
-    def get(self, key: K) -> V | None:
-        """What is known under this key."""
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-        return found
+    def __contains__(self, key: K) -> bool:
+        return key in self._kept
 
-    def put(self, key: K, value: V) -> None:
-        """Know this from now on."""
+    def __getitem__(self, key: K) -> V:
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def __setitem__(self, key: K, value: V) -> None:
         self._kept[key] = value
         self._kept.move_to_end(key)
         if len(self._kept) > self._limit:
             self._kept.popitem(last=False)
+
+    def get(self, key: K) -> V | None:
+        """What is known under this key; None when nothing is."""
+        return self[key] if key in self._kept else None
 
     def drop(self, key: K) -> None:
         """Know nothing of it any more."""
