@@ -22,6 +22,7 @@ from tests.runs.processes import run_process
 from tests.runs.processes.run_process import AFTER, Watch, WatchedLedger, WatchedProvider
 from trellis.artifacts.collecting import ArtifactCollector
 from trellis.cli.together import together
+from trellis.engine.errors import LedgerError
 from trellis.engine.holding import HolderOptions
 from trellis.engine.jobs import Lease, LeaseLost
 from trellis.engine.records import SweepOptions
@@ -69,6 +70,8 @@ class Orders(run_process.Orders):
     lease_s: float = 3.0
     heartbeat_s: float = 1.0
     """A living process on a busy machine must not lose what it holds: a story counts attempts."""
+    renews: bool = True
+    """Whether its renewals are answered; without an answer nothing tells it that its lease is another's."""
     sweep_s: float | None = 0.5
     look_s: float = 0.1
     ask_again_s: float = 1.5
@@ -126,6 +129,13 @@ class QueueLedger(WatchedLedger):
         if not isinstance(answer, LeaseLost):
             self._watch.note("kept", entry, job=lease.job_id, epoch=lease.epoch)
         return answer
+
+
+class DeafLedger(QueueLedger):
+    """One whose renewals get no answer."""
+
+    async def renew(self, *_: Any) -> Any:
+        raise LedgerError(detail="no answer to renewals")
 
 
 class QueueObjects(run_process.WatchedObjects):
@@ -290,7 +300,7 @@ class WatchedClient(run_process.Wrapped):
 
 def watch_backend(backend: Backend, orders: Orders, watch: Watch) -> None:
     """Put the watch between the backend and everything it touches, and shorten its times."""
-    ledger, holder = QueueLedger(backend.ledger, watch), backend.holder
+    ledger, holder = (QueueLedger if orders.renews else DeafLedger)(backend.ledger, watch), backend.holder
     driver: NlmDriver = holder.driver
     client = WatchedClient(driver.delivery.client, watch)
     client.tag = orders.tag

@@ -26,7 +26,7 @@ LOST_AT = (
     "nlm send result before 1",
 )
 TAG = "zombie"
-UNFENCED = {"lease_s": 600.0, "heartbeat_s": 200.0}
+UNFENCED = {"lease_s": 600.0, "heartbeat_s": 200.0, "renews": False}
 """A zombie that does not know how long it stood still: it goes on, and only others can refuse it."""
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
