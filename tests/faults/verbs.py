@@ -120,7 +120,7 @@ def claim(name: str, *, start: int, prefetch: int, events: tuple[str, ...]) -> V
     def accepts(claimed: list[Claimed]) -> bool:
         return len(claimed) == 2 and {job.lease.epoch for job in claimed} == {1}
 
-    return Verb(name=name, sql="from turn(", arrange=arrange, act=act, effects=effects, accepts=accepts)
+    return Verb(name=name, sql="from turn", arrange=arrange, act=act, effects=effects, accepts=accepts)
 
 
 def advance(name: str, trigger: str, event: str, *, start: bool = True, **options: Any) -> Verb:
@@ -135,7 +135,7 @@ def advance(name: str, trigger: str, event: str, *, start: bool = True, **option
 
     return Verb(
         name=name,
-        sql="from turn(",
+        sql="from turn",
         arrange=arrange,
         act=lambda ledger, step: act_turn(ledger, WORKER, step),
         effects=lambda rig, step: count_events(rig, step.lease.job_id, event),
@@ -158,7 +158,7 @@ def complete_compensation() -> Verb:
 
     return Verb(
         name="complete_compensation",
-        sql="from turn(",
+        sql="from turn",
         arrange=arrange,
         act=lambda ledger, case: act_turn(ledger, WORKER, case[1]),
         effects=lambda rig, case: count_events(rig, case[0], "job_compensated"),
@@ -175,7 +175,7 @@ def stage_step() -> Verb:
 
     return Verb(
         name="stage_step",
-        sql="from turn(",
+        sql="from turn",
         arrange=arrange,
         act=lambda ledger, step: act_turn(ledger, ORCHESTRATOR, step),
         effects=lambda rig, step: count_events(rig, step.lease.job_id, "job_nlm_called"),
@@ -195,7 +195,7 @@ def self_transition() -> Verb:
 
     return Verb(
         name="self_transition",
-        sql="from turn(",
+        sql="from turn",
         arrange=arrange,
         act=lambda ledger, step: act_turn(ledger, ORCHESTRATOR, step),
         effects=lambda rig, step: count_events(rig, step.lease.job_id, "run.step.completed"),
@@ -213,7 +213,7 @@ def retry_of_a_job_to_be_cancelled() -> Verb:
 
     return Verb(
         name="retry_of_a_job_to_be_cancelled",
-        sql="from turn(",
+        sql="from turn",
         arrange=arrange,
         act=lambda ledger, step: act_turn(ledger, WORKER, step),
         effects=lambda rig, step: count_events(rig, step.lease.job_id, "job_cancelled"),
@@ -327,7 +327,7 @@ def move(name: str, source: str, target: str, event: str) -> Verb:
 
     return Verb(
         name=name,
-        sql="from move(",
+        sql="from moves(",
         arrange=arrange,
         act=lambda ledger, wanted: ledger.move(ORCHESTRATOR, wanted),
         effects=lambda rig, wanted: count_events(rig, wanted.job_id, event),

@@ -6,7 +6,7 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, DEATH, WORKER, Rig, actor
 from trellis.engine.jobs import Applied, JobId, LeaseLost, NotMoved, ReasonCode
 from trellis.engine.records import JobFilter, Place
-from trellis.lifecycles import LIFECYCLES, Role, Trigger
+from trellis.lifecycles import Role, Trigger
 
 
 async def _done(rig: Rig, **options) -> JobId:
@@ -109,15 +109,14 @@ async def test_nobody_can_say_that_a_job_was_compensated(rig: Rig):
 async def test_the_databases_own_function_refuses_a_compensation_too(rig: Rig):
     original = await _done(rig)
     before = await rig.snapshot(original)
-    succeeded = LIFECYCLES["leased-job"].code_of("succeeded")
     shell = await asyncpg.connect(rig.app_url, server_settings={"search_path": "trellis"})
     try:
         me = await shell.fetchval("select register_actor('somebody', $1)", Role.WORKER.code)
         answer = await shell.fetchrow(
-            "select * from move($1, $2, $3, 'r', null, null, null, null, 'undone, believe me', null, null, null, null)",
+            "select * from moves(array[$1::int], array[$2], array['succeeded'], array['r'], array[null::int], null, null, null,"
+            " array['undone, believe me'], null, null, null, null)",
             me,
             original,
-            succeeded,
         )
     finally:
         await shell.close()

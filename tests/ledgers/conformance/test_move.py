@@ -3,11 +3,25 @@
 import asyncio
 from datetime import timedelta
 
+import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig, actor, answer_of
 from trellis.engine.errors import InvalidTransition, JobNotFound, OptionInvalid, TrellisError
-from trellis.engine.jobs import Applied, JobId, LeaseLost, Move, Moved, NotMoved, ReasonCode, RequestId
+from trellis.engine.jobs import (
+    Advance,
+    Applied,
+    Epoch,
+    JobId,
+    Lease,
+    LeaseLost,
+    Move,
+    Moved,
+    NotMoved,
+    ReasonCode,
+    RequestId,
+    Turn,
+)
 from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Role, Trigger
 
@@ -217,3 +231,80 @@ async def test_moves_at_the_same_time_make_one_step(rig: Rig):
     made = [answer for answer in answers if isinstance(answer, Moved) and not answer.repeated]
     assert len(made) == 1
     assert len(await rig.ledger.events(job_id)) == 2
+
+
+@pytest.mark.requirement("BUS-1", "D37")
+async def test_moves_that_come_together_are_each_answered_as_if_alone(rig: Rig):
+    first, second, third, fourth = await rig.submit(4, lifecycle="bus-job")
+    asked = (
+        rig.move(third, "SCHEDULED", by=SCHEDULER, delay_s=0.0),
+        rig.move(first, "SCHEDULED", by=SCHEDULER, delay_s=0.0, request_id="twice"),
+        rig.move(first, "SCHEDULED", by=SCHEDULER, delay_s=0.0, request_id="twice"),
+        rig.move(JobId("nobody"), "SCHEDULED", by=SCHEDULER),
+        rig.move(second, "no such state", by=SCHEDULER),
+        rig.move(second, "SCHEDULED", by=SCHEDULER, version=7),
+        rig.move(second, "SCHEDULED", by=WORKER),
+        rig.move(fourth, "SCHEDULED", by=SCHEDULER, delay_s=0.0),
+        rig.move(fourth, "DISPATCHED", by=SCHEDULER, lease_s=30.0, heartbeat_s=30.0, version=2),
+    )
+    answers = await asyncio.gather(*map(answer_of, asked))
+    told = [answer.repeated if isinstance(answer, Moved) else type(answer) for answer in answers]
+    assert told[:4] == [False, False, True, JobNotFound]
+    assert told[4:7] == [NotMoved] * 3, answers
+    assert told[7:] == [False, False]
+    assert isinstance(answers[-1], Moved)
+    assert answers[-1].lease is not None
+    states = {job_id: await rig.state(job_id) for job_id in (first, second, third, fourth)}
+    assert states == {first: "SCHEDULED", second: "PENDING", third: "SCHEDULED", fourth: "DISPATCHED"}
+    assert [len(await rig.ledger.events(job_id)) for job_id in states] == [2, 1, 2, 3]
+
+
+@pytest.mark.only("postgres")
+async def test_moves_that_come_together_share_a_transaction(rig: Rig):
+    jobs = await rig.submit(40, lifecycle="bus-job")
+    await asyncio.gather(*(rig.move(job_id, "SCHEDULED", by=SCHEDULER, delay_s=0.0) for job_id in jobs))
+    assert await _batches(rig, "job_scheduled") <= 4
+
+
+@pytest.mark.only("postgres")
+async def test_steps_of_many_holders_that_come_together_share_a_transaction(rig: Rig):
+    jobs = await rig.submit(40, lifecycle="bus-job")
+    held = [await rig.drive(job_id, "DISPATCHED") for job_id in jobs]
+    await asyncio.gather(*map(_begin, [rig] * 40, held, range(40)))
+    assert await _batches(rig, "job_started") <= 4
+    assert {await rig.state(job_id) for job_id in jobs} == {"RUNNING"}
+
+
+@pytest.mark.requirement("D28")
+async def test_a_step_that_is_refused_takes_no_other_with_it(rig: Rig):
+    jobs = await rig.submit(3, lifecycle="bus-job")
+    one, stale, other = [await rig.drive(job_id, "DISPATCHED") for job_id in jobs]
+    assert stale is not None
+    stale = stale._replace(epoch=Epoch(stale.epoch + 1))
+    answers = await asyncio.gather(*map(_begin, [rig] * 3, (one, stale, other), range(3)))
+    assert [type(answer) for answer in answers] == [Applied, LeaseLost, Applied]
+    undeclared = Turn(actor=WORKER, advances=(Advance(stale, "DISPATCHED", "no such trigger", data=b"{}"),))
+    answers = await asyncio.gather(answer_of(rig.ledger.turn(undeclared)), _begin(rig, one, 0))
+    assert isinstance(answers[0], InvalidTransition)
+    assert answers[1] == Applied(4, repeated=True)
+
+
+async def _begin(rig: Rig, lease: Lease | None, number: int) -> Applied | LeaseLost:
+    assert lease is not None
+    advance = Advance(lease, "DISPATCHED", Trigger.START, data=b'{"seen_by": "a test"}')
+    turn = Turn(actor=actor(Role.WORKER, f"worker-{number}"), advances=(advance,))
+    (outcome,) = (await rig.ledger.turn(turn)).outcomes
+    return outcome
+
+
+async def _batches(rig: Rig, event_type: str) -> int:
+    """How many transactions made the events of this type."""
+    shell = await asyncpg.connect(rig.app_url, server_settings={"search_path": "trellis"})
+    try:
+        return await shell.fetchval(
+            "select count(distinct b.xid) from event e join batch b on b.no = e.batch where e.type ="
+            " (select t.type from event_type t where t.name = $1)",
+            event_type,
+        )
+    finally:
+        await shell.close()

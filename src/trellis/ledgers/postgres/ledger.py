@@ -32,7 +32,6 @@ from trellis.engine.jobs import (
     Epoch,
     Following,
     JobId,
-    JobKey,
     Lease,
     LeaseLost,
     Mismatch,
@@ -49,7 +48,7 @@ from trellis.engine.jobs import (
 from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
 from trellis.ledgers.bounds import check_remark, check_signals
-from trellis.ledgers.postgres import restore, submit
+from trellis.ledgers.postgres import moves, restore, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
@@ -57,24 +56,15 @@ from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
 from trellis.ledgers.postgres.reads import Reads, lifecycle_named
 from trellis.ledgers.postgres.requeue import requeue
-from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Phase, Trigger
+from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
 """A renewal that waits longer is asked again on a new connection: one that fell silent must not outlast a lease."""
 JOURNAL_BATCH_MAX = 500
 ACTORS_CACHED_MAX = 10_000
-MOVES_AT_ONCE = 4
-"""Moves of one process that wait for the database together: a role that takes jobs by name makes one for each."""
-REFUSALS = {
-    "undeclared": "not declared",
-    "actor": "this role may not",
-    "fenced": "only its holder may, with its epoch",
-    "version": "the job has another version",
-    "key": "its concurrency key is at its limit",
-    "reason": "a dead letter needs reason, stage and error",
-    "same": "it is there already",
-    "engine": "the engine itself makes this step, as a part of another",
-}
+MOVE_BATCH_MAX = 200
+"""Moves that meet go together: a role that takes jobs by name makes one for each."""
+STEPS_BATCH_MAX = 500
 
 
 class PostgresLedger(Reads):
@@ -90,7 +80,8 @@ class PostgresLedger(Reads):
         self._holder_lane = Lane(url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)))
         self._note_lane = Lane(url, options)
         self._admin_lane = Lane(url, options)
-        self._move_lanes = [Lane(url, options) for _ in range(MOVES_AT_ONCE)]
+        self._move_lane = Lane(url, options)
+        self._steps_lane = Lane(url, options)
         self._read_lane = Lane(url, options)
         self._bell = Doorbell(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
@@ -101,6 +92,10 @@ class PostgresLedger(Reads):
         )
         self._journals: Batcher[tuple[Lease, str, bytes], bytes | LeaseLost] = Batcher(
             self._journal_batch, lambda _: 1, JOURNAL_BATCH_MAX
+        )
+        self._moves: Batcher[tuple[int, Move], Row] = Batcher(self._move_batch, lambda _: 1, MOVE_BATCH_MAX)
+        self._steps: Batcher[tuple[int, turns.Steps], list[Row]] = Batcher(
+            self._steps_batch, lambda item: len(item[1].others), STEPS_BATCH_MAX
         )
 
     @classmethod
@@ -122,6 +117,8 @@ class PostgresLedger(Reads):
         """Finish what is under way and hang up."""
         await self._submits.close()
         await self._journals.close()
+        await self._moves.close()
+        await self._steps.close()
         await self._bell.close()
         lanes = (
             self._submit_lane,
@@ -129,7 +126,8 @@ class PostgresLedger(Reads):
             self._holder_lane,
             self._note_lane,
             self._admin_lane,
-            *self._move_lanes,
+            self._move_lane,
+            self._steps_lane,
             self._read_lane,
         )
         await asyncio.gather(*(lane.close() for lane in lanes))
@@ -218,9 +216,15 @@ class PostgresLedger(Reads):
         if claim is not None:
             _check_claimer(turn.actor, claim)
             self._bell.hush()
-        turner = min(self._turners, key=lambda turner: turner.waiting)
-        rows = await turner.turn(actor, steps, claim, types)
+        if claim is None and steps.one_by_one:
+            rows = await self._steps.put((actor, steps))
+        else:
+            turner = min(self._turners, key=lambda turner: turner.waiting)
+            rows = await turner.turn(actor, steps, claim, types)
         return turns.answers(turn.advances, steps, rows, self._type_names, claim)
+
+    async def _steps_batch(self, asked: Sequence[tuple[int, turns.Steps]]) -> list[list[Row]]:
+        return await self._steps_lane.call("turn", f"{len(asked)} turns", lambda c, _: turns.make(c, asked))
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
         # The newest epoch of a job counts where a caller has two: an older one can only be lost.
@@ -277,37 +281,13 @@ class PostgresLedger(Reads):
         return LeaseLost(lease) if rows[0][0] is None else Applied(rows[0][0])
 
     async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
-        job = await self.job(move.job_id)
-        if job is None:
-            raise JobNotFound(job_id=move.job_id)
-        lifecycle = lifecycle_named(job.lifecycle)
-        if move.target not in lifecycle.by_name:
-            reason = f"{lifecycle.name} has no such state"
-            return NotMoved(job_id=move.job_id, state=job.state, target=move.target, reason=reason)
-        death, number = move.death, await self._actor(actor)
-        lane = min(self._move_lanes, key=lambda lane: lane.waiting)
-        rows = await lane.call(
-            "move",
-            move.request_id,
-            lambda c, _: c.fetch(
-                "select * from move($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
-                number,
-                move.job_id,
-                lifecycle.code_of(move.target),
-                move.request_id,
-                move.version,
-                move.delay_s,
-                round(move.lease_s * 1000),
-                round(move.heartbeat_s * 1000),
-                storable(move.cause),
-                move.data,
-                death.reason_code if death else None,
-                death.stage if death else None,
-                storable(death.last_error) if death else None,
-            ),
-        )
+        row = await self._moves.put((await self._actor(actor), move))
         self._bell.ring()
-        return _moved(move.job_id, rows[0], move.target)
+        return moves.answer(move, row)
+
+    async def _move_batch(self, asked: Sequence[tuple[int, Move]]) -> list[Row]:
+        named = asked[0][1].request_id if len(asked) == 1 else f"{len(asked)} moves"
+        return await self._move_lane.call("move", named, lambda c, _: moves.make(c, asked))
 
     async def cancel(
         self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
@@ -330,8 +310,8 @@ class PostgresLedger(Reads):
             raise JobNotFound(job_id=job_id)
         row = rows[0]
         if row["outcome"] == "requested":
-            return CancelRequested(job_id=job_id, state=_state(row["lifecycle"], row["source"]))
-        return _moved(job_id, row, "cancelled")
+            return CancelRequested(job_id=job_id, state=moves.state_name(row["lifecycle"], row["source"]))
+        return moves.moved(job_id, row, "cancelled")
 
     async def requeue(
         self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
@@ -341,7 +321,7 @@ class PostgresLedger(Reads):
         chosen, rows = await self._admin_lane.call(
             "requeue", request_id, lambda c, _: requeue(c, asked, jobs, limit=limit)
         )
-        told = {row["job_id"]: _moved(row["job_id"], row, "requeue") for row in rows}
+        told = {row["job_id"]: moves.moved(row["job_id"], row, "requeue") for row in rows}
         missing = [job_id for job_id in chosen if job_id not in told]
         if missing:
             raise JobNotFound(job_id=missing[0])
@@ -452,30 +432,3 @@ def _windows(options: SweepOptions) -> str | None:
     named = ((lifecycle_named(name), state, window_s) for (name, state), window_s in options.windows_s.items())
     windows = {lc.code * 16 + lc.code_of(state): window_s for lc, state, window_s in named}
     return json.dumps(windows) if windows else None
-
-
-def _state(lifecycle: int, code: int) -> str:
-    return BY_CODE[lifecycle].state_of(code).name
-
-
-def _moved(job_id: str, row: Row, wanted: str) -> Moved | NotMoved:
-    """The answer of a function that moves one job."""
-    lifecycle, outcome = BY_CODE[row["lifecycle"]], row["outcome"]
-    source = lifecycle.state_of(row["source"]).name
-    if outcome == "same":
-        return Moved(job_id=JobId(job_id), source=source, target=source, version=row["version"], repeated=True)
-    if outcome not in {"moved", "repeated"}:
-        target = lifecycle.state_of(row["target"]).name if row["target"] else wanted
-        return NotMoved(job_id=JobId(job_id), state=source, target=target, reason=REFUSALS[outcome])
-    target = lifecycle.state_of(row["target"])
-    lease = None
-    if target.phase is Phase.HELD:
-        lease = Lease(JobKey(row["id"]), Epoch(row["epoch"]), JobId(job_id), lifecycle.name)
-    return Moved(
-        job_id=JobId(job_id),
-        source=source,
-        target=target.name,
-        version=row["version"],
-        lease=lease,
-        repeated=outcome == "repeated",
-    )

@@ -271,3 +271,21 @@ begin
     end if;
   end if;
 end $$;
+
+-- The steps of many turns that claim nothing, each turn in the name of its own actor, in one transaction. `turn` numbers them from 1; the
+-- answers of each come in the order of its steps.
+create or replace function turns(p_actors int[], p_others text[])
+returns table (turn bigint, kind smallint, part smallint, id bigint, version int)
+language plpgsql security definer set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  batch_no bigint := _open_batch();
+  a record;
+  u record;
+begin
+  for u in select w.* from unnest(p_actors, p_others) with ordinality w(actor, others, n) order by w.n loop
+    a := _actor(u.actor);
+    return query select u.n, o.kind, 2::smallint, o.id, o.version from _advance_others(u.others::jsonb, u.actor, a.role, trellis.now(), batch_no) o;
+  end loop;
+end $$;

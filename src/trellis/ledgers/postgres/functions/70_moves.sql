@@ -77,21 +77,39 @@ set search_path from current as $$
     p_batch, null, null, null, null, null, 'cancel was requested', null, null, null, null) m
 $$;
 
-create or replace function move(
-  p_actor int, p_job_id text, p_target smallint, p_request text, p_version int, p_delay float8, p_lease_ms int, p_beat_ms int,
-  p_cause text, p_data bytea, p_reason text, p_stage text, p_error text)
-returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
-language plpgsql security definer set search_path from current as $$
+-- Moves of many callers, each in the name of its own actor, in one transaction. They go by job, so that two of these never wait for each
+-- other in a ring; those of one job in the order in which they came.
+create or replace function moves(
+  p_actors int[], p_job_ids text[], p_targets text[], p_requests text[], p_versions int[], p_delays float8[], p_lease_ms int[],
+  p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_stages text[], p_errors text[])
+returns table (
+  n bigint, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
+language plpgsql security definer set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-  a record := _actor(p_actor);
-  j job;
+  batch_no bigint := _open_batch();
+  a record;
+  u record;
 begin
-  select b.* into j from job b where b.job_id = p_job_id;
-  if not found then return; end if;
-  return query select m.outcome, j.id, j.lifecycle, m.source, m.target, m.version, m.epoch
-    from _move_one(j.id, p_target, null, p_actor, a.role, trellis.now(), _open_batch(), p_request, p_version, p_delay, p_lease_ms, p_beat_ms,
-                   p_cause, p_data, p_reason, p_stage, p_error) m;
+  for u in
+    select w.*, b.id, b.lifecycle, s.state as target_state
+      from unnest(p_actors, p_job_ids, p_targets, p_requests, p_versions, p_delays, p_lease_ms, p_beat_ms, p_causes, p_datas,
+                  p_reasons, p_stages, p_errors) with ordinality
+           w(actor, job_id, target, request, version, delay, lease_ms, beat_ms, cause, data, reason, stage, error, n)
+      left join job b on b.job_id = w.job_id left join state s on s.lifecycle = b.lifecycle and s.name = w.target
+     order by b.id, w.n loop
+    a := _actor(u.actor);
+    if u.id is null then
+      return query select u.n, 'missing', null::bigint, null::smallint, null::smallint, null::smallint, null::int, null::int;
+    elsif u.target_state is null then
+      return query select u.n, 'unknown', u.id, u.lifecycle, (k.t).state, null::smallint, (k.t).version, (k.t).epoch from _find(u.id) k;
+    else
+      return query select u.n, m.outcome, u.id, u.lifecycle, m.source, m.target, m.version, m.epoch
+        from _move_one(u.id, u.target_state, null, u.actor, a.role, trellis.now(), batch_no, u.request, u.version, u.delay, u.lease_ms,
+                       u.beat_ms, u.cause, u.data, u.reason, u.stage, u.error) m;
+    end if;
+  end loop;
 end $$;
 
 -- Soft leaves a wish with the lease: the holder learns it when it renews, and it is carried out as soon as no user code runs

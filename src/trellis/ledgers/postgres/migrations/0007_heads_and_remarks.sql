@@ -8,3 +8,6 @@ create index signal_remark on signal (id) where type = 4;
 
 -- Answers come in the order of the steps now, each with its own.
 drop function if exists _was_applied(bigint, int, smallint, smallint, int, text);
+
+-- Moves that meet go together.
+drop function if exists move(int, text, smallint, text, int, float8, int, int, text, bytea, text, text, text);
