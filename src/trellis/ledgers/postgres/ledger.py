@@ -62,9 +62,10 @@ HOLDER_TIMEOUT_S = 5.0
 """A renewal that waits longer is asked again on a new connection: one that fell silent must not outlast a lease."""
 JOURNAL_BATCH_MAX = 500
 ACTORS_CACHED_MAX = 10_000
-MOVE_BATCH_MAX = 200
-"""Moves that meet go together: a role that takes jobs by name makes one for each."""
-STEPS_BATCH_MAX = 500
+BATCH_MAX = 500
+"""Moves that meet go together, and so do steps: so many of them, fewer where they carry much."""
+CARRIED_BYTES = 65_536
+"""Counts as much as a move of its own."""
 
 
 class PostgresLedger(Reads):
@@ -93,9 +94,13 @@ class PostgresLedger(Reads):
         self._journals: Batcher[tuple[Lease, str, bytes], bytes | LeaseLost] = Batcher(
             self._journal_batch, lambda _: 1, JOURNAL_BATCH_MAX
         )
-        self._moves: Batcher[tuple[int, Move], Row] = Batcher(self._move_batch, lambda _: 1, MOVE_BATCH_MAX)
+        self._moves: Batcher[tuple[int, Move], Row] = Batcher(
+            self._move_batch, lambda item: _weight(item[1].data), BATCH_MAX
+        )
         self._steps: Batcher[tuple[int, turns.Steps], list[Row]] = Batcher(
-            self._steps_batch, lambda item: len(item[1].others), STEPS_BATCH_MAX
+            self._steps_batch,
+            lambda item: sum(_weight(step.data) + _weight(step.result) for step in item[1].others),
+            BATCH_MAX,
         )
 
     @classmethod
@@ -432,3 +437,7 @@ def _windows(options: SweepOptions) -> str | None:
     named = ((lifecycle_named(name), state, window_s) for (name, state), window_s in options.windows_s.items())
     windows = {lc.code * 16 + lc.code_of(state): window_s for lc, state, window_s in named}
     return json.dumps(windows) if windows else None
+
+
+def _weight(body: bytes | None) -> int:
+    return 1 + (len(body) // CARRIED_BYTES if body else 0)
