@@ -353,7 +353,14 @@ async def test_a_turn_whose_answer_was_lost_has_one_effect(stand: Stand):
     assert stand.faults.failed == ["turn"] * 4
     assert sorted(ran) == list(range(30))
     for job in jobs:
-        assert await stand.events(job) == ["job_queued", "job_claimed", "job_started", "job_succeeded"]
+        events = await stand.events(job)
+        # On a slow machine an answer that was asked for again may come after the lease: such a job is given back unbegun.
+        given_back = events.count("job_released")
+        assert events == [
+            "job_queued",
+            *["job_claimed", "job_started", "job_released"] * given_back,
+            *["job_claimed", "job_started", "job_succeeded"],
+        ]
 
 
 async def test_a_step_the_ledger_never_accepts_takes_no_other_with_it(stand: Stand):
