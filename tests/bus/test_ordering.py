@@ -1,53 +1,31 @@
 """Steps of one parent go by their number; a retry stands for its step; a step that ended badly ends those after it."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.ends.families import Standing
+from trellis.bus.ends.workflow import Front, Seen
 from trellis.bus.messages import Status
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest
-from trellis.bus.scheduling.ordering import Never, NotYet, front_of
-from trellis.engine.jobs import Actor, Advance, CancelMode, Epoch, Hold, JobId, Priority, RequestId, Turn
-from trellis.engine.records import Job, Place
+from trellis.bus.scheduling.ordering import Never, NotYet, turn_of
+from trellis.engine.jobs import Actor, Advance, CancelMode, Hold, JobId, RequestId, Turn
+from trellis.engine.records import Job
 from trellis.lifecycles import Role, Trigger
 
-LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
-
-def step(number: int, state: str = "SUCCEEDED", *, is_open: bool = False) -> Standing:
-    place = Place.HELD if is_open else Place.ENDED
-    job = Job(
-        job_id=JobId(f"s{number}"),
-        lifecycle="bus-job",
-        type=TOPIC,
-        state=state,
-        place=place,
-        priority=Priority.BATCH,
-        generation=0,
-        attempt=0,
-        max_attempts=1,
-        version=3,
-        epoch=Epoch(1),
-        deaths=0,
-        created_at=LONG_AGO,
-        updated_at=LONG_AGO,
-        correlation_id="t",
-    )
-    request = JobRequest.checked({"job_id": job.job_id, "topic": TOPIC, "step_index": number})
-    return Standing(job=job, request=request)
+def seen(number: int, state: str) -> Seen:
+    return Seen(index=number, job_id=JobId(f"s{number}"), state=state)
 
 
 @pytest.mark.requirement("BUS-8")
 def test_a_step_waits_for_those_with_a_lower_number_only():
-    assert front_of([step(1, "RUNNING", is_open=True), step(2, "FAILED")]).turn_of(1) is None
-    assert front_of([step(0), step(1)]).turn_of(2) is None
-    assert front_of([step(0), step(1, "RUNNING", is_open=True)]).turn_of(2) == NotYet(step_index=1, job_id="s1")
-    bad = front_of([step(0, "RUNNING", is_open=True), step(1, "FAILED")]).turn_of(2)
+    assert turn_of(Front(open=seen(1, "RUNNING"), failed=seen(2, "FAILED")), 1) is None
+    assert turn_of(Front(), 2) is None
+    assert turn_of(Front(open=seen(1, "RUNNING")), 2) == NotYet(step_index=1, job_id="s1")
+    bad = turn_of(Front(open=seen(0, "RUNNING"), failed=seen(1, "FAILED")), 2)
     assert bad == Never(step_index=1, job_id="s1", state="FAILED")
 
 
@@ -193,17 +171,16 @@ async def test_a_step_whose_turn_comes_while_it_is_put_aside_does_not_rest(rig: 
     (first,) = await steps(rig, 0)
     await rig.run()
     (second,) = await steps(rig, 1)
-    families = rig.scheduler._families
-    seen_before = families.steps
+    read = rig.ledger.job
 
-    async def stale(parent: str, workflow_id: str, tenant: str) -> list[Standing]:
+    async def stale(job_id: JobId) -> Job | None:
         """What was read just before the first step ended."""
-        found = await seen_before(parent, workflow_id, tenant)
-        if await rig.ledger.holds([JobId(first)]):
+        found = await read(job_id)
+        if job_id == first and await rig.ledger.holds([job_id]):
             await end(rig, first)
         return found
 
-    families.steps = stale  # pyright: ignore[reportAttributeAccessIssue]
+    rig.ledger.job = stale
     await rig.run()
     await rig.run()
     assert worker.jobs == [first, second], "without waiting for the end of its rest"

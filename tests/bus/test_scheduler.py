@@ -18,7 +18,7 @@ from trellis.bus.scheduling.approved import HOLD_S
 from trellis.bus.scheduling.options import Did, SchedulerOptions
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, NewJob, RequestId, Turn
-from trellis.engine.records import Job, Place
+from trellis.engine.records import Children, Place
 from trellis.engine.restoring import GIVEN_BACK
 from trellis.lifecycles import Role, Trigger
 
@@ -69,16 +69,16 @@ async def test_a_pass_that_the_ledger_ends_leaves_no_room_taken(rig_of: Opens):
         worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 2})
         await rig.submit()
         step = await rig.submit(parent_job_id="parent", workflow_id="w", step_index=1)
-        children = rig.scheduler._families.children
+        children = rig.ledger.children
 
-        async def away(job_id: str) -> list[Job]:
-            raise LedgerUnavailable(reason=f"no children of {job_id}")
+        async def away(parent_id: JobId, *, since: str | None, limit: int) -> Children:
+            raise LedgerUnavailable(reason=f"no {limit} children of {parent_id} since {since}")
 
-        rig.scheduler._families.children = away
+        rig.ledger.children = away
         with pytest.raises(LedgerUnavailable):
             await rig.run()
         assert [seen.load for seen in rig.workers.live()] == [0]
-        rig.scheduler._families.children = children
+        rig.ledger.children = children
         await rig.run()
         assert step in worker.jobs
         assert len(worker.jobs) == 2

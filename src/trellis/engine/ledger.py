@@ -39,6 +39,7 @@ from trellis.engine.jobs import (
     TurnResult,
 )
 from trellis.engine.records import (
+    Children,
     DeadLetter,
     Event,
     FeedPage,
@@ -205,6 +206,13 @@ class Ledger(Protocol):
         self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
     ) -> JobPage:
         """Jobs, newest first, without payloads. `oldest_first` is for a filter `of_open_state`: the head of what waits there."""
+        ...
+
+    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> Children:
+        """Jobs with this parent that came since a mark, at most `limit`; None means from the first.
+
+        A job is never missed: when one has come below the mark, because its transaction took long, they are given anew from the first.
+        """
         ...
 
     async def heads(self, lifecycle: str, *, each: int) -> list[Job]:

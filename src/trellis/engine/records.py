@@ -6,7 +6,14 @@ from datetime import datetime
 from enum import StrEnum
 
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
-from trellis.lifecycles import LIFECYCLES, Phase, Role
+from trellis.lifecycles import LIFECYCLES, Opens, Phase, Role, Trigger
+
+BEGUN_BY_TIMER = frozenset(
+    one.name
+    for one in LIFECYCLES.values()
+    if any(t.trigger == Trigger.DUE and t.opens is Opens.ATTEMPT for t in one.transitions)
+)
+"""Lifecycles in which an attempt that closes leads to a pause, and the end of the pause begins the next."""
 
 
 class Place(StrEnum):
@@ -39,6 +46,11 @@ class Job:
     deaths: int
     created_at: datetime
     updated_at: datetime
+    spared: int = 0
+    """Attempts of this generation that closed without counting; `attempt` and `max_attempts` have each risen by as many.
+
+    `heads` does not tell it on PostgreSQL: who takes jobs asks whether one is left.
+    """
     due_at: datetime | None = None
     """Resting: when its timer falls due or it becomes ready."""
     deadline_at: datetime | None = None
@@ -52,6 +64,21 @@ class Job:
     compensates: JobId | None = None
     payload: bytes | None = None
     progress: bytes | None = None
+
+    @property
+    def attempts_spent(self) -> int:
+        """How many attempts of this generation counted before the present one."""
+        return self.attempt - self._left_out
+
+    @property
+    def attempts_allowed(self) -> int:
+        """How many may count, as the job was submitted."""
+        return self.max_attempts - self._left_out
+
+    @property
+    def _left_out(self) -> int:
+        """Of the spared ones, those that people do not see: where a timer begins the next attempt, each that began is told (D38)."""
+        return 0 if self.lifecycle in BEGUN_BY_TIMER else self.spared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,6 +341,16 @@ class Finding:
     severity: Severity
     detail: str
     remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Children:
+    """Jobs of one parent, of any lifecycle, in the order of their numbers; `mark` asks for those that came after them."""
+
+    job_ids: tuple[JobId, ...]
+    mark: str
+    anew: bool = False
+    """Those that the mark stood for are not the same any more: some came late or were removed. These are the first of all there are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

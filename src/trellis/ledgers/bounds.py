@@ -7,6 +7,7 @@ from trellis.engine.jobs import CLAIM_MAX, DELAY_S_MAX, PAYLOAD_BYTES_MAX, JobId
 from trellis.lifecycles import REMARK_TYPES, SIGNAL_TYPES
 
 SIGNALS_MAX = 1_000
+CHILDREN_MAX = 1_000
 HOLDERS_WORDS = tuple(word for word in SIGNAL_TYPES if word not in REMARK_TYPES)
 
 
@@ -31,6 +32,12 @@ def check_each(each: int) -> None:
     """Nothing for a number of jobs of each kind that may be asked for; raises OptionInvalid."""
     if not 1 <= each <= CLAIM_MAX:
         raise OptionInvalid(option="each", value=each, expected=f"from 1 to {CLAIM_MAX}")
+
+
+def check_children(limit: int) -> None:
+    """Nothing for as many children as may be asked for at once; raises OptionInvalid."""
+    if not 1 <= limit <= CHILDREN_MAX:
+        raise OptionInvalid(option="limit", value=limit, expected=f"from 1 to {CHILDREN_MAX}")
 
 
 def check_ids(job_ids: Sequence[JobId]) -> None:

@@ -102,6 +102,14 @@ async def test_jobs_of_a_parent_are_listed_through_their_index(rig: Rig):
     assert "job_parent" in plan
 
 
+@pytest.mark.requirement("BUS-8", "DJ-13")
+async def test_children_are_counted_through_their_index(rig: Rig):
+    await rig.submit(2, parent_id="p")
+    plan = await _plan(rig, Read.children, "p", 100, 10)
+    assert "job_parent" in plan
+    assert "Seq Scan" not in plan
+
+
 @pytest.mark.requirement("BUS-3", "DJ-13")
 async def test_heads_do_not_read_what_another_lifecycle_has_of_the_same_type(rig: Rig):
     """A long queue of leased jobs of the same type must not make a look at the bus dear."""

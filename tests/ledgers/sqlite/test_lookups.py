@@ -16,6 +16,8 @@ LOOKUPS = {
     "the feed": reads._Sql.feed,
     "jobs of a correlation": reads._Sql.jobs_correlated,
     "jobs of a parent": reads._Sql.jobs_of_parent,
+    "children that are known": reads._Sql.children_below,
+    "children that are new": reads._Sql.children_above,
     "jobs in a living state": reads._Sql.jobs_in_places,
     "jobs in a state of rest": reads._Sql.jobs_resting,
     "ready jobs": claims._Sql.ready_of_type,
@@ -83,6 +85,19 @@ def test_jobs_of_a_parent_use_their_index(shell: Shell):
     bindings = values | {"parent": "p", "before": 1, "limit": 1}
     plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.jobs_of_parent}", bindings).fetchall()
     assert any("trellis_submission_parent (parent=?" in row[3] for row in plan)
+
+
+@pytest.mark.requirement("BUS-8", "DJ-13")
+def test_children_are_read_from_their_index_alone_and_in_order(shell: Shell):
+    """Whoever asks whether there are new ones must not pay for those that are known."""
+    below = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.children_below}", ("p", 9)).fetchall()
+    above = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.children_above}", ("p", 9, 1)).fetchall()
+    assert [row[3] for row in below] == [
+        "SEARCH trellis_submission USING COVERING INDEX trellis_submission_parent (parent=? AND rowid<?)"
+    ]
+    assert [row[3] for row in above] == [
+        "SEARCH trellis_submission USING INDEX trellis_submission_parent (parent=? AND rowid>?)"
+    ]
 
 
 @pytest.mark.requirement("DJ-13")

@@ -2,7 +2,7 @@
 
 It follows the feed and writes to the ledger only. Each step is decided from where the jobs stand now and has an id of its own, so after a
 crash anywhere the same page is taken again and nothing happens twice. One process at a time follows; should two, for a moment, they do the
-same.
+same. What is remembered of workflows is kept up to date by the feed, and forgotten when another may have followed meanwhile.
 """
 
 import asyncio
@@ -11,18 +11,21 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trellis.bus.documents import data_of
-from trellis.bus.ends.compensation import Plan, compensation_of, in_reverse, plan
+from trellis.bus.ends.compensation import compensation_of
 from trellis.bus.ends.derived import submit_first
-from trellis.bus.ends.families import SUCCEEDED, Families, Standing
+from trellis.bus.ends.families import Families
 from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.ends.publisher import ENDS
 from trellis.bus.ends.retrying import is_wanted, retry_of
-from trellis.bus.requests import COMPENSATES, RETRY_OF, JobRequest
+from trellis.bus.ends.standing import CANCELLED, Standing
+from trellis.bus.ends.workflow import Key, Seen, Step, Workflow
+from trellis.bus.ends.workflows import Workflows
+from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.topics import Topics
-from trellis.engine.jobs import ATTEMPTS_MAX, Actor, CancelMode, JobId, Move, Moved, RequestId
+from trellis.engine.jobs import Actor, CancelMode, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event, Job, Place
+from trellis.engine.records import Event, Place
 from trellis.lifecycles import Role
 
 FOLLOWS_AS = "bus-aftermath"
@@ -55,16 +58,22 @@ class Aftermath:
     """Called when a job may have become ready."""
     name: str = FOLLOWS_AS
     _families: Families = field(init=False)
+    _workflows: Workflows = field(init=False)
+    _begun: int = 0
     _made: int = 0
 
     def __post_init__(self) -> None:
         self._families = Families(ledger=self.ledger, topics=self.topics)
+        self._workflows = Workflows(families=self._families, between=self.follower.keep)
 
     async def run_once(self) -> Settled:
         """One page."""
         page = await self.follower.page()
         if page is None:
             return Settled()
+        if self._begun != self.follower.begun:
+            self._families.remembered.clear()
+            self._begun = self.follower.begun
         self._made = 0
         try:
             if page.events:
@@ -101,26 +110,51 @@ class Aftermath:
             if event.source is None or event.type in ENDS:
                 request = await self._families.request(event.job_id)
                 if request is not None and _concerns(event, request):
-                    family = request.labels.get(COMPENSATES) or request.step_of or event.job_id
-                    by_family.setdefault(family, []).append((event, request))
+                    by_family.setdefault(await self._family(event, request), []).append((event, request))
         room = asyncio.Semaphore(AT_ONCE)
         await _all(self._look_after(family, room) for family in by_family.values())
 
+    async def _family(self, event: Event, request: JobRequest) -> str:
+        """What is looked after in order: the steps of one parent, and what undoes them."""
+        original = request.labels.get(COMPENSATES)
+        step = request if original is None else await self._families.request(original)
+        return (step.step_of if step is not None else "") or original or event.job_id
+
     async def _look_after(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
+        """Each event by itself, then every workflow that they are about once."""
+        heard: dict[Key, set[Step]] = {}
         async with room:
             for event, request in family:
-                await self._follow_up(event, request)
+                await self._follow_up(event, request, heard)
+                await self.follower.keep()
+            for key, ended in heard.items():
+                await self._tend(key, ended)
                 await self.follower.keep()
 
-    async def _follow_up(self, event: Event, request: JobRequest) -> None:
+    async def _follow_up(self, event: Event, request: JobRequest, heard: dict[Key, set[Step]]) -> None:
+        key = await self._workflow_of(request)
         if event.source is None:
+            if key is not None and request.is_retry:
+                await self._workflows.again(key, request)
             await self._not_after_cancel(event, request)
             return
         if event.type in {"job_failed", "job_timed_out"}:
             await self._retry(event, request)
         if event.type == "job_cancelled":
             await self._cascade(event, request)
-        await self._tend(request)
+        if key is not None:
+            ended = heard.setdefault(key, set())
+            if COMPENSATES not in request.labels:
+                first = (await self._families.incarnations(event.job_id, request))[-1]
+                ended.add(Step(request.step_index, JobId(first)))
+
+    async def _workflow_of(self, request: JobRequest) -> Key | None:
+        """The workflow that a job is a step of, or undoes a step of."""
+        original = request.labels.get(COMPENSATES)
+        step = request if original is None else await self._families.request(original)
+        if step is None or not step.step_of or not step.workflow_id:
+            return None
+        return step.step_of, step.workflow_id, step.tenant
 
     # --- retries ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +182,7 @@ class Aftermath:
 
     async def _cascade(self, event: Event, request: JobRequest) -> None:
         """Cancel everything below a cancelled job, also below those of its retries that ended before; each tells of its own children."""
-        waiting: list[str] = await self._incarnations(event.job_id, request)
+        waiting = await self._families.incarnations(event.job_id, request)
         seen = set(waiting)
         while waiting and len(seen) < TREE_MAX:
             for child in await self._families.children(waiting.pop()):
@@ -163,45 +197,43 @@ class Aftermath:
         if waiting:
             _log.error("tree_too_large", job_id=event.job_id, looked_at=len(seen))
 
-    async def _incarnations(self, job_id: JobId, request: JobRequest) -> list[str]:
-        """The job, and those that it did again."""
-        found: list[str] = [job_id]
-        current: JobRequest | None = request
-        for _ in range(ATTEMPTS_MAX):
-            before = "" if current is None else current.labels.get(RETRY_OF, "")
-            if not before or before in found:
-                break
-            found.append(before)
-            current = await self._families.request(before)
-        return found
-
     async def _not_after_cancel(self, event: Event, request: JobRequest) -> None:
         """A child that came when its parent was cancelled already."""
         if await self._families.is_cancelled(request.step_of):
             cause = f"{request.step_of} was cancelled"
             await self._cancel(event.job_id, f"cascade:{request.step_of}", cause)
 
-    async def _cancel(self, job_id: JobId, request_id: str, cause: str) -> None:
+    async def _cancel(self, job_id: JobId, request_id: str, cause: str) -> bool:
         answer = await self.ledger.cancel(
             self._reconciler, job_id, CancelMode.HARD, RequestId(f"{request_id}:{job_id}"), grace_s=0.0, cause=cause
         )
         self._made += isinstance(answer, Moved) and not answer.repeated
+        return isinstance(answer, Moved)
 
     # --- workflows -------------------------------------------------------------------------------------------------
 
-    async def _tend(self, request: JobRequest) -> None:
-        """Let the steps of its workflow go, end or undo them, if it is a step or undoes one."""
-        original = request.labels.get(COMPENSATES)
-        step = request if original is None else await self._families.request(original)
-        if step is None or not step.step_of or not step.workflow_id:
-            return
-        steps = await self._families.steps(step.step_of, step.workflow_id, step.tenant)
-        decided = plan(steps)
-        for one in decided.let_go:
-            await self._let_go(one)
-        await self._end_doomed(decided)
-        if decided.roll_back:
-            await self._undo_next([one for one in steps if one.job.state == SUCCEEDED])
+    async def _tend(self, key: Key, ended: set[Step]) -> None:
+        """Let the steps of a workflow go, end or undo them, now that these have ended, or a compensation has."""
+        workflow = await self._workflows.workflow(key)
+        await self._workflows.ended(workflow, ended)
+        first = await self._workflows.first_open(workflow)
+        failed = workflow.lowest_failed()
+        if failed is not None and first is not None:
+            await self._end_doomed(workflow, failed)
+            first = await self._workflows.first_open(workflow)
+        if first is None:
+            if failed is not None:
+                await self._undo_next(workflow)
+        elif any(step.index < first.index for step in ended):
+            await self._let_go_all(workflow, first)
+
+    async def _let_go_all(self, workflow: Workflow, first: Seen) -> None:
+        """Steps of one number go together; nobody was waiting for one of the same or a higher number."""
+        for step in workflow.at(first.index):
+            standing = await self._workflows.look(workflow, step)
+            if standing is not None and standing.resting:
+                await self._let_go(standing)
+            await self.follower.keep()
 
     async def _let_go(self, step: Standing) -> None:
         """Only a step that rests because it was not its turn: what waits for a person or a time goes on waiting."""
@@ -221,31 +253,44 @@ class Aftermath:
         moved = await self.ledger.move(self._scheduler, move)
         self._made += isinstance(moved, Moved) and not moved.repeated
 
-    async def _end_doomed(self, decided: Plan) -> None:
-        if decided.failed is not None:
-            cause = f"step {decided.failed.index} did not succeed"
-            for one in decided.doomed:
-                await self._cancel(one.job.job_id, f"doomed:{decided.failed.job.job_id}", cause)
+    async def _end_doomed(self, workflow: Workflow, failed: Seen) -> None:
+        """Those above it that no worker has wait for it in vain."""
+        cause = f"step {failed.index} did not succeed"
+        for step in workflow.after(failed.index):
+            standing = await self._workflows.look(workflow, step)
+            if standing is not None and standing.waiting:
+                job_id = standing.job.job_id
+                cancelled = await self._cancel(job_id, f"doomed:{failed.job_id}", cause)
+                if cancelled and job_id == step.job_id:
+                    workflow.drop(step)
+                    workflow.fail(Seen(index=step.index, job_id=job_id, state=CANCELLED))
+            await self.follower.keep()
 
-    async def _undo_next(self, succeeded: Sequence[Standing]) -> None:
+    async def _undo_next(self, workflow: Workflow) -> None:
         """Make the compensation whose turn it is; while one is under way it is nobody's."""
-        able = [step for step in succeeded if step.request.compensation is not None]
-        for step in in_reverse([(step, await self._success(step.job)) for step in able]):
-            undoing = await self._families.compensation(step.job.job_id)
-            if undoing is not None and undoing.open:
-                return
+        for one in await self._workflows.to_undo(workflow):
+            undoing = await self._families.compensation(one.job_id)
             if undoing is None:
-                made = await submit_first(
-                    self.ledger, self._reconciler, compensation_of(step.job, step.request, self.topics)
-                )
-                if made is not None:
-                    self._made += made.created
-                    _log.info("undone_by", job_id=step.job.job_id, compensation=made.job_id)
+                if await self._undo(one.job_id):
                     return
+            elif undoing.open:
+                return
+            else:
+                workflow.has_undone(one)
+            await self.follower.keep()
 
-    async def _success(self, job: Job) -> Event:
-        events = await self.ledger.events(job.job_id)
-        return next(event for event in events if event.type == "job_succeeded")
+    async def _undo(self, job_id: JobId) -> bool:
+        """Whether its compensation could be made."""
+        job = await self.ledger.job(job_id)
+        request = None if job is None else self._families.request_in(job)
+        if job is None or request is None:
+            return False
+        made = await submit_first(self.ledger, self._reconciler, compensation_of(job, request, self.topics))
+        if made is None:
+            return False
+        self._made += made.created
+        _log.info("undone_by", job_id=job_id, compensation=made.job_id)
+        return True
 
     @property
     def _reconciler(self) -> Actor:

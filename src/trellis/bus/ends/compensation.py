@@ -5,54 +5,17 @@ for the same tenant and principal as the step, and is asked about by the safety 
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trellis.bus.ends.derived import ids_after, is_whole
-from trellis.bus.ends.families import Standing
 from trellis.bus.requests import COMPENSATES, OUR_LABELS, RETRY_OF, Compensation, JobMeta, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import JobId, NewJob
-from trellis.engine.records import Event, Job
+from trellis.engine.records import Job
 
 SUFFIX = ".c"
 COMPENSATION_ID = re.compile(r"\.c(\.r[0-9]+)?$")
 """How the ids of compensations and their retries end; others may, too."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What follows from where the steps of a workflow stand."""
-
-    let_go: tuple[Standing, ...] = ()
-    """It may be their turn now."""
-    doomed: tuple[Standing, ...] = ()
-    """They wait for a step that ended badly."""
-    failed: Standing | None = None
-    """The first step that ended badly for good."""
-    roll_back: bool = False
-    """Nothing is under way any more: what succeeded is undone."""
-
-
-def plan(steps: Sequence[Standing]) -> Plan:
-    """Decide; the steps are told through their last retries."""
-    failed = min((one for one in steps if one.failed), key=lambda one: one.index, default=None)
-    doomed = tuple(one for one in steps if failed is not None and one.waiting and one.index > failed.index)
-    others = [one for one in steps if one not in doomed]
-    next_index = min((one.index for one in others if one.open), default=None)
-    return Plan(
-        let_go=tuple(one for one in others if one.resting and one.index == next_index),
-        doomed=doomed,
-        failed=failed,
-        roll_back=failed is not None and not any(one.open for one in steps),
-    )
-
-
-def in_reverse(succeeded: Sequence[tuple[Standing, Event]]) -> list[Standing]:
-    """Steps with a template in the order in which they are undone; each comes with the event of its success."""
-    able = [(step, event) for step, event in succeeded if step.request.compensation is not None]
-    able.sort(key=lambda one: (one[0].index, one[1].ts, one[0].job.job_id), reverse=True)
-    return [step for step, _ in able]
 
 
 def compensation_of(job: Job, request: JobRequest, topics: Topics) -> list[NewJob]:

@@ -1,14 +1,17 @@
-"""Jobs and those that follow from them: children, retries, steps of a workflow, compensations.
+"""Jobs and those that follow from them: children, retries, compensations.
 
 What a request says never changes and is remembered; where a job stands is read each time. A retry stands for the job that it does again,
-so a job that is to be done again has not come to its end, whether its retry is made already or not.
+so a job that is to be done again has not come to its end, whether its retry is made already or not. Of several that do one job again, which
+happens when two operators ask at once, one that succeeded stands for it, else one that has not ended: so what has succeeded stays so.
 """
 
 from dataclasses import dataclass, field
 
 from trellis.bus.ends.retrying import RETRIED, is_wanted
+from trellis.bus.ends.standing import CANCELLED, SUCCEEDED, Standing
+from trellis.bus.ends.workflow import Remembered
 from trellis.bus.errors import RequestInvalid
-from trellis.bus.requests import COMPENSATES, JobRequest
+from trellis.bus.requests import RETRY_OF, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import ATTEMPTS_MAX, JobId
 from trellis.engine.ledger import Ledger
@@ -22,45 +25,8 @@ CHILDREN_MAX = 100_000
 REMEMBERED_MAX = 20_000
 REMEMBERED_BYTES_MAX = 4_096
 """Larger requests are read each time."""
-SUCCEEDED = "SUCCEEDED"
-CANCELLED = "CANCELLED"
-WAITING = frozenset({"PENDING", "SCHEDULED"})
 
 _log = log_of("trellis.bus.ends.families")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """A job through its last retry: where it stands, and whether that is its end."""
-
-    job: Job
-    request: JobRequest
-    to_be_retried: bool = False
-
-    @property
-    def index(self) -> int:
-        """Which step it is."""
-        return self.request.step_index
-
-    @property
-    def open(self) -> bool:
-        """Whether something will still come of it."""
-        return self.job.place is not Place.ENDED or self.to_be_retried
-
-    @property
-    def failed(self) -> bool:
-        """Whether it came to a bad end for good."""
-        return not self.open and self.job.state != SUCCEEDED
-
-    @property
-    def waiting(self) -> bool:
-        """Whether no worker has it."""
-        return self.job.state in WAITING
-
-    @property
-    def resting(self) -> bool:
-        """Whether it waits for a time or a person, or for its turn."""
-        return self.job.state == "SCHEDULED" and self.job.place is Place.RESTING
 
 
 @dataclass(kw_only=True)
@@ -69,6 +35,8 @@ class Families:
 
     ledger: Ledger
     topics: Topics
+    remembered: Remembered = field(default_factory=Remembered)
+    """The steps of workflows, for `Workflows`."""
     _requests: Recent[str, JobRequest] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
 
     def learn(self, job_id: JobId, payload: bytes) -> JobRequest | None:
@@ -87,8 +55,13 @@ class Families:
         if known is not None:
             return known
         job = await self.ledger.job(JobId(job_id))
-        if job is None or job.lifecycle != BUS_JOB.name or job.payload is None:
-            return None
+        return None if job is None else self.request_in(job)
+
+    def request_in(self, job: Job) -> JobRequest | None:
+        """What was asked with this job, which was read with its payload; None when it is none on the bus."""
+        known = self._requests.get(job.job_id)
+        if known is not None or job.lifecycle != BUS_JOB.name or job.payload is None:
+            return known
         return self.learn(job.job_id, job.payload)
 
     async def children(self, job_id: str) -> list[Job]:
@@ -109,16 +82,16 @@ class Families:
         job = await self.ledger.job(JobId(job_id)) if job_id else None
         return job is not None and job.lifecycle == BUS_JOB.name and job.state == CANCELLED
 
-    async def steps(self, parent: str, workflow_id: str, tenant: str) -> list[Standing]:
-        """The steps of one workflow of one parent, each through its last retry; what another tenant hung there is none of them."""
-        found: list[Standing] = []
-        wanted = not await self.is_cancelled(parent)
-        for job in await self.children(parent):
-            request = await self.request(job.job_id)
-            if request is None or request.workflow_id != workflow_id or request.tenant != tenant:
-                continue
-            if not request.is_retry and COMPENSATES not in request.labels:
-                found.append(await self.standing(job, request, wanted=wanted))
+    async def incarnations(self, job_id: str, request: JobRequest) -> list[str]:
+        """The job, and those that it did again, the first one last."""
+        found = [job_id]
+        current: JobRequest | None = request
+        for _ in range(ATTEMPTS_MAX):
+            before = "" if current is None else current.labels.get(RETRY_OF, "")
+            if not before or before in found:
+                break
+            found.append(before)
+            current = await self.request(before)
         return found
 
     async def compensation(self, job_id: JobId) -> Standing | None:
@@ -126,34 +99,41 @@ class Families:
         for child in await self.children(job_id):
             request = await self.request(child.job_id) if child.compensates == job_id else None
             if request is not None and not request.is_retry:
-                return await self.standing(child, request, wanted=True)
+                return await self.standing(child, request, step_of="")
         return None
 
     async def stands_as(self, job: Job) -> Standing | None:
         """A job through its last retry; None when its request cannot be read."""
         request = await self.request(job.job_id)
-        if request is None:
-            return None
-        return await self.standing(job, request, wanted=not await self.is_cancelled(request.step_of))
+        return None if request is None else await self.standing(job, request, step_of=request.step_of)
 
-    async def standing(self, job: Job, request: JobRequest, *, wanted: bool) -> Standing:
-        """A job through its last retry; `wanted` false: nobody wants it done again."""
+    async def standing(self, job: Job, request: JobRequest, *, step_of: str) -> Standing:
+        """A job through its last retry; nobody wants it done again when the job that it is a step of was cancelled."""
+        waiting, ends = [(job, request)], list[Standing]()
         for _ in range(ATTEMPTS_MAX):
-            if job.place is not Place.ENDED or job.state not in RETRIED:
+            if not waiting:
                 break
-            retry = await self._retry(job.job_id)
-            if retry is None:
-                due = wanted and await self._is_to_be_retried(job, request)
-                return Standing(job=job, request=request, to_be_retried=due)
-            job, request = retry
-        return Standing(job=job, request=request)
+            one = await self._end_or_retries(*waiting.pop(), step_of)
+            if isinstance(one, list):
+                waiting += reversed(one)
+            elif one.job.state == SUCCEEDED:
+                return one
+            else:
+                ends.append(one)
+        return next((end for end in ends if end.open), ends[0] if ends else Standing(job=job, request=request))
 
-    async def _retry(self, job_id: JobId) -> tuple[Job, JobRequest] | None:
-        for child in await self.children(job_id):
-            request = await self.request(child.job_id)
-            if request is not None and request.is_retry:
-                return child, request
-        return None
+    async def _end_or_retries(
+        self, job: Job, request: JobRequest, step_of: str
+    ) -> Standing | list[tuple[Job, JobRequest]]:
+        """Those that do this job again, newest first, or how it stands itself."""
+        if job.place is not Place.ENDED or job.state not in RETRIED:
+            return Standing(job=job, request=request)
+        children = [(child, await self.request(child.job_id)) for child in await self.children(job.job_id)]
+        retries = [(child, said) for child, said in children if said is not None and said.is_retry]
+        if retries:
+            return retries
+        due = await self._is_to_be_retried(job, request) and not await self.is_cancelled(step_of)
+        return Standing(job=job, request=request, to_be_retried=due)
 
     async def _is_to_be_retried(self, job: Job, request: JobRequest) -> bool:
         events = await self.ledger.events(job.job_id)

@@ -41,6 +41,8 @@ class Follower:
     clock: Clock
     follows_as: str
     options: FollowOptions = field(default_factory=FollowOptions)
+    begun: int = 0
+    """How often this process began to follow: whatever it knew before may have changed in between."""
     _following: Following | None = None
     _read_up_to: str | None = None
     _remembered: str | None = None
@@ -82,6 +84,7 @@ class Follower:
             return False
         self._following, self._kept_at = following, self.clock.monotonic()
         self._read_up_to = self._remembered = following.position
+        self.begun += 1
         return True
 
     async def _keep(self, position: str | None) -> None:

@@ -4,11 +4,12 @@ A step waits while one with a lower number has not ended. A retry stands for the
 again has not ended. One that ended badly for good ends all that come after it. Compensations are no steps.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from trellis.bus.ends.families import Families, Standing
+from trellis.bus.ends.families import Families
+from trellis.bus.ends.workflow import Front, Key
+from trellis.bus.ends.workflows import Workflows
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.engine.records import Job
 
@@ -34,30 +35,14 @@ Turn: TypeAlias = NotYet | Never | None
 """None: it is its turn."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Front:
-    """What holds up the steps of one workflow: the lowest that failed for good, and the lowest that has not ended."""
-
-    failed: Standing | None
-    open: Standing | None
-
-    def turn_of(self, step_index: int) -> Turn:
-        """Whether a step with this number may go."""
-        if self.failed is not None and self.failed.index < step_index:
-            return Never(step_index=self.failed.index, job_id=self.failed.job.job_id, state=self.failed.job.state)
-        if self.open is not None and self.open.index < step_index:
-            return NotYet(step_index=self.open.index, job_id=self.open.job.job_id)
-        return None
-
-
-def front_of(steps: Sequence[Standing]) -> Front:
-    """Where a workflow stands, all its steps being where they are."""
-    failed = min((step for step in steps if step.failed), key=_index, default=None)
-    return Front(failed=failed, open=min((step for step in steps if step.open), key=_index, default=None))
-
-
-def _index(step: Standing) -> int:
-    return step.index
+def turn_of(front: Front, step_index: int) -> Turn:
+    """Whether a step with this number may go."""
+    failed, waits_for = front.failed, front.open
+    if failed is not None and failed.index < step_index:
+        return Never(step_index=failed.index, job_id=failed.job_id, state=failed.state)
+    if waits_for is not None and waits_for.index < step_index:
+        return NotYet(step_index=waits_for.index, job_id=waits_for.job_id)
+    return None
 
 
 def in_order(request: JobRequest) -> bool:
@@ -67,13 +52,15 @@ def in_order(request: JobRequest) -> bool:
 
 @dataclass(kw_only=True)
 class Turns:
-    """Whose turn it is, as one pass sees it: the steps of a workflow are read once, and once more after some were put aside."""
+    """Whose turn it is, as one pass sees it: a workflow is looked at once, and once more after some steps were put aside."""
 
     families: Families
-    _fronts: dict[tuple[str, str, str], Front] = field(default_factory=dict[tuple[str, str, str], Front])
-    _aside: dict[tuple[str, str, str], list[tuple[Job, JobRequest]]] = field(
-        default_factory=dict[tuple[str, str, str], list[tuple[Job, JobRequest]]]
-    )
+    _workflows: Workflows = field(init=False)
+    _fronts: dict[Key, Front] = field(default_factory=dict[Key, Front])
+    _aside: dict[Key, list[tuple[Job, JobRequest]]] = field(default_factory=dict[Key, list[tuple[Job, JobRequest]]])
+
+    def __post_init__(self) -> None:
+        self._workflows = Workflows(families=self.families)
 
     async def of(self, request: JobRequest) -> Turn:
         """Whether it is this job's turn."""
@@ -81,8 +68,8 @@ class Turns:
             return None
         key = (request.step_of, request.workflow_id, request.tenant)
         if key not in self._fronts:
-            self._fronts[key] = front_of(await self.families.steps(*key))
-        return self._fronts[key].turn_of(request.step_index)
+            self._fronts[key] = await self._workflows.front(key)
+        return turn_of(self._fronts[key], request.step_index)
 
     def put_aside(self, job: Job, request: JobRequest) -> None:
         """The job rests now because it is not its turn."""
@@ -92,7 +79,7 @@ class Turns:
         """Those put aside whose turn had come before they rested: whoever lets steps go did not find them resting."""
         found: list[Job] = []
         for key, aside in self._aside.items():
-            front = front_of(await self.families.steps(*key))
-            found += [job for job, request in aside if not isinstance(front.turn_of(request.step_index), NotYet)]
+            front = await self._workflows.front(key)
+            found += [job for job, request in aside if not isinstance(turn_of(front, request.step_index), NotYet)]
         self._aside.clear()
         return found

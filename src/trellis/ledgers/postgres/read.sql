@@ -39,6 +39,13 @@ select s.*, t.name as type_name, a.name as owner_name,
    and ($11::text is null or s.place = $11)
  order by s.id desc limit $2
 
+-- name: children
+-- Whether those below a number are still the same, and in the same row and snapshot each of those above it; one row at least.
+select o.many, o.total, a.id, a.job_id
+  from (select count(*) as many, coalesce(sum(j.id), 0)::text as total from job j where j.parent_id = $1 and j.id <= $2) o
+  left join lateral (select j.id, j.job_id from job j where j.parent_id = $1 and j.id > $2 order by j.id limit $3) a on true
+ order by a.id
+
 -- name: jobs_ended
 -- driven by the index on (lifecycle, state, id)
 select s.*, t.name as type_name, a.name as owner_name,

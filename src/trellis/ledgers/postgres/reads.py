@@ -7,6 +7,7 @@ from typing import LiteralString
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import HEADS_MAX, Hold, JobId, Mismatch, Submitted
 from trellis.engine.records import (
+    Children,
     DeadLetter,
     Event,
     FeedPage,
@@ -25,7 +26,8 @@ from trellis.engine.records import (
     WorkerSeen,
 )
 from trellis.engine.restoring import may_have_letter
-from trellis.ledgers.bounds import check_each, check_expiring, check_ids
+from trellis.ledgers.bounds import check_children, check_each, check_expiring, check_ids
+from trellis.ledgers.children import Mark, children_after
 from trellis.ledgers.postgres import restore, rows
 from trellis.ledgers.postgres.connection import Connection, Row
 from trellis.ledgers.postgres.inspection import findings
@@ -50,6 +52,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     job: LiteralString
     jobs_any: LiteralString
     jobs_of_parent: LiteralString
+    children: LiteralString
     jobs_ended: LiteralString
     jobs_open: LiteralString
     jobs_oldest: LiteralString
@@ -205,6 +208,16 @@ class Reads:
             return None
         found = await self.fetch(Read.type_by_name, where.type)
         return found[0]["id"] if found else 0
+
+    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> Children:
+        check_children(limit)
+        before = Mark.read(since)
+        found = await self.fetch(Read.children, parent_id, before.last, limit)
+        anew = not before.stands(found[0]["many"], int(found[0]["total"]))
+        if anew:
+            found = await self.fetch(Read.children, parent_id, 0, limit)
+        new = [(row["id"], JobId(row["job_id"])) for row in found if row["id"] is not None]
+        return children_after(before, new, anew=anew)
 
     async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
         check_each(each)

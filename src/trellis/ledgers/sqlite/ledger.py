@@ -29,6 +29,7 @@ from trellis.engine.jobs import (
     TurnResult,
 )
 from trellis.engine.records import (
+    Children,
     DeadLetter,
     Event,
     FeedPage,
@@ -49,7 +50,7 @@ from trellis.engine.records import (
     Unpaired,
     WorkerSeen,
 )
-from trellis.ledgers.bounds import check_each, check_expiring, check_ids, check_remark
+from trellis.ledgers.bounds import check_children, check_each, check_expiring, check_ids, check_remark
 from trellis.ledgers.sqlite import (
     control,
     holder,
@@ -248,6 +249,10 @@ class SqliteLedger:
     ) -> JobPage:
         read = reads.oldest_jobs if oldest_first else reads.jobs
         return await self._reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
+
+    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> Children:
+        check_children(limit)
+        return await self._reader.run(lambda tx: reads.children(tx, parent_id, since=since, limit=limit))
 
     async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
         check_each(each)

@@ -8,6 +8,7 @@ from typing import LiteralString
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import HEADS_MAX, Hold, JobId
 from trellis.engine.records import (
+    Children,
     DeadLetter,
     Event,
     FeedPage,
@@ -22,6 +23,7 @@ from trellis.engine.records import (
     Unpaired,
     WorkerSeen,
 )
+from trellis.ledgers.children import Mark, children_after
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
@@ -47,6 +49,8 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     jobs_oldest: LiteralString
     jobs_correlated: LiteralString
     jobs_of_parent: LiteralString
+    children_below: LiteralString
+    children_above: LiteralString
     events: LiteralString
     feed: LiteralString
     feed_end: LiteralString
@@ -80,7 +84,7 @@ def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -
     found = tx.db.execute(_listing(where), values).fetchall()
     page = found[:limit]
     more = len(found) > limit
-    return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][26]) if more and page else None)
+    return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][27]) if more and page else None)
 
 
 def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
@@ -91,7 +95,14 @@ def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | 
     found = tx.db.execute(_Sql.jobs_oldest, values).fetchall()
     page = found[:limit]
     more = len(found) > limit
-    return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][26]) if more and page else None)
+    return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][27]) if more and page else None)
+
+
+def children(tx: Transaction, parent_id: JobId, *, since: str | None, limit: int) -> Children:
+    before = Mark.read(since)
+    anew = not before.stands(*tx.db.execute(_Sql.children_below, (parent_id, before.last)).fetchall()[0])
+    found = tx.db.execute(_Sql.children_above, (parent_id, 0 if anew else before.last, limit)).fetchall()
+    return children_after(before, found, anew=anew)
 
 
 def heads(tx: Transaction, lifecycle: str, *, each: int) -> list[Job]:

@@ -1,7 +1,7 @@
 -- Reading. Ids of jobs are newest first in listings, events oldest first.
 
 -- name: job
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, s.payload,
   (SELECT g.data FROM trellis_signal g WHERE g.job = j.id AND g.type = 'job_heartbeat' AND g.data IS NOT NULL
@@ -15,7 +15,7 @@ WHERE s.job_id = ?;
 SELECT id FROM trellis_submission WHERE job_id = ?;
 
 -- name: jobs
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM trellis_job j JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
@@ -34,7 +34,7 @@ ORDER BY j.id DESC LIMIT :limit;
 
 -- The same for states that are not ended, or ended otherwise than well: their indexes are small, the table is not.
 -- name: jobs_in_places
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM (
@@ -61,7 +61,7 @@ ORDER BY j.id DESC LIMIT :limit;
 
 -- What waits in a state, from its head: which jobs is decided before anything else of them is read.
 -- name: jobs_oldest
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM (
@@ -88,7 +88,7 @@ ORDER BY j.id;
 
 -- The same for one state of one lifecycle in which jobs only rest: newest first without reading the others.
 -- name: jobs_resting
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM trellis_job j INDEXED BY trellis_job_standing
@@ -103,7 +103,7 @@ WHERE j.place = 2 AND j.lifecycle = :only / 16 AND j.state = :only % 16 AND j.id
 ORDER BY j.id DESC LIMIT :limit;
 
 -- name: jobs_correlated
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM (
@@ -124,7 +124,7 @@ WHERE j.id < :before
 ORDER BY j.id DESC LIMIT :limit;
 
 -- name: jobs_of_parent
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
 FROM (
@@ -143,6 +143,13 @@ WHERE j.id < :before
   AND (:reason IS NULL OR EXISTS (
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
 ORDER BY j.id DESC LIMIT :limit;
+
+-- Whether those below a number are still the same, then those above it: two reads of one transaction.
+-- name: children_below
+SELECT count(*), coalesce(sum(id), 0) FROM trellis_submission INDEXED BY trellis_submission_parent WHERE parent = ? AND id <= ?;
+
+-- name: children_above
+SELECT id, job_id FROM trellis_submission INDEXED BY trellis_submission_parent WHERE parent = ? AND id > ? ORDER BY id LIMIT ?;
 
 -- name: events
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
@@ -264,7 +271,7 @@ SELECT 1 WHERE EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_ready 
 -- What a role that takes jobs by name may take next: the first of each type and urgency, through the index that claims use. Where even
 -- that is too much, the longest tails go. A large payload is asked for with its job, or thousands of them would come at once.
 -- name: heads
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, j.version,
+SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, NULL, j.until, j.cancel_at,
   k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id,
   CASE WHEN length(s.payload) <= 8192 THEN s.payload END, NULL, j.id

@@ -1,0 +1,39 @@
+"""Where a job stands. A retry stands for the job that it does again."""
+
+from dataclasses import dataclass
+
+from trellis.bus.requests import JobRequest
+from trellis.engine.records import Job, Place
+
+SUCCEEDED = "SUCCEEDED"
+CANCELLED = "CANCELLED"
+WAITING = frozenset({"PENDING", "SCHEDULED"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A job through its last retry: where it stands, and whether that is its end."""
+
+    job: Job
+    request: JobRequest
+    to_be_retried: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether something will still come of it."""
+        return self.job.place is not Place.ENDED or self.to_be_retried
+
+    @property
+    def failed(self) -> bool:
+        """Whether it came to a bad end for good."""
+        return not self.open and self.job.state != SUCCEEDED
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no worker has it."""
+        return self.job.state in WAITING
+
+    @property
+    def resting(self) -> bool:
+        """Whether it waits for a time or a person, or for its turn."""
+        return self.job.state == "SCHEDULED" and self.job.place is Place.RESTING

@@ -1,0 +1,182 @@
+"""The steps of workflows as the ledger has them now, read through what is remembered of them.
+
+What a look costs does not grow with the number of steps: the ledger says which steps are new, each new step is read once, and after that
+only steps that can still stand otherwise and on which the answer depends. So a chain of steps is read about once in the whole of its life.
+"""
+
+import asyncio
+from bisect import insort
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from trellis.bus.ends.families import CHILDREN_MAX, Families
+from trellis.bus.ends.retrying import RETRIED
+from trellis.bus.ends.standing import Standing
+from trellis.bus.ends.workflow import Family, Front, Key, Seen, Step, Undo, Workflow, seen
+from trellis.bus.requests import COMPENSATES, JobRequest
+from trellis.engine.jobs import JobId
+from trellis.engine.logs import log_of
+from trellis.engine.records import Job
+
+PAGE = 1_000
+AT_ONCE = 16
+"""Steps that are read at the same time."""
+
+_log = log_of("trellis.bus.ends.workflows")
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass(kw_only=True)
+class Workflows:
+    """Reads them. What it remembers is kept with the families."""
+
+    families: Families
+    between: Callable[[], Awaitable[None]] = _nothing
+    """Called now and then while much is read."""
+
+    # --- for whoever hands steps out -------------------------------------------------------------------------------
+
+    async def front(self, key: Key) -> Front:
+        """Where a workflow stands: every step that is in the ledger now is counted."""
+        workflow = await self.workflow(key)
+        found = await self._first_unsettled(workflow)
+        if found is None:
+            return Front(failed=workflow.failed)
+        step, standing = found
+        one = seen(step, standing)
+        if not standing.failed:
+            return Front(failed=workflow.failed, open=one)
+        return Front(failed=one if workflow.failed is None or one.index < workflow.failed.index else workflow.failed)
+
+    # --- for whoever follows the feed, and hears of every end and of everything that is done again -----------------
+
+    async def ended(self, workflow: Workflow, steps: set[Step]) -> None:
+        """Look at steps of which an end was heard, and at those that had failed before anybody heard of them."""
+        for step in sorted(steps):
+            workflow.take_up(step)
+            await self._look_if_unsettled(workflow, step)
+        while workflow.unseen:
+            await self._look_if_unsettled(workflow, workflow.unseen[-1])
+            workflow.unseen.pop()
+
+    async def look(self, workflow: Workflow, step: Step) -> Standing | None:
+        """How an unsettled step stands; None when it is settled, or given up, now."""
+        standing = await self._look(workflow, step)
+        if standing is not None and standing.failed:
+            workflow.give_up(step, seen(step, standing))
+            return None
+        return standing
+
+    async def first_open(self, workflow: Workflow) -> Seen | None:
+        """The lowest step that has not ended."""
+        while (found := await self._first_unsettled(workflow)) is not None:
+            step, standing = found
+            if not standing.failed:
+                return seen(step, standing)
+            workflow.give_up(step, seen(step, standing))
+        return None
+
+    async def again(self, key: Key, request: JobRequest) -> None:
+        """Something of this workflow is done again by a job with this request."""
+        workflow = self.families.remembered.get(key)
+        if workflow is None:
+            return
+        undone = request.labels.get(COMPENSATES)
+        if undone is not None:
+            workflow.undo_again(JobId(undone))
+            return
+        first = (await self.families.incarnations(request.job_id, request))[-1]
+        if await self.families.request(first) is None:
+            self.families.remembered.drop(key[0])  # which step that was cannot be told any more
+        workflow.take_up(Step(request.step_index, JobId(first)))
+
+    async def to_undo(self, workflow: Workflow) -> list[Undo]:
+        """Steps that succeeded and are not undone, those first that are undone first."""
+        while workflow.undoable:
+            job_id = workflow.undoable[-1]
+            request, events = await self.families.request(job_id), await self.families.ledger.events(job_id)
+            success = next((event for event in events if event.type == "job_succeeded"), None)
+            if request is not None and success is not None:
+                insort(workflow.to_undo, Undo(request.step_index, success.ts.timestamp(), job_id))
+            workflow.undoable.pop()
+            await self.between()
+        return workflow.to_undo[::-1]
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    async def workflow(self, key: Key) -> Workflow:
+        """What is known of a workflow, with every step that is in the ledger now."""
+        parent, named = key[0], key[1:]
+        family = self.families.remembered.of(parent)
+        try:
+            await self._complete(parent, family)
+        finally:
+            self.families.remembered.measured(parent, family)
+        return family.workflows.setdefault(named, Workflow())
+
+    async def _complete(self, parent: str, family: Family) -> None:
+        """Take in every child that came since the last look."""
+        while len(family.known) < CHILDREN_MAX:
+            page = await self.families.ledger.children(JobId(parent), since=family.mark, limit=PAGE)
+            new = [job_id for job_id in page.job_ids if job_id not in family.known]
+            for start in range(0, len(new), AT_ONCE):
+                group = new[start : start + AT_ONCE]
+                for job_id, job in zip(group, await _all(map(self.families.ledger.job, group)), strict=True):
+                    self._take_in(family, job)
+                    family.known.add(job_id)
+                await self.between()
+            family.mark = page.mark
+            if len(page.job_ids) < PAGE:
+                return
+        _log.error("too_many_children", job_id=parent, looked_at=len(family.known))
+
+    def _take_in(self, family: Family, job: Job | None) -> None:
+        """Put a child where it belongs; what is no step of a workflow, and what another tenant hung there, is in nobody's way."""
+        request = None if job is None else self.families.request_in(job)
+        if job is None or request is None or not request.workflow_id:
+            return
+        if request.is_retry or COMPENSATES in request.labels:
+            return
+        workflow = family.workflows.setdefault((request.workflow_id, request.tenant), Workflow())
+        step = Step(request.step_index, job.job_id)
+        if workflow.settle(step, Standing(job=job, request=request)):
+            return
+        insort(workflow.unsettled, step)
+        if job.state in RETRIED:
+            workflow.unseen.append(step)
+
+    async def _look_if_unsettled(self, workflow: Workflow, step: Step) -> None:
+        if workflow.is_unsettled(step):
+            await self.look(workflow, step)
+            await self.between()
+
+    async def _first_unsettled(self, workflow: Workflow) -> tuple[Step, Standing] | None:
+        while workflow.unsettled:
+            step = workflow.unsettled[0]
+            standing = await self._look(workflow, step)
+            if standing is not None:
+                return step, standing
+            await self.between()
+        return None
+
+    async def _look(self, workflow: Workflow, step: Step) -> Standing | None:
+        """How a step stands; None when it is settled now, or is gone."""
+        job = await self.families.ledger.job(step.job_id)
+        request = None if job is None else self.families.request_in(job)
+        if job is None or request is None:
+            workflow.drop(step)
+            return None
+        standing = await self.families.standing(job, request, step_of=request.step_of)
+        return None if workflow.settle(step, standing) else standing
+
+
+async def _all(reads: Iterable[Awaitable[Job | None]]) -> list[Job | None]:
+    """Every answer; when one raises, the others are finished first."""
+    answers = await asyncio.gather(*reads, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

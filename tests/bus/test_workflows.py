@@ -1,0 +1,546 @@
+"""Workflows of many steps: what a step costs does not grow with their number, and what is remembered of them is never wrong."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.bus.holding_parts import Parts, parts_of
+from tests.bus.rig import TOPIC, Rig, ScriptedWorker, rigged
+from trellis.bus.ends.families import Families
+from trellis.bus.ends.requeueing import run_again
+from trellis.bus.ends.standing import Standing
+from trellis.bus.ends.workflow import Family, Front, Key, Remembered, Workflow
+from trellis.bus.ends.workflows import Workflows
+from trellis.bus.messages import Status
+from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_OF, JobRequest
+from trellis.bus.scheduling.ordering import Never, NotYet, turn_of
+from trellis.bus.topics import Topics
+from trellis.engine.errors import InvalidTransition, LedgerUnavailable
+from trellis.engine.jobs import Actor, JobId, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Children, Job, Place
+from trellis.lifecycles import Role
+
+OPERATOR = Actor(role=Role.GATEWAY, name="olha")
+KEY: Key = ("p", "wf", "")
+UNDO = {"topic": TOPIC}
+READS = ("job", "jobs", "children", "events")
+OF_A_STEP_MAX = 60
+"""What is read of the ledger for one step, over scheduler and aftermath, also when it is done again and undone."""
+
+
+@asynccontextmanager
+async def fresh(folder: Path) -> AsyncGenerator[Rig]:
+    """A rig of its own, on which a job that fails is done again once."""
+    await asyncio.to_thread(folder.mkdir)
+    async with rigged(Topics.model_validate({"topics": {TOPIC: {"max_attempts": 2, "backoff_s": 0}}}), folder) as rig:
+        yield rig
+
+
+async def step(rig: Rig, job_id: str, index: int, **fields: Any) -> str:
+    return await rig.submit(job_id=job_id, parent_job_id="p", workflow_id="wf", step_index=index, **fields)
+
+
+async def end(parts: Parts, job_id: str, status: Status = Status.SUCCEEDED) -> None:
+    if await parts.rig.state(job_id) == "PENDING":
+        await parts.schedule(job_id)
+    await parts.result(await parts.dispatch(job_id, "w1"), "w1", status)
+
+
+async def again(rig: Rig, job_id: str, request: str = "r") -> str:
+    """An operator runs it again."""
+    return (await run_again(rig.ledger, OPERATOR, await rig.job(job_id), rig.topics, RequestId(request))).job_id
+
+
+# --- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def watched(ledger: Ledger) -> Counter[str]:
+    """Counts what is read from now on: jobs, events and ids, and at least one for each question."""
+    read: Counter[str] = Counter()
+
+    def counting(name: str) -> None:
+        ask = getattr(ledger, name)
+
+        async def asked(*args: Any, **how: Any) -> Any:
+            answer = await ask(*args, **how)
+            many = getattr(answer, "job_ids", None) or getattr(answer, "jobs", None) or answer
+            read[name] += max(1, len(cast("list[Any]", many)) if isinstance(many, list | tuple) else 1)
+            return answer
+
+        setattr(ledger, name, asked)
+
+    for name in READS:
+        counting(name)
+    return read
+
+
+async def run(parts: Parts, worker: ScriptedWorker, status: Callable[[str], Status]) -> None:
+    """Everything that happens until nothing does any more; `status` says how each order ends."""
+    done = len(worker.orders)
+    while True:
+        await parts.rig.run()
+        orders, done = worker.orders[done:], len(worker.orders)
+        for order in orders:
+            await parts.result(order.request.job_id, "w1", status(order.request.env["job_id"]))
+        if not await parts.follow_up() and not orders:
+            return
+
+
+def _indexes(shape: str, number: int) -> list[int]:
+    return [0] * (number - 1) + [1] if shape == "fan" else list(range(number))
+
+
+def _status(shape: str, last: str) -> Callable[[str], Status]:
+    def status(job_id: str) -> Status:
+        if shape == "retried":
+            return Status.SUCCEEDED if job_id.endswith(".r1") else Status.FAILED_RETRYABLE
+        bad = job_id == (last if shape == "undone" else "s0" if shape == "doomed" else "")
+        return Status.FAILED if bad else Status.SUCCEEDED
+
+    return status
+
+
+async def _read_of_each(folder: Path, shape: str, number: int) -> float:
+    async with fresh(folder / str(number)) as rig:
+        parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
+        fields = {"compensation": UNDO} if shape == "undone" else {}
+        names = [await step(rig, f"s{place}", index, **fields) for place, index in enumerate(_indexes(shape, number))]
+        read = watched(rig.ledger)
+        await run(parts, worker, _status(shape, names[-1]))
+        states = [await rig.state(name) for name in names]
+        expected = {"doomed": ["FAILED"] + ["CANCELLED"] * (number - 1), "retried": ["FAILED"] * number}
+        assert states == expected.get(shape, ["SUCCEEDED"] * (number - 1) + [states[-1]])
+        assert len(worker.orders) == {"doomed": 1, "retried": 2 * number, "undone": 2 * number - 1}.get(shape, number)
+        return read.total() / number
+
+
+@pytest.mark.requirement("BUS-8")
+@pytest.mark.parametrize("shape", ["chain", "fan", "doomed", "retried", "undone"])
+async def test_what_is_read_for_a_step_does_not_grow_with_the_number_of_steps(tmp_path: Path, shape: str):
+    few, many = await _read_of_each(tmp_path, shape, 6), await _read_of_each(tmp_path, shape, 18)
+    assert many <= few * 1.1
+    assert many <= OF_A_STEP_MAX
+
+
+@pytest.mark.requirement("BUS-8")
+async def test_a_workflow_that_grows_step_by_step_reads_each_step_once(rig: Rig):
+    parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
+    counts: list[int] = []
+    for number in range(17):
+        read = watched(rig.ledger) if number in {8, 16} else Counter[str]()
+        await step(rig, f"s{number}", number)
+        await run(parts, worker, lambda _: Status.SUCCEEDED)
+        counts.append(read.total())
+    assert len(worker.orders) == 17
+    assert counts[16] <= counts[8] <= OF_A_STEP_MAX
+
+
+# --- what holds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-8")
+async def test_a_step_that_is_added_late_is_waited_for(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    await step(rig, "s1", 1)
+    await step(rig, "s3", 3)
+    await rig.run()
+    assert worker.jobs == ["s1"]
+    await step(rig, "s2", 2)
+    await parts_of(rig).result(worker.orders[0].request.job_id, "w1")
+    await rig.advance(30.5)
+    await rig.run()
+    assert worker.jobs == ["s1", "s2"]
+    assert isinstance(turn_of(await Workflows(families=rig.scheduler._families).front(KEY), 3), NotYet)
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-8", "D39")
+async def test_a_step_that_an_operator_runs_again_is_waited_for(rig: Rig):
+    parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
+    await step(rig, "s0", 0)
+    await step(rig, "s1", 1)
+    await rig.run()
+    await parts.result(worker.orders[0].request.job_id, "w1", Status.FAILED)
+    await rig.advance(30.5)
+    await rig.run()
+    assert await rig.state("s1") == "CANCELLED", "the scheduler has seen that it failed"
+    name = await again(rig, "s0")
+    await step(rig, "other-s1", 1)
+    await rig.run()
+    assert worker.jobs == ["s0", name]
+    await parts.result(worker.orders[1].request.job_id, "w1")
+    await rig.advance(30.5)
+    await rig.run()
+    assert worker.jobs == ["s0", name, "other-s1"]
+
+
+@pytest.mark.requirement("BUS-8", "D36", "D39")
+async def test_nothing_is_undone_while_a_step_that_was_given_up_is_run_again(rig: Rig):
+    parts = parts_of(rig)
+    await step(rig, "done", 0, compensation=UNDO)
+    await end(parts, "done")
+    for name in ("bad", "slow"):
+        await step(rig, name, 1)
+    await end(parts, "bad", Status.FAILED)
+    await parts.follow_up()
+    name = await again(rig, "bad")
+    await end(parts, "slow")
+    await parts.follow_up()
+    assert "done.c" not in await parts.jobs()
+    await end(parts, name, Status.FAILED)
+    await parts.follow_up()
+    assert "done.c" in await parts.jobs()
+
+
+@pytest.mark.requirement("BUS-8", "D39")
+async def test_a_step_that_was_run_again_with_success_lets_the_next_go(rig: Rig):
+    parts = parts_of(rig)
+    await step(rig, "bad", 0)
+    await step(rig, "slow", 0)
+    await end(parts, "bad", Status.FAILED)
+    await parts.follow_up()
+    name = await again(rig, "bad")
+    await step(rig, "next", 1)
+    await parts.schedule("next")
+    await parts.move("next", "SCHEDULED", Role.SCHEDULER, delay_s=600.0, data=b'{"hold": "order"}')
+    await end(parts, "slow")
+    await parts.follow_up()
+    assert (await rig.job("next")).place is Place.RESTING
+    await end(parts, name)
+    await parts.follow_up()
+    assert (await rig.job("next")).place is Place.READY
+
+
+@pytest.mark.requirement("D36", "D39")
+async def test_a_compensation_that_is_run_again_keeps_the_next_one_waiting(rig: Rig):
+    parts = parts_of(rig)
+    for index, name in enumerate(("a", "b", "c")):
+        await step(rig, name, index, compensation=UNDO)
+        await end(parts, name)
+    await step(rig, "bad", 3)
+    await end(parts, "bad", Status.FAILED)
+    await parts.follow_up()
+    await end(parts, "c.c", Status.FAILED)
+    await parts.follow_up()
+    name = await again(rig, "c.c")
+    await end(parts, "b.c")
+    await parts.follow_up()
+    assert "a.c" not in await parts.jobs(), "one after the other"
+    await end(parts, name)
+    await parts.follow_up()
+    assert "a.c" in await parts.jobs()
+
+
+@pytest.mark.requirement("BUS-5", "BUS-8", "D36")
+async def test_who_follows_again_does_not_believe_what_it_knew_before(rig: Rig):
+    parts, other = parts_of(rig), parts_of(rig, name="process-2")
+    await step(rig, "done", 0, compensation=UNDO)
+    await end(parts, "done")
+    for name in ("bad", "slow"):
+        await step(rig, name, 1)
+    await end(parts, "bad", Status.FAILED)
+    await parts.follow_up()
+    await parts.aftermath.let_go()
+    await again(rig, "bad")
+    await other.follow_up()
+    await other.aftermath.let_go()
+    await end(parts, "slow")
+    await parts.follow_up()
+    assert "done.c" not in await parts.jobs()
+
+
+@pytest.mark.requirement("BUS-8")
+async def test_a_step_that_failed_before_a_process_followed_ends_those_after_it(rig: Rig):
+    parts, other = parts_of(rig), parts_of(rig, name="process-2")
+    await step(rig, "bad", 1)
+    await end(parts, "bad", Status.FAILED)
+    await parts.follow_up()
+    await parts.aftermath.let_go()
+    for name, index in (("slow", 0), ("late", 0), ("next", 2)):
+        await step(rig, name, index)
+    await end(parts, "late")
+    await other.follow_up()
+    assert (await rig.state("slow"), await rig.state("next")) == ("PENDING", "CANCELLED")
+
+
+@pytest.mark.requirement("BUS-8", "D36", "D39")
+async def test_a_workflow_whose_steps_were_cancelled_is_undone_though_the_failed_one_succeeded_later(rig: Rig):
+    parts = parts_of(rig)
+    for name, index in (("done", 0), ("slow", 1), ("bad", 1), ("next", 2)):
+        await step(rig, name, index, compensation=UNDO)
+    await end(parts, "done")
+    await end(parts, "bad", Status.FAILED)
+    await parts.follow_up()
+    assert await rig.state("next") == "CANCELLED"
+    name = await again(rig, "bad")
+    await end(parts, name)
+    await parts.follow_up()
+    assert not any(one.endswith(".c") for one in await parts.jobs())
+    await end(parts, "slow")
+    await parts.follow_up()
+    assert "slow.c" in await parts.jobs()
+
+
+async def test_a_workflow_is_read_anew_when_it_cannot_be_told_which_step_is_done_again(rig: Rig):
+    families = Families(ledger=rig.ledger, topics=rig.topics)
+    workflows = Workflows(families=families)
+    await step(rig, "a", 0)
+    await workflows.front(KEY)
+    labels = {RETRY_OF: "gone", FIRST_PARENT: "p"}
+    said = {"job_id": "gone.q", "topic": TOPIC, "parent_job_id": "gone", "workflow_id": "wf", "labels": labels}
+    await workflows.again(KEY, JobRequest.read(json.dumps(said).encode()))
+    assert families.remembered.get(KEY) is None
+
+
+@pytest.mark.requirement("BUS-8")
+async def test_numbers_may_have_gaps(rig: Rig):
+    parts = parts_of(rig)
+    await step(rig, "first", 1)
+    await step(rig, "next", 9)
+    await parts.schedule("next")
+    await parts.move("next", "SCHEDULED", Role.SCHEDULER, delay_s=600.0, data=b'{"hold": "order"}')
+    await end(parts, "first")
+    await parts.follow_up()
+    assert (await rig.job("next")).place is Place.READY
+
+
+@pytest.mark.requirement("BUS-8", "D39")
+async def test_a_step_whose_retry_was_cancelled_may_be_run_again(rig: Rig):
+    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    await step(rig, "a", 0)
+    await end(parts, "a", Status.FAILED_RETRYABLE)
+    await parts.follow_up()
+    await parts.cancel("a.r1")
+    assert turn_of(await workflows.front(KEY), 1) == Never(step_index=0, job_id="a.r1", state="CANCELLED")
+    name = await again(rig, "a")
+    assert turn_of(await workflows.front(KEY), 1) == NotYet(step_index=0, job_id=name)
+    await end(parts, name)
+    assert turn_of(await workflows.front(KEY), 1) is None
+
+
+@pytest.mark.requirement("BUS-8", "D39")
+async def test_of_several_that_do_a_step_again_one_that_succeeded_stands_for_it(rig: Rig):
+    parts = parts_of(rig)
+    await step(rig, "a", 0)
+    await end(parts, "a", Status.FAILED)
+    for number in (1, 2):
+        labels = {RETRY_OF: "a", FIRST_PARENT: "p"}
+        said = {"job_id": f"a.q-{number}", "topic": TOPIC, "parent_job_id": "a", "workflow_id": "wf", "labels": labels}
+        await rig.put(JobRequest.read(json.dumps(said).encode()))
+    families = Families(ledger=rig.ledger, topics=rig.topics)
+
+    async def stands() -> Standing:
+        found = await families.stands_as(await rig.job("a"))
+        assert found is not None
+        return found
+
+    assert (await stands()).job.job_id == "a.q-2", "the newest, while none has ended"
+    await end(parts, "a.q-2", Status.FAILED)
+    assert (await stands()).job.job_id == "a.q-1"
+    assert (await stands()).open
+    await end(parts, "a.q-1")
+    assert (await stands()).job.state == "SUCCEEDED"
+
+
+async def test_a_step_that_is_removed_is_in_nobodys_way(rig: Rig):
+    families = Families(ledger=rig.ledger, topics=rig.topics)
+    workflows = Workflows(families=families)
+    await step(rig, "a", 0)
+    assert isinstance(turn_of(await workflows.front(KEY), 1), NotYet)
+    read = rig.ledger.job
+
+    async def gone(job_id: JobId) -> Job | None:
+        return None if job_id == "a" else await read(job_id)
+
+    rig.ledger.job = gone
+    assert await workflows.front(KEY) == Front()
+
+
+async def test_a_look_that_the_ledger_ends_leaves_out_nobody(rig: Rig):
+    families = Families(ledger=rig.ledger, topics=rig.topics)
+    workflows = Workflows(families=families)
+    for number in range(40):
+        await step(rig, f"s{number:02d}", number + 1)
+    read, asked = rig.ledger.job, Counter[str]()
+
+    async def away(job_id: JobId) -> Job | None:
+        asked[job_id] += 1
+        if job_id == "s20" and asked[job_id] == 1:
+            raise LedgerUnavailable(reason="it is away")
+        return await read(job_id)
+
+    rig.ledger.job = away
+    with pytest.raises(LedgerUnavailable):
+        await workflows.front(KEY)
+    assert isinstance(turn_of(await workflows.front(KEY), 2), NotYet)
+    workflow = families.remembered.get(KEY)
+    assert workflow is not None
+    assert [one.index for one in workflow.unsettled] == list(range(1, 41)), "each once"
+
+
+async def test_children_beyond_the_bound_are_not_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trellis.bus.ends.workflows.CHILDREN_MAX", 4)
+    monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
+    for number in range(6):
+        await step(rig, f"s{number}", number)
+    families = Families(ledger=rig.ledger, topics=rig.topics)
+    workflow = await Workflows(families=families).workflow(KEY)
+    assert [one.index for one in workflow.unsettled] == [0, 1, 2, 3]
+    asked: list[JobId] = []
+
+    async def none(parent_id: JobId, *, since: str | None, limit: int) -> Children:
+        raise AssertionError(f"{limit} of {parent_id} since {since}")
+
+    rig.ledger.children = none
+    assert await Workflows(families=families).workflow(KEY) is workflow
+    assert not asked
+
+
+def test_what_is_remembered_has_a_bound_and_the_one_not_asked_for_longest_goes_first():
+    remembered = Remembered(steps_max=10)
+
+    def fill(parent: str, number: int) -> Family:
+        family = remembered.of(parent)
+        family.known |= {JobId(f"{parent}{one}") for one in range(number)}
+        family.workflows["wf", ""] = Workflow()
+        remembered.measured(parent, family)
+        return family
+
+    def known() -> set[str]:
+        return {parent for parent in "abc" if remembered.get((parent, "wf", "")) is not None}
+
+    fill("a", 3)
+    fill("b", 3)
+    assert known() == {"a", "b"}
+    fill("a", 3)
+    fill("c", 3)
+    assert known() == {"a", "c"}
+    large = fill("b", 50)
+    assert known() == {"b"}, "one may be larger than all together"
+    assert remembered.of("b") is large
+    remembered.drop("b")
+    fill("a", 3)
+    fill("c", 3)
+    assert known() == {"a", "c"}
+    remembered.clear()
+    assert known() == set()
+
+
+# --- against whoever remembers nothing -------------------------------------------------------------------------------
+
+SEEDS = range(3)
+ACTS = 30
+
+
+class Story:
+    """The same things happen in the same order, whoever looks at them."""
+
+    def __init__(self, rig: Rig, seed: int) -> None:
+        self.rig, self.parts, self.rng = rig, parts_of(rig), random.Random(seed)
+        self.acts = 0
+
+    async def act(self) -> None:
+        self.acts += 1
+        kind = self.rng.choices(["step", "rest", "end", "cancel", "again"], [4, 3, 8, 1, 3])[0]
+        await getattr(self, kind)()
+        await self.rig.advance(1)
+
+    async def step(self) -> None:
+        fields = {"compensation": UNDO} if self.rng.random() < 0.7 else {}
+        await step(self.rig, f"s{self.acts}", self.rng.randrange(4), **fields)
+
+    async def rest(self) -> None:
+        for job in await self._those("PENDING", "SCHEDULED"):
+            if job.state == "PENDING":
+                await self.parts.schedule(job.job_id)
+                data = b'{"hold": "order"}'
+                await self.parts.move(job.job_id, "SCHEDULED", Role.SCHEDULER, delay_s=600.0, data=data)
+
+    async def end(self) -> None:
+        found = await self._those("PENDING", "SCHEDULED")
+        if found:
+            statuses = [Status.SUCCEEDED, Status.FAILED, Status.FAILED_RETRYABLE]
+            await end(self.parts, self.rng.choice(found).job_id, self.rng.choices(statuses, [6, 2, 2])[0])
+
+    async def cancel(self) -> None:
+        found = await self._those("PENDING", "SCHEDULED")
+        if found:
+            await self.parts.cancel(self.rng.choice(found).job_id)
+
+    async def again(self) -> None:
+        found = await self._those("FAILED", "TIMEOUT")
+        if found:
+            with suppress(InvalidTransition):  # it may be done again already
+                await again(self.rig, self.rng.choice(found).job_id, f"r{self.acts}")
+
+    async def _those(self, *states: str) -> list[Job]:
+        return [
+            await self.rig.job(name) for name, state in sorted((await self.parts.jobs()).items()) if state in states
+        ]
+
+
+async def _turns(families: Families, indexes: range) -> list[object]:
+    """Whose turn it is, from every child of the parent as it stands: what a look must come to."""
+    found: list[tuple[int, Standing]] = []
+    for job in await families.children("p"):
+        request = await families.request(job.job_id)
+        if request is not None and not request.is_retry and COMPENSATES not in request.labels:
+            found.append((request.step_index, await families.standing(job, request, step_of="p")))
+    return [
+        Never
+        if any(standing.failed and one < index for one, standing in found)
+        else NotYet
+        if any(standing.open and one < index for one, standing in found)
+        else None
+        for index in indexes
+    ]
+
+
+@pytest.mark.requirement("BUS-8", "D39")
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_scheduler_that_remembers_lets_go_the_same_steps_as_one_that_reads_all(rig: Rig, seed: int):
+    story, workflows = Story(rig, seed), Workflows(families=rig.scheduler._families)
+    indexes = range(5)
+    for _ in range(ACTS):
+        await story.act()
+        front = await workflows.front(KEY)
+        told = [turn_of(front, index) for index in indexes]
+        expected = await _turns(Families(ledger=rig.ledger, topics=rig.topics), indexes)
+        assert [turn is None for turn in told] == [turn is None for turn in expected]
+        assert all(
+            isinstance(turn, NotYet) or wanted in {None, type(turn)}
+            for turn, wanted in zip(told, expected, strict=True)
+        )
+        if story.rng.random() < 0.5:
+            await story.parts.follow_up()
+
+
+async def _told(folder: Path, seed: int, *, remembers: bool) -> dict[str, list[str]]:
+    async with fresh(folder) as rig:
+        story = Story(rig, seed)
+        for _ in range(ACTS):
+            await story.act()
+            if story.rng.random() < 0.5:
+                if not remembers:
+                    story.parts.aftermath._families.remembered.clear()
+                await story.parts.follow_up()
+        if not remembers:
+            story.parts.aftermath._families.remembered.clear()
+        await story.parts.follow_up()
+        return await story.parts.fingerprint()
+
+
+@pytest.mark.requirement("BUS-8", "D36", "D39")
+@pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(3, 60))])
+async def test_an_aftermath_that_remembers_does_the_same_as_one_that_forgets(tmp_path: Path, seed: int):
+    remembered = await _told(tmp_path / "remembers", seed, remembers=True)
+    assert remembered == await _told(tmp_path / "forgets", seed, remembers=False)
