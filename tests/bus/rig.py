@@ -108,11 +108,13 @@ class Switched:
         trace_id: str,
         message_id: str | None = None,
         needs_listener: bool = False,
+        kept: bool = False,
     ) -> None:
         if self.before is not None:
             self.before(subject, body)
         self._check()
-        await self._bus.publish(subject, body, trace_id=trace_id, message_id=message_id, needs_listener=needs_listener)
+        how = {"message_id": message_id, "needs_listener": needs_listener, "kept": kept}
+        await self._bus.publish(subject, body, trace_id=trace_id, **how)  # type: ignore[arg-type]
         self.published.append((subject, body))
         self.message_ids.append(message_id)
         if self.after is not None:

@@ -8,8 +8,8 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
 from trellis.bus.envelope import PacketWrong
-from trellis.bus.errors import BusUnavailable
-from trellis.bus.messages import RESULT, Body, ErrorCode, JobResult, Status
+from trellis.bus.errors import BusUnavailable, NotKept
+from trellis.bus.messages import CANCEL, RESULT, Body, ErrorCode, JobResult, Status
 from trellis.engine.jobs import CancelMode
 from trellis.engine.ledger import Ledger
 from trellis.lifecycles import Role
@@ -192,6 +192,50 @@ async def test_a_packet_that_no_bus_can_take_does_not_hold_up_the_others(rig: Ri
     await parts.tell()
     assert set(_heard(parts)) == {"a", "c"}
     assert "cannot_be_told" in caplog.text
+
+
+@pytest.mark.requirement("BUS-10", "BUS-12")
+async def test_results_wait_for_a_stream_that_refuses_them_and_not_for_ever(rig: Rig, caplog: pytest.LogCaptureFixture):
+    parts, refusing = parts_of(rig), [True]
+
+    def before(subject: str, _: Body) -> None:
+        if subject == RESULT and refusing[0]:
+            raise NotKept(subject=subject, detail="it is full")
+
+    rig.bus.before = before
+    for name in ("a", "b"):
+        await parts.result(await parts.dispatched(job_id=name), "w1")
+    for _ in range(2):
+        assert (await parts.publisher.run_once()).held_up
+        await parts.pass_time(10)
+    refusing[0] = False
+    await parts.tell()
+    assert set(_heard(parts)) == {"a", "b"}, "for a moment it was full"
+    refusing[0] = True
+    await parts.result(await parts.dispatched(job_id="c"), "w1")
+    assert (await parts.publisher.run_once()).held_up, "it is waited for as long as the first time"
+    await parts.pass_time(31)
+    await parts.tell()
+    assert not (await parts.publisher.run_once()).events, "those who listen have heard it; nobody else can"
+    await parts.result(await parts.dispatched(job_id="d"), "w1")
+    assert not (await parts.publisher.run_once()).held_up, "it still refuses"
+    assert caplog.text.count("not_kept") == 2
+
+
+@pytest.mark.requirement("BUS-12")
+async def test_results_must_be_kept_and_words_to_workers_need_not(rig: Rig):
+    parts, kept = parts_of(rig), dict[str, bool]()
+    publish = rig.bus.publish
+
+    async def noting(subject: str, body: Body, **how: Any) -> None:
+        kept[subject] = how["kept"]
+        await publish(subject, body, **how)
+
+    rig.bus.publish = noting  # type: ignore[method-assign]
+    await parts.dispatched(job_id="a")
+    await parts.cancel("a")
+    await parts.tell()
+    assert kept == {RESULT: True, CANCEL: False}
 
 
 @pytest.mark.on_both

@@ -203,9 +203,9 @@ def test_a_provider_is_found_also_where_the_library_keeps_it_elsewhere(monkeypat
         monkeypatch.setattr(api, "get_tracer_provider", lambda: provider)
         with monkeypatch.context() as patched:
             patched.delattr(api, "_TRACER_PROVIDER")
-            assert tracing._is_on()
+            assert tracing.is_on()
             patched.setattr(api, "get_tracer_provider", api.ProxyTracerProvider)
-            assert not tracing._is_on()
+            assert not tracing.is_on()
         assert spans.all() == ()
 
 

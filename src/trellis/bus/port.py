@@ -6,6 +6,8 @@ What every implementation promises, and what not:
   kind BusUncertain says that the packet may have arrived, or may still: the connection broke before anybody could tell. Any other
   BusUnavailable says that it surely did not.
 - `publish(..., needs_listener=True)` also raises NoResponders when the bus knows that nobody listens there.
+- `publish(..., kept=True)` returns only when the packet is also kept for those who listen durably, where the bus keeps packets. It raises
+  NotKept when the bus has taken the packet and refuses to keep it: those who listen now hear it all the same.
 - a packet may be lost, come twice, or come late: whoever receives must not care;
 - `listen` with a group gives each packet to one listener of that group, without one to every listener. A handler that raises loses only
   its own packet; a durable listener gets it again, when the bus can do that.
@@ -57,6 +59,7 @@ class Bus(Protocol):
         trace_id: str,
         message_id: str | None = None,
         needs_listener: bool = False,
+        kept: bool = False,
     ) -> None:
         """Send one packet. The same `message_id` again is one packet for those who listen durably, when the bus can tell."""
         ...

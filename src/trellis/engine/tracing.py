@@ -29,6 +29,7 @@ from opentelemetry.trace import (
 
 from trellis.engine.jobs import Claimed
 from trellis.engine.logs import log_of
+from trellis.engine.records import Job
 
 HEADER = "traceparent"
 IN_ENV = "TRACEPARENT"
@@ -130,9 +131,18 @@ _NOTHING = Span()
 # --- beginning spans -------------------------------------------------------------------------------------------------
 
 
+def is_on() -> bool:
+    """Whether somebody set a provider: only then is it worth a question to find out which trace a piece of work goes on with."""
+    try:
+        # The library's public question reads the environment each time, at ten times the price.
+        return api._TRACER_PROVIDER is not None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    except AttributeError:
+        return not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
+
+
 def span(name: str, values: Values | None = None, *, kind: SpanKind = SpanKind.INTERNAL) -> Span:
     """A part of what is under way here; where nothing is, the first of a new trace."""
-    if not _is_on():
+    if not is_on():
         return _NOTHING
     return _begun(name, values, kind, None, ())
 
@@ -149,7 +159,7 @@ def carried(
 
     `besides` are the traces of others that the same work serves; it is linked to them.
     """
-    if not _is_on():
+    if not is_on():
         return _passed_on(trace)
     links = [Link(found) for one in besides[:LINKS_MAX] if (found := _parent(one)) is not None]
     return _begun(name, values, kind, _around(_parent(trace)), links)
@@ -157,7 +167,7 @@ def carried(
 
 def taken_up(claimed: Claimed, name: str, *, besides: tuple[str | None, ...] = ()) -> Span:
     """The work of one attempt of a job, in the trace of whoever submitted it."""
-    if not _is_on():
+    if not is_on():
         return _passed_on(claimed.trace)
     return carried(claimed.trace, name, about(claimed), kind=CONSUMER, besides=besides)
 
@@ -171,6 +181,16 @@ def about(claimed: Claimed) -> dict[str, Value]:
         "trellis.attempt": claimed.attempt,
         "trellis.epoch": claimed.lease.epoch,
         "trellis.correlation_id": claimed.correlation_id,
+    }
+
+
+def of_job(job: Job) -> dict[str, Value]:
+    """What a span says of the job that it is about."""
+    return {
+        "trellis.job_id": job.job_id,
+        "trellis.type": job.type,
+        "trellis.lifecycle": job.lifecycle,
+        "trellis.correlation_id": job.correlation_id,
     }
 
 
@@ -211,14 +231,6 @@ def trace_id(trace: str | None) -> str | None:
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
-
-
-def _is_on() -> bool:
-    """Whether somebody set a provider. The public question reads the environment each time, at ten times the price."""
-    try:
-        return api._TRACER_PROVIDER is not None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    except AttributeError:
-        return not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
 
 
 def _begun(

@@ -30,7 +30,8 @@ from trellis.bus.wire import (
     nats,  # noqa: F401 - imported before the fork
 )
 from trellis.bus.wire.opening import BusOptions, open_bus
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, Move, Moved, NotMoved
+from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Sweeper, serve
 from trellis.ledgers import open_ledger
@@ -70,6 +71,8 @@ class Orders:
     """How long a handler takes, before and after its effect."""
     asks: bool = True
     """False makes a worker that begins without asking: the proof must notice."""
+    minds_others: bool = True
+    """False makes a scheduler that hands out what another has handed out already: the proof must notice."""
 
     async def open_bus(self, sender_id: str) -> Any:
         options = BusOptions(url=self.bus, sender_id=sender_id)
@@ -94,10 +97,37 @@ class Trace:
         await asyncio.sleep(self._hold_s)
 
 
+class Careless:
+    """A ledger that says of every handing-out that it was made, also of one that another process has made."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
+        answer = await self._ledger.move(actor, move)
+        if isinstance(answer, Moved) or move.target != "DISPATCHED":
+            return answer
+        holds = await self._ledger.holds([move.job_id])
+        if not holds:
+            return answer
+        return Moved(
+            job_id=move.job_id,
+            source="SCHEDULED",
+            target=move.target,
+            version=holds[0].version,
+            lease=holds[0].lease,
+        )
+
+
 async def be_plane(orders: Orders, trace: Trace, stop: asyncio.Event) -> None:
     """A process of the control plane, as `trellis up` makes it, with a sweep as short beside the leases as it is in production."""
     clock, rng = SystemClock(), random.Random(orders.name)
-    ledger = await open_ledger(orders.url)
+    ledger: Any = await open_ledger(orders.url)
+    if not orders.minds_others:
+        ledger = Careless(ledger)
     bus = await orders.open_bus("trellis")
     services = BusServices(
         BusParts(

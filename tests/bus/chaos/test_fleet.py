@@ -12,7 +12,7 @@ import pytest
 
 from tests.bus.chaos.bus_process import ONCE, OURS, PLANE, SILENT, Orders
 from tests.bus.chaos.storm import open_jobs
-from tests.faults.fleet import Fleet, Nursery
+from tests.faults.fleet import Fleet, Nursery, Running, until
 from tests.servers.nats import running_nats
 from trellis.bus.messages import Order
 from trellis.bus.port import Received
@@ -62,12 +62,17 @@ class Crowd:
     fleet: Fleet
     tap: Wiretap
 
-    async def run(self, jobs: int, *, patience_s: float) -> dict[str, object]:
-        """All of them, from the request to the end; the figures."""
+    async def begin(self, jobs: int, **of_schedulers: Any) -> tuple[list[Running], list[Running]]:
+        """Ask for the jobs and start everybody; the schedulers and the reconcilers."""
         await self._submit(jobs)
-        schedulers = self.fleet.start(3, part=PLANE, roles=(BusRole.SCHEDULER.value,))
+        schedulers = self.fleet.start(3, part=PLANE, roles=(BusRole.SCHEDULER.value,), **of_schedulers)
         reconcilers = self.fleet.start(3, part=PLANE, roles=(BusRole.RECONCILER.value,))
         self.fleet.start(2, part=OURS, parallel=16, ask_s=PATIENT_S)
+        return schedulers, reconcilers
+
+    async def run(self, jobs: int, *, patience_s: float) -> dict[str, object]:
+        """All of them, from the request to the end; the figures."""
+        schedulers, reconcilers = await self.begin(jobs)
         began = time.monotonic()
         await self._until_ended(jobs, began + patience_s)
         took_s = time.monotonic() - began
@@ -107,6 +112,11 @@ class Crowd:
             assert time.monotonic() < end, f"{await open_jobs(self.ledger)} are open\n{self.fleet.last_words()}"
             await SystemClock().sleep(LOOK_S)
 
+    def check_sent_once(self) -> None:
+        """Of what was sent until now."""
+        twice = [wire_id for wire_id, number in self.tap.orders.items() if number > 1]
+        assert not twice, f"sent twice: {twice}"
+
     def _check(self, jobs: int, histories: dict[JobId, History]) -> None:
         silent = {JobId(f"crowd-{one}") for one in range(0, jobs, SILENT_SHARE)}
         retries = {JobId(f"{job_id}.r1"): job_id for job_id in silent}
@@ -121,6 +131,7 @@ class Crowd:
             assert history.job.attempt == 0
         assert {retry: histories[retry].job.parent_id for retry in retries} == retries
         effects = Counter(line.job for line in self.fleet.lines() if line.op == "effect")
+        self.check_sent_once()
         assert effects == Counter(set(histories) - silent - set(retries)), "every job is done once"
         assert self.tap.orders == Counter(f"{job_id}@1" for job_id in histories), "every order is sent once"
 
@@ -159,6 +170,17 @@ async def test_three_schedulers_and_three_reconcilers_do_everything_once(
 ):
     async with a_crowd(ledger_url, tmp_path, bus_nursery) as crowd:
         figures(**await crowd.run(500, patience_s=60))
+
+
+@pytest.mark.parametrize("ledger_url", ["postgres"], indirect=True)
+async def test_schedulers_that_hand_out_what_another_has_are_noticed(
+    ledger_url: str, tmp_path: Path, bus_nursery: Nursery
+):
+    async with a_crowd(ledger_url, tmp_path, bus_nursery) as crowd:
+        await crowd.begin(150, minds_others=False)
+        await until(lambda: crowd.tap.orders.total() >= 150, "as many orders as there are jobs are sent")
+        with pytest.raises(AssertionError, match=r"sent twice: .*crowd-"):
+            crowd.check_sent_once()
 
 
 @pytest.mark.prove

@@ -19,9 +19,11 @@ from tests.servers.nats import NatsServer
 from trellis.bus.asking import Asking
 from trellis.bus.messages import direct_subject
 from trellis.bus.pointers import make_pointers
+from trellis.bus.room import Room
 from trellis.bus.safety.decisions import Kind
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
+from trellis.testing import FakeClock
 
 pytestmark = [
     pytest.mark.requirement("BUS-2"),
@@ -55,7 +57,8 @@ async def test_an_agent_gets_its_payload_through_redis_and_its_jobs_directly(
 ):
     async with plane_on(interop_server, tmp_path, {"topics": {TOPIC: {"context": "redis"}}}) as plane:
         client, pointers = await plane.client(), make_pointers(None, redis_url)
-        asking = Asking(topics=plane.topics, pointers=pointers, new_id=new_id)
+        room = Room(ledger=plane.ledger, clock=FakeClock())
+        asking = Asking(topics=plane.topics, pointers=pointers, room=room, new_id=new_id)
         made = await asking.job({"job_id": "sum", "topic": TOPIC}, payload={"numbers": [1, 2, 3]}, principal="me")
         async with sdk_agent(plane, redis_url) as seen:
             await plane.pass_time(1, beats=["agent-1"])

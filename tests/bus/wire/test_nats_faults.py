@@ -14,8 +14,8 @@ from trellis.bus.errors import BusUnavailable, BusUncertain
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.wire import connection as nats_connection
 from trellis.bus.wire import durable as nats_durable
-from trellis.bus.wire.durable import STREAM
 from trellis.bus.wire.nats import NatsBus
+from trellis.bus.wire.streams import STREAM
 from trellis.engine.errors import LedgerUnavailable
 from trellis.wiring import SystemClock
 

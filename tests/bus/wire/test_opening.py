@@ -3,7 +3,7 @@
 import ipaddress
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from tests.bus.test_signing import pem
@@ -63,40 +64,72 @@ async def test_of_several_servers_one_that_answers_is_used(plain_server: NatsSer
         await bus.publish(net.subject(), said(""), trace_id="t")
 
 
-def certificate(folder: Path) -> Path:
-    """A certificate for this machine that signs itself, and its key."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    at = datetime.now(UTC)
-    made = (
+def named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, signer: str, signing: ec.EllipticCurvePrivateKey
+) -> x509.Certificate:
+    """For this machine; whoever signs itself is an authority."""
+    at, of_key = datetime.now(UTC), x509.SubjectKeyIdentifier.from_public_key
+    machine = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    return (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(named(name))
+        .issuer_name(named(signer))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(at - timedelta(days=1))
         .not_valid_after(at + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
+        .add_extension(machine, critical=False)
+        .add_extension(x509.BasicConstraints(ca=name == signer, path_length=None), critical=True)
+        .add_extension(of_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
+        .sign(signing, hashes.SHA256())
     )
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    (folder / "server.pem").write_bytes(made.public_bytes(Encoding.PEM))
-    (folder / "key.pem").write_bytes(pem(key))
-    return folder / "server.pem"
 
 
-async def test_tls_is_checked_against_the_given_certificates(tmp_path: Path):
-    file = certificate(tmp_path)
-    settings = f'tls {{ cert_file: "{file}", key_file: "{tmp_path / "key.pem"}" }}'
-    with running_nats(settings=settings) as server:
+@dataclass(frozen=True)
+class Authority:
+    """Signs certificates; the files lie in a folder."""
+
+    folder: Path
+    name: str
+    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+
+    @property
+    def file(self) -> Path:
+        return self._written(certificate(self.name, self.key, self.name, self.key), self.name)
+
+    @property
+    def server_settings(self) -> str:
+        """Of a server with a certificate that this one signed."""
+        key, key_file = ec.generate_private_key(ec.SECP256R1()), self.folder / "key.pem"
+        key_file.write_bytes(pem(key))
+        file = self._written(certificate("server", key, self.name, self.key), "server")
+        return f'tls {{ cert_file: "{file}", key_file: "{key_file}" }}'
+
+    def _written(self, made: x509.Certificate, name: str) -> Path:
+        file = self.folder / f"{name}.pem"
+        file.write_bytes(made.public_bytes(Encoding.PEM))
+        return file
+
+
+async def test_tls_is_checked_against_the_authority_that_is_given(tmp_path: Path):
+    ours, other = Authority(tmp_path, "ours"), Authority(tmp_path, "other")
+    with running_nats(settings=ours.server_settings) as server:
         url = server.url.replace("nats://", "tls://")
         async with net_at(url) as net:
-            bus = await net.bus(ca_file=file)
+            bus, subject, heard = await net.bus(ca_file=ours.file), net.subject(), Heard()
             assert bus.connected
-            await bus.publish(net.subject(), said(""), trace_id="t")
-            stranger = await net.bus()
-            assert not stranger.connected
+            await bus.listen(subject, heard)
+            await bus.publish(subject, said("in"), trace_id="t", needs_listener=True)
+            await heard.until(1)
+            for stranger in (await net.bus(), await net.bus(ca_file=other.file)):
+                assert not stranger.connected
+                with pytest.raises(BusUnavailable, match="certificate"):
+                    await stranger.publish(subject, said(""), trace_id="t")
 
 
 @pytest.mark.parametrize("url", ["nats", "http://host:1", "nats://", "nats://host:port", "nats://a:1,redis://b:2"])

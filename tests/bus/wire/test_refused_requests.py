@@ -10,6 +10,7 @@ import pytest
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net
 from tests.bus.wire.test_refusals import bent, good
 from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, JobResult, Status
+from trellis.bus.room import Room
 from trellis.bus.scheduling.intake import Intake
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import ALERTS_AT_ONCE, AlertLimit
@@ -47,7 +48,7 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
     nats_net: Net, ledger: Ledger
 ):
     bus, results, alerts = await nats_net.bus(), Heard(), Heard()
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics())
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=Room(ledger=ledger, clock=FakeClock()))
     await intake.start()
     await bus.listen(RESULT, results)
     await bus.listen(ALERT, alerts)
@@ -80,7 +81,8 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
 @pytest.mark.requirement("BUS-11")
 async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: Net, ledger: Ledger):
     bus, alerts = await nats_net.bus(), Heard()
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), limit=AlertLimit(FakeClock()))
+    room = Room(ledger=ledger, clock=FakeClock())
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=room, limit=AlertLimit(FakeClock()))
     await intake.start()
     await bus.listen(ALERT, alerts)
     client = await nats.connect(nats_net.url)

@@ -1,7 +1,7 @@
 """Tells the bus what the ledger decided: every end of a job, to its client; every attempt that was taken back, to its worker (BUS-12).
 
 It follows the feed. While the bus is down it waits where it is, so nothing is lost; a packet whose answer was lost is sent again with the
-same message id. A client hears exactly of the end that the ledger has, under its own job id: workers only ever speak of wire ids.
+same message id. Where the bus keeps results, one counts as sent when it is kept. A client hears exactly of the end that the ledger has, under its own job id: workers only ever speak of wire ids.
 """
 
 import asyncio
@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.envelope import NAME_CHARS_MAX
-from trellis.bus.errors import BusError, BusUnavailable
+from trellis.bus.errors import BusError, BusUnavailable, NotKept
 from trellis.bus.messages import CANCEL, RESULT, ErrorCode, JobCancel, JobResult, Status, wire_id
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import attempt_in, report_in
 from trellis.bus.waking import Waking
+from trellis.engine import tracing
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event
@@ -22,6 +23,8 @@ from trellis.lifecycles.bus_job import HELD
 
 FOLLOWS_AS = "bus-publisher"
 AT_ONCE = 32
+NOT_KEPT_S_MAX = 30.0
+"""How long results wait for a stream that refuses them; from then on they are told only to those who listen, until it takes one again."""
 ENDS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
 TAKEN_BACK = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
 """Events that, out of a held state, end an attempt whose worker may still be at it."""
@@ -62,6 +65,7 @@ class Publisher:
     name: str = FOLLOWS_AS
     _sent: set[str] = field(default_factory=set[str])
     """Of what is not remembered yet: what the bus has taken."""
+    _not_kept_since: float | None = None
     _waking: Waking[Told] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,17 +134,53 @@ class Publisher:
                 continue
             if not self.bus.connected:
                 return None
-            try:
-                await self.bus.publish(note.subject, note.body, trace_id=_trace(event), message_id=note.message_id)
-            except BusUnavailable as error:
-                _log.info("held_up", event_id=event.id, error=str(error))
+            with await self._span(event, note) as span:
+                gone = await self._has_gone(event, note, span)
+            if not gone:
                 return None
-            except BusError as error:
-                # No bus will ever take it: those behind it must not wait for that.
-                _log.error("cannot_be_told", event_id=event.id, error=str(error))
             self._sent.add(note.message_id)
             sent += 1
         return sent
+
+    async def _span(self, event: Event, note: _Note) -> tracing.Span:
+        """In the trace of the job's submitter; the ledger is asked for that only where spans are kept."""
+        job = await self.ledger.job(event.job_id) if tracing.is_on() else None
+        if job is None:
+            return tracing.Span()
+        what = "publish" if note.subject == RESULT else "stop"
+        about = {**tracing.of_job(job), "trellis.event_id": event.id, "trellis.status": event.target}
+        return tracing.carried(job.trace, f"job.{what} {job.type}", about, kind=tracing.PRODUCER)
+
+    async def _has_gone(self, event: Event, note: _Note, span: tracing.Span) -> bool:
+        """Whether the packet need not be sent again."""
+        kept = note.subject == RESULT
+        try:
+            await self.bus.publish(
+                note.subject, note.body, trace_id=_trace(event), message_id=note.message_id, kept=kept
+            )
+        except BusUnavailable as error:
+            span.fail(str(error))
+            _log.info("held_up", event_id=event.id, error=str(error))
+            return False
+        except NotKept as error:
+            span.fail(str(error))
+            return self._goes_unkept(event, error)
+        except BusError as error:
+            # No bus will ever take it: those behind it must not wait for that.
+            span.fail(str(error))
+            _log.error("cannot_be_told", event_id=event.id, error=str(error))
+            return True
+        if kept:
+            self._not_kept_since = None
+        return True
+
+    def _goes_unkept(self, event: Event, error: NotKept) -> bool:
+        """A stream that is full for a moment is waited for; one that refuses for good must not silence everything."""
+        now = self.follower.clock.monotonic()
+        if self._not_kept_since is None:
+            self._not_kept_since = now
+            _log.warning("not_kept", event_id=event.id, error=str(error))
+        return now >= self._not_kept_since + NOT_KEPT_S_MAX
 
     async def _notes(self, event: Event) -> list[_Note]:
         notes: list[_Note] = []

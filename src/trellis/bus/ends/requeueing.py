@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from trellis.bus.ends.derived import ids_after
 from trellis.bus.ends.families import SUCCEEDED, Families
-from trellis.bus.requests import FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
+from trellis.bus.reporting.reports import kept
+from trellis.bus.requests import FIRST_PARENT, REQUEUE_CAUSE, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
 from trellis.engine.jobs import Actor, Mismatch, RequestId, Submitted
@@ -14,6 +15,8 @@ from trellis.engine.records import Job, Place
 
 REQUEUED = frozenset({"FAILED", "TIMEOUT", "DENIED"})
 DIGEST_CHARS = 12
+LEFT_BEHIND = frozenset({RETRY_ATTEMPT, REQUEUE_CAUSE})
+"""Labels that say something about the job that ended only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +43,13 @@ class Again:
         return "; ".join(filter(None, (told, soon)))
 
 
-async def run_again(ledger: Ledger, actor: Actor, job: Job, topics: Topics, request_id: RequestId) -> Submitted:
-    """The job that does it again; the same request asked twice is one. Raises InvalidTransition, RequestInvalid."""
+async def run_again(
+    ledger: Ledger, actor: Actor, job: Job, topics: Topics, request_id: RequestId, *, cause: str | None = None
+) -> Submitted:
+    """The job that does it again, with a label that says why; the same request asked twice is one.
+
+    Raises InvalidTransition, RequestInvalid.
+    """
     if job.state not in REQUEUED:
         reason = f"only {', '.join(sorted(REQUEUED))} is run again"
         raise InvalidTransition(
@@ -49,7 +57,10 @@ async def run_again(ledger: Ledger, actor: Actor, job: Job, topics: Topics, requ
         )
     request = JobRequest.read(job.payload or b"")
     digest = hashlib.sha256(request_id.encode()).hexdigest()[:DIGEST_CHARS]
-    labels = {name: value for name, value in request.labels.items() if name != RETRY_ATTEMPT} | {RETRY_OF: job.job_id}
+    labels = {name: value for name, value in request.labels.items() if name not in LEFT_BEHIND}
+    labels[RETRY_OF] = job.job_id
+    if cause:
+        labels[REQUEUE_CAUSE] = kept(cause)
     if request.step_of:
         labels[FIRST_PARENT] = request.step_of
     job_id = ids_after(job.job_id, f".q-{digest}")[0]

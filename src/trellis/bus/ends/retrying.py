@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from trellis.bus.ends.derived import ids_after, is_whole
 from trellis.bus.reporting.reports import is_retryable, report_in
-from trellis.bus.requests import FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, Budget, JobRequest, new_bus_job
+from trellis.bus.requests import FIRST_PARENT, REQUEUE_CAUSE, RETRY_ATTEMPT, RETRY_OF, Budget, JobRequest, new_bus_job
 from trellis.bus.topics import Topic, Topics
 from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.records import Event, Job
@@ -52,7 +52,8 @@ def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> lis
 
 
 def _retry(job: Job, request: JobRequest, ended: Event, number: int, job_id: JobId) -> JobRequest:
-    labels = {**request.labels, RETRY_OF: job.job_id, RETRY_ATTEMPT: str(number)}
+    said = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
+    labels = {**said, RETRY_OF: job.job_id, RETRY_ATTEMPT: str(number)}
     if request.step_of:
         labels[FIRST_PARENT] = request.step_of
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels, "budget": _budget(job, request, ended)}

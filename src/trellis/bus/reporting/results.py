@@ -41,6 +41,7 @@ from trellis.bus.reporting.reports import (
     settled_by,
 )
 from trellis.bus.topics import Topics
+from trellis.engine import tracing
 from trellis.engine.batching import Batcher
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import (
@@ -184,7 +185,14 @@ class Results:
             _log.warning("unknown_job", job_id=kept(said.job_id), worker_id=kept(said.worker_id), said=said.status.name)
             return NOT_OURS
         report = reported(said, said.dispatch.dispatch_id if said.dispatch else "")
-        return await self._judge(word, report, forged=forged)
+        job = await self.ledger.job(word.job_id) if tracing.is_on() else None
+        if job is None:
+            return await self._judge(word, report, forged=forged)
+        about = {**tracing.of_job(job), "trellis.epoch": word.epoch, "trellis.status": report.status}
+        with tracing.carried(job.trace, f"job.result {job.type}", about, kind=tracing.CONSUMER) as span:
+            answer = await self._judge(word, report, forged=forged)
+            span.note({"trellis.answer": answer.message})
+        return answer
 
     async def _judge(self, word: _Said, report: Report, *, forged: bool) -> Answer:
         hold = await self._looks.put(word.job_id)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, LEASE_IN_ENV, Dispatch, Order
-from trellis.bus.requests import Budget, JobRequest
+from trellis.bus.requests import REQUEUE_CAUSE, Budget, JobRequest
 from trellis.engine import tracing
 
 CONSTRAINTS_IN_ENV = "TRELLIS_POLICY_CONSTRAINTS"
@@ -28,7 +28,8 @@ def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Terms
     """The order; the stored request stays as it is. Raises RequestInvalid when nobody could read it."""
     said = {name: value for name, value in request.env.items() if name != CONSTRAINTS_IN_ENV}
     env = {**said, JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
-    changed: dict[str, Any] = {"job_id": wire_id, "env": env}
+    labels = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
+    changed: dict[str, Any] = {"job_id": wire_id, "env": env, "labels": labels}
     if terms.trace:
         env[tracing.IN_ENV] = terms.trace
     if terms.constraints:

@@ -9,7 +9,6 @@ What the client library leaves open is settled here:
 """
 
 import asyncio
-import importlib.util
 import itertools
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +24,7 @@ from nats.errors import Error as NatsError
 from nats.errors import UnexpectedEOF
 
 from trellis.bus.errors import BusUnavailable, BusUncertain
+from trellis.bus.wire import credentials
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.logs import log_of
@@ -69,6 +69,8 @@ class Link:
     down: asyncio.Event = field(default_factory=asyncio.Event)
     expected: dict[str, "asyncio.Future[Msg | None]"] = field(default_factory=dict[str, "asyncio.Future[Msg | None]"])
     """What is to come to our inbox, by the last word of its subject; None when the link has broken before."""
+    kept: set[str] = field(default_factory=set[str])
+    """Those of them that are a stream's word that it has kept a packet, and no answer to it."""
     next_mark: "asyncio.Future[Msg | None] | None" = None
     """Told when the message to ourselves that is about to be sent is back."""
 
@@ -92,6 +94,8 @@ class NatsConnection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: asyncio.Task[None] | None = None
         self._ssl = _tls(options)
+        if options.creds_file is not None:
+            credentials.read_credentials(options.creds_file)  # what is wrong with it is said at once
         self._closing = False
 
     async def open(self) -> None:
@@ -139,19 +143,26 @@ class NatsConnection:
         except NatsError as error:
             raise self.unavailable(str(error) or type(error).__name__) from error
         except OSError as error:
-            raise self._uncertain(str(error) or type(error).__name__) from error
+            raise self.uncertain(str(error) or type(error).__name__) from error
 
-    def expect(self, link: Link) -> tuple[str, "asyncio.Future[Msg | None]"]:
-        """A reply subject of ours, and what will come there first. Hand it to `forget` in the end."""
+    def expect(self, link: Link, *, kept: bool = False) -> tuple[str, "asyncio.Future[Msg | None]"]:
+        """A reply subject of ours, and what will come there first: an answer or, with `kept`, what a stream says of the packet.
+
+        Hand it to `forget` in the end.
+        """
         token = str(next(self._tokens))
         link.expected[token] = found = asyncio.get_running_loop().create_future()
+        if kept:
+            link.kept.add(token)
         if link.down.is_set():
             found.set_result(None)
         return f"{self._inbox}.{token}", found
 
     def forget(self, link: Link, reply: str) -> None:
         """Nothing is expected there any more."""
-        link.expected.pop(reply.rpartition(".")[2], None)
+        token = reply.rpartition(".")[2]
+        link.expected.pop(token, None)
+        link.kept.discard(token)
 
     async def taken(self, link: Link) -> None:
         """Wait until the server has taken all that was sent over this link before; raises BusUncertain."""
@@ -165,11 +176,11 @@ class NatsConnection:
         except TimeoutError:
             if not link.down.is_set():
                 await link.client.force_reconnect()
-            raise self._uncertain(f"it took nothing for {TAKEN_S_MAX:g} s") from None
+            raise self.uncertain(f"it took nothing for {TAKEN_S_MAX:g} s") from None
         if back is None:
-            raise self._uncertain("the connection broke")
+            raise self.uncertain("the connection broke")
 
-    def _uncertain(self, detail: str) -> BusUncertain:
+    def uncertain(self, detail: str) -> BusUncertain:
         """What a caller gets whose packet the library had: it may be with the server, or go there with the next connection."""
         return BusUncertain(url=self.options.shown, detail=detail)
 
@@ -188,10 +199,13 @@ class NatsConnection:
             mark.set_result(found)
 
     async def _on_inbox(self, message: Msg) -> None:
-        link = self.current
-        if link is None or message.data.startswith(b"{"):
-            return  # what a stream says when it has kept a message is in JSON, and no answer
-        expected = link.expected.get(message.subject.rpartition(".")[2])
+        link, token = self.current, message.subject.rpartition(".")[2]
+        if link is None:
+            return
+        of_stream = message.data.startswith(b"{")  # an answer never does; what the server itself says is empty
+        if message.data and of_stream != (token in link.kept):
+            return
+        expected = link.expected.get(token)
         if expected is not None and not expected.done():
             expected.set_result(message)
 
@@ -203,7 +217,7 @@ class NatsConnection:
             try:
                 await client.connect(**self._arguments(client, closed))
                 await self._use(client, closed)
-            except (NatsError, OSError) as error:
+            except (NatsError, OSError, SettingsInvalid) as error:
                 self._note(error)
             except asyncio.CancelledError:
                 await client.close()
@@ -254,7 +268,7 @@ class NatsConnection:
             "error_cb": failed,
         }
         if self.options.creds_file is not None:
-            told["user_credentials"] = str(self.options.creds_file)
+            told |= credentials.arguments(client, self.options.creds_file)
         return told if self._ssl is None else {**told, "tls": self._ssl}
 
     def _came_up(self, client: Client) -> None:
@@ -346,8 +360,6 @@ def _tls(options: NatsOptions) -> ssl.SSLContext | None:
     for file in (options.creds_file, options.ca_file):
         if file is not None and not file.is_file():
             raise SettingsInvalid(source=str(file), detail="there is no such file")
-    if options.creds_file is not None and importlib.util.find_spec("nkeys") is None:
-        raise SettingsInvalid(source="bus", detail="a credentials file needs the package nkeys; install it")
     if options.ca_file is None:
         return None
     try:

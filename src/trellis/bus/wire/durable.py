@@ -2,49 +2,33 @@
 
 The stream and its consumer are made when they are missing, also after the server has lost its data. A server without JetStream is
 listened to directly, and asked again at every new connection. A packet whose handler raises comes again after a pause. What the server
-took a moment before it was killed may not have reached its disk: who must know asks, and waits for the answer.
+took a moment before it was killed may not have reached its disk: who must know waits for an answer, or for the stream's word that it was kept.
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
-    DeliverPolicy,
-    DiscardPolicy,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-)
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from trellis.bus.messages import RESULT, SUBMIT
 from trellis.bus.wire.connection import Link, NatsConnection, status_of, subscribe, unsubscribe
 from trellis.bus.wire.handling import CLOSE_S_MAX, DELIVERIES_MAX, Handling, again_s
+from trellis.bus.wire.streams import API_S, NO_JETSTREAM, plain_name, stream_of, unless_down
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 
-STREAM = "TRELLIS"
-CAPTURED = (SUBMIT, RESULT)
-KEPT_S = 7 * 24 * 3600.0
-KEPT_BYTES_MAX = 256 * 1024 * 1024
-SAME_MESSAGE_S = 120.0
 ACK_S = 20.0
 """How long a handler may take; then the server gives its packet to another."""
 UNDER_WAY_MAX = 4_096
 DRAIN_S_MAX = 10.0
 PULL_S = 5.0
 PULL_GRACE_S = 2.0
-API_S = 5.0
 AGAIN_S = 1.0
-NO_JETSTREAM = {None, 10039, 10076}
-"""What a server without JetStream says: nothing, or that it is off (for this account)."""
 
 log = log_of("trellis.bus")
 
@@ -95,7 +79,7 @@ class Durable:
         while True:
             link = await self._connection.link()
             try:
-                place = await _unless_down(link, self._prepare(link))
+                place = await unless_down(link, self._prepare(link))
                 if place is None:
                     await self._listen_directly(link)
                 else:
@@ -110,10 +94,9 @@ class Durable:
     async def _prepare(self, link: Link) -> Place | None:
         """The stream and the consumer, made if need be; None when this server keeps nothing for us."""
         untyped: Any = link.client  # the library's own annotations are incomplete
-        streams = untyped.jetstream(timeout=API_S)
         try:
-            stream = await self._stream(streams)
-            return Place(stream=stream, consumer=await self._consumer(streams, stream))
+            stream = str((await stream_of(link.client, self._subject)).config.name)
+            return Place(stream=stream, consumer=await self._consumer(untyped.jetstream(timeout=API_S), stream))
         except ServiceUnavailableError as error:
             if error.err_code in NO_JETSTREAM:
                 return None
@@ -122,29 +105,8 @@ class Durable:
             log.warning("stream_unusable", subject=self._subject, error=str(error))
             return None
 
-    async def _stream(self, streams: Any) -> str:
-        wanted = StreamConfig(
-            name=STREAM,
-            subjects=list(CAPTURED) if self._subject in CAPTURED else [self._subject],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.OLD,
-            max_age=KEPT_S,
-            max_bytes=KEPT_BYTES_MAX,
-            duplicate_window=SAME_MESSAGE_S,
-        )
-        if self._subject not in CAPTURED:
-            wanted = replace(wanted, name=_name(f"{STREAM}-{self._subject}"))
-        try:
-            await streams.add_stream(wanted)
-        except ServiceUnavailableError:
-            raise
-        except APIError:  # It is there with other settings, or another stream has the subject: that one will do.
-            return str(await streams.find_stream_name_by_subject(self._subject))
-        return wanted.name or STREAM
-
     async def _consumer(self, streams: Any, stream: str) -> str:
-        name = _name(f"{self._group}-{self._subject}")
+        name = plain_name(f"{self._group}-{self._subject}")
         wanted = ConsumerConfig(
             durable_name=name,
             filter_subject=self._subject,
@@ -218,7 +180,7 @@ class Durable:
             while link.client is client:
                 await link.down.wait()
                 link = await self._connection.link()
-                if link.client is client and await _unless_down(link, self._prepare(link)) is not None:
+                if link.client is client and await unless_down(link, self._prepare(link)) is not None:
                     return
         finally:
             await unsubscribe(link if link.client is client else None, subscription, DRAIN_S_MAX)
@@ -228,21 +190,6 @@ class Durable:
             await self._hear(message)
 
         await self._handling.start(work)
-
-
-async def _unless_down(link: Link, work: Coroutine[Any, Any, Place | None]) -> Place | None:
-    """What the work comes to; a question that the server never got would else be waited for."""
-    working = asyncio.create_task(work)
-    breaking = asyncio.create_task(link.down.wait())
-    try:
-        await asyncio.wait({working, breaking}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-    finally:
-        for task in (working, breaking):
-            task.cancel()
-        await asyncio.gather(working, breaking, return_exceptions=True)
-    raise NatsError("the connection broke")
 
 
 async def _first_of(*events: asyncio.Event, within_s: float) -> None:
@@ -258,8 +205,3 @@ async def _first_of(*events: asyncio.Event, within_s: float) -> None:
 
 def _description(message: Msg) -> str:
     return (message.headers or {}).get("Description", "").lower()
-
-
-def _name(text: str) -> str:
-    """Names of streams and consumers have no dots and no wildcards."""
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)

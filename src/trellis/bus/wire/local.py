@@ -131,6 +131,7 @@ class LocalBus:
         trace_id: str,
         message_id: str | None = None,  # noqa: ARG002 - nothing is kept that could be recognised
         needs_listener: bool = False,
+        kept: bool = False,  # noqa: ARG002 - nothing is kept at all
     ) -> None:
         """See the port."""
         packet = self.packet(body, trace_id)

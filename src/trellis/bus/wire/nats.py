@@ -4,7 +4,8 @@ A packet that cannot be taken is dropped; an alert with CAP's code for it goes t
 `on_refused` is told, so that a client whose request was refused need not wait.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 
 from nats.aio.client import Client
@@ -13,7 +14,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from trellis.bus.envelope import OnRefused, PacketRefused, check_subject
-from trellis.bus.errors import BusError, BusUnavailable, NoResponders
+from trellis.bus.errors import BusError, BusUnavailable, NoResponders, NotKept
 from trellis.bus.messages import ALERT, Body, Packet
 from trellis.bus.port import Handler, Listening, Received
 from trellis.bus.wire.alerts import AlertLimit, alert_of
@@ -22,12 +23,15 @@ from trellis.bus.wire.connection import INBOX, NO_RESPONDERS, Link, NatsConnecti
 from trellis.bus.wire.durable import Durable
 from trellis.bus.wire.handling import CLOSE_S_MAX, Handling, handled
 from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.streams import Streams, refusal_in
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 
 ANSWER_TO = "Trellis-Reply"
 """The header with the asker's inbox: a stream hands messages out with a reply subject of its own."""
 MESSAGE_ID = "Nats-Msg-Id"
+KEPT_S_MAX = 5.0
+"""How long a stream may take to say that it has kept a packet which the server has taken."""
 
 log = log_of("trellis.bus")
 
@@ -51,6 +55,7 @@ class NatsBus:
         self._connection = connection
         self._keys, self._clock, self._now, self._new_id = keys, clock, now, new_id
         self._limit = AlertLimit(clock)
+        self._streams = Streams(connection, clock=clock)
         self._listening: set[Direct | Durable] = set()
 
     @property
@@ -66,12 +71,16 @@ class NatsBus:
         trace_id: str,
         message_id: str | None = None,
         needs_listener: bool = False,
+        kept: bool = False,
     ) -> None:
         """See the port."""
         check_subject(subject)
         data = self._encoded(body, trace_id)
         link = self._connection.up()
         headers = {MESSAGE_ID: message_id} if message_id else None
+        if kept and await self._streams.keep(link, subject):
+            await self._publish_kept(link, subject, data, headers)
+            return
         if not needs_listener:
             await self._connection.send(link, subject, data, headers=headers)
             await self._connection.taken(link)
@@ -122,6 +131,27 @@ class NatsBus:
         await self._connection.close()
 
     # -- going out --------------------------------------------------------------------------------------------------
+
+    async def _publish_kept(self, link: Link, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+        reply, told = self._connection.expect(link, kept=True)
+        try:
+            await self._connection.send(link, subject, data, reply=reply, headers=headers)
+            await self._connection.taken(link)
+            async with asyncio.timeout(KEPT_S_MAX):
+                said = await told
+        except TimeoutError:
+            self._streams.forget(subject)
+            raise self._connection.uncertain(f"no stream said for {KEPT_S_MAX:g} s that it has kept it") from None
+        finally:
+            self._connection.forget(link, reply)
+        if said is None:
+            raise self._connection.uncertain("the connection broke")
+        if _nobody(said):
+            self._streams.forget(subject)
+            raise self._connection.unavailable("the stream is gone")
+        refusal = refusal_in(said.data)
+        if refusal is not None:
+            raise NotKept(subject=subject, detail=refusal)
 
     def _encoded(self, body: Body, trace_id: str) -> bytes:
         packet = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)

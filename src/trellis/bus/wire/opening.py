@@ -30,7 +30,7 @@ class BusOptions:
     """Public keys of others, `<sender id>.pem`."""
     require_signatures: bool = False
     creds_file: Path | None = None
-    """A NATS credentials file."""
+    """A NATS credentials file, or one with the seed of a user's nkey alone."""
     ca_file: Path | None = None
     """Certificates that the server's is checked against, instead of the system's."""
 

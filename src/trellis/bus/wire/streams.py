@@ -1,0 +1,168 @@
+"""The streams of the server (JetStream): which one keeps the packets of a subject, and its word that it has kept one.
+
+A stream that is there is used as it is, whoever made it; one that is missing is made, also after the server has lost its data. What the
+server says is believed for one connection: "yes" until a packet is not acknowledged, "no" for a while.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamInfo
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
+
+from trellis.bus.messages import RESULT, SUBMIT
+from trellis.bus.wire.connection import Link, NatsConnection
+from trellis.engine.clock import Clock
+from trellis.engine.logs import log_of
+
+STREAM = "TRELLIS"
+CAPTURED = (SUBMIT, RESULT)
+KEPT_S = 7 * 24 * 3600.0
+KEPT_BYTES_MAX = 256 * 1024 * 1024
+SAME_MESSAGE_S = 120.0
+API_S = 5.0
+ASK_AGAIN_S = 10.0
+"""How long it is believed that nothing keeps packets."""
+NO_JETSTREAM = {None, 10039, 10076}
+"""What a server without JetStream says: nothing, or that it is off (for this account)."""
+NOT_NOW = 10008
+"""What a server says whose JetStream is about to be there, or there again."""
+DETAIL_CHARS_MAX = 200
+
+T = TypeVar("T")
+log = log_of("trellis.bus")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Known:
+    """What was found out about a subject."""
+
+    keeps: bool
+    at: float
+
+
+class Streams:
+    """Tells publishers whether a packet will be acknowledged by a stream."""
+
+    def __init__(self, connection: NatsConnection, *, clock: Clock) -> None:
+        self._connection, self._clock = connection, clock
+        self._link: Link | None = None
+        self._known: dict[str, _Known] = {}
+        self._asking = asyncio.Lock()
+        self._complaint = ""
+
+    async def keep(self, link: Link, subject: str) -> bool:
+        """Whether a stream keeps packets of this subject and says so; one is made if need be. Raises BusUnavailable."""
+        known = self._still_known(link, subject)
+        if known is not None:
+            return known.keeps
+        async with self._asking:  # those who come at the same time share one question
+            known = self._still_known(link, subject)
+            if known is None:
+                known = _Known(keeps=await self._ask(link, subject), at=self._clock.monotonic())
+                if self._link is not link:
+                    self._link, self._known = link, {}
+                self._known[subject] = known
+        return known.keeps
+
+    def forget(self, subject: str) -> None:
+        """Ask again before the next packet: the stream did not do as it was believed to."""
+        self._known.pop(subject, None)
+
+    def _still_known(self, link: Link, subject: str) -> _Known | None:
+        known = self._known.get(subject) if self._link is link else None
+        if known is None or known.keeps or self._clock.monotonic() < known.at + ASK_AGAIN_S:
+            return known
+        return None
+
+    async def _ask(self, link: Link, subject: str) -> bool:
+        try:
+            found = await unless_down(link, stream_of(link.client, subject))
+        except ServiceUnavailableError as error:
+            if error.err_code == NOT_NOW:
+                raise self._connection.unavailable(f"its streams are not there yet: {error.description}") from error
+            return self._without(subject, None if error.err_code in NO_JETSTREAM else error)
+        except (NatsError, OSError, TimeoutError) as error:
+            if link.down.is_set():
+                raise self._connection.unavailable() from error
+            return self._without(subject, error)
+        self._complaint = ""
+        return not found.config.no_ack
+
+    def _without(self, subject: str, error: Exception | None) -> bool:
+        """Nothing keeps packets here; why, if that is not meant to be, is told once."""
+        complaint = "" if error is None else str(error) or type(error).__name__
+        if complaint and complaint != self._complaint:
+            log.warning("stream_unusable", subject=subject, error=complaint)
+        self._complaint = complaint
+        return False
+
+
+async def stream_of(client: Client, subject: str) -> StreamInfo:
+    """The stream that keeps packets of this subject, made if there is none; raises what the server says against it."""
+    untyped: Any = client  # the library's own annotations are incomplete
+    streams = untyped.jetstream(timeout=API_S)
+    try:
+        made: StreamInfo = await streams.add_stream(_wanted(subject))
+    except ServiceUnavailableError:
+        raise
+    except APIError as refusal:  # It is there with other settings, or another stream has the subject: that one will do.
+        try:
+            made = await streams.stream_info(await streams.find_stream_name_by_subject(subject))
+        except NotFoundError:
+            raise refusal from None
+    return made
+
+
+def _wanted(subject: str) -> StreamConfig:
+    wanted = StreamConfig(
+        name=STREAM,
+        subjects=list(CAPTURED) if subject in CAPTURED else [subject],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_age=KEPT_S,
+        max_bytes=KEPT_BYTES_MAX,
+        duplicate_window=SAME_MESSAGE_S,
+    )
+    return wanted if subject in CAPTURED else replace(wanted, name=plain_name(f"{STREAM}-{subject}"))
+
+
+def refusal_in(acknowledgement: bytes) -> str | None:
+    """Why a stream has not kept a packet; None when it has."""
+    said: Any = None
+    with contextlib.suppress(ValueError):
+        said = json.loads(acknowledgement)
+    match said:
+        case {"error": {"description": why}} | {"error": why}:
+            return str(why)[:DETAIL_CHARS_MAX]
+        case {"stream": _}:
+            return None
+        case _:
+            return "its answer cannot be read"
+
+
+async def unless_down(link: Link, work: Coroutine[Any, Any, T]) -> T:
+    """What the work comes to; a question that the server never got would else be waited for."""
+    working = asyncio.create_task(work)
+    breaking = asyncio.create_task(link.down.wait())
+    try:
+        await asyncio.wait({working, breaking}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+    finally:
+        for task in (working, breaking):
+            task.cancel()
+        await asyncio.gather(working, breaking, return_exceptions=True)
+    raise NatsError("the connection broke")
+
+
+def plain_name(text: str) -> str:
+    """Names of streams and consumers have no dots and no wildcards."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)

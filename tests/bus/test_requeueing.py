@@ -1,0 +1,64 @@
+"""Why an operator had a job run again is kept with the job that does it, and is nobody else's business."""
+
+import pytest
+
+from tests.bus.holding_parts import parts_of
+from tests.bus.rig import TOPIC, Rig
+from trellis.bus.documents import requeue_cause
+from trellis.bus.ends.requeueing import run_again
+from trellis.bus.messages import Status
+from trellis.bus.requests import REQUEUE_CAUSE, RETRY_OF, JobRequest
+from trellis.engine.jobs import Actor, RequestId
+from trellis.lifecycles import Role
+
+OPERATOR = Actor(role=Role.GATEWAY, name="olha")
+
+
+async def requeued(rig: Rig, job_id: str, cause: str | None, request: str = "r") -> str:
+    job = await rig.job(job_id)
+    return (await run_again(rig.ledger, OPERATOR, job, rig.topics, RequestId(request), cause=cause)).job_id
+
+
+async def labels(rig: Rig, job_id: str) -> dict[str, str]:
+    return JobRequest.read((await rig.job(job_id)).payload or b"").labels
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D39")
+async def test_the_cause_of_a_requeue_is_kept_with_the_new_job(rig: Rig):
+    parts = parts_of(rig)
+    await parts.result(await parts.dispatched(job_id="a", labels={"team": "blue"}), "w1", Status.FAILED)
+    first = await requeued(rig, "a", "the disk\x00 has room" + "." * 5_000)
+    assert first == await requeued(rig, "a", "the disk\x00 has room" + "." * 5_000), "the same request is one job"
+    kept = requeue_cause(await rig.job(first)) or ""
+    assert kept.startswith("the disk")
+    assert "\x00" not in kept
+    assert len(kept) <= 2_000
+    assert await labels(rig, first) == {"team": "blue", RETRY_OF: "a", REQUEUE_CAUSE: kept}
+    assert requeue_cause(await rig.job("a")) is None
+
+
+@pytest.mark.requirement("D39", "BUS-7")
+async def test_the_cause_does_not_go_to_the_worker_nor_to_what_follows(rig: Rig):
+    parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
+    await parts.result(await parts.dispatched(job_id="a"), "w1", Status.FAILED)
+    again = await requeued(rig, "a", "the customer complained")
+    await rig.run()
+    (order,) = worker.orders
+    assert order.request.labels == {RETRY_OF: "a"}
+    await parts.result(order.request.job_id, "w1", Status.FAILED_RETRYABLE)
+    await parts.follow_up()
+    (retry,) = [job_id for job_id in await parts.jobs() if job_id not in {"a", again}]
+    assert REQUEUE_CAUSE not in await labels(rig, retry)
+
+
+@pytest.mark.requirement("D39")
+async def test_the_next_requeue_has_a_cause_of_its_own_or_none(rig: Rig):
+    parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
+    await parts.result(await parts.dispatched(job_id="a"), "w1", Status.FAILED)
+    first = await requeued(rig, "a", "try once more")
+    await rig.run()
+    await parts.result(worker.orders[-1].request.job_id, "w1", Status.FAILED)
+    last = await requeued(rig, first, None, "other")
+    assert requeue_cause(await rig.job(first)) == "try once more"
+    assert requeue_cause(await rig.job(last)) is None
