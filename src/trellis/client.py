@@ -205,12 +205,18 @@ class Trellis:
             )
         actor = self._permitted("jobs.create", SUBMITTING)
         principal = _PROCESS.sub("", actor.name)
+        asked_as = None if idempotency_key is None else (f"topic:{principal}", idempotency_key)
         async with self._asking() as asking:
             job = await asking.job(
-                {"topic": topic, **wishes}, payload=payload, principal=principal, correlation_id=correlation_id
+                {"topic": topic, **wishes},
+                payload=payload,
+                principal=principal,
+                correlation_id=correlation_id,
+                asked_as=asked_as,
             )
-        if idempotency_key is not None:
-            job = replace(job, idempotency_key=idempotency_key, idempotency_scope=f"topic:{principal}")
+        if asked_as is not None:
+            scope, key = asked_as
+            job = replace(job, idempotency_key=key, idempotency_scope=scope)
         (answer,) = await self.ledger.submit(_at_the_gate(actor), [job])
         made = _accepted(answer)
         if made.created and self._accepted is not None:

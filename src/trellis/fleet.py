@@ -10,6 +10,7 @@ from types import MappingProxyType
 from trellis.bus.asking import Asking
 from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.port import Bus
+from trellis.bus.room import Room
 from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
 from trellis.bus.safety.opening import open_kernel
 from trellis.bus.safety.policy import Policy
@@ -106,8 +107,8 @@ async def open_pointers(settings: Settings, url: str) -> AsyncGenerator[Pointers
 
 
 @asynccontextmanager
-async def open_asking(settings: Settings, url: str, *, new_id: Callable[[], str]) -> AsyncGenerator[Asking]:
+async def open_asking(settings: Settings, url: str, room: Room, *, new_id: Callable[[], str]) -> AsyncGenerator[Asking]:
     """How jobs on topics are asked for, for a process that has no instance."""
     topics = topics_of(settings)
     async with open_pointers(settings, url) as pointers:
-        yield Asking(topics=topics, pointers=pointers, new_id=new_id)
+        yield Asking(topics=topics, pointers=pointers, room=room, new_id=new_id)

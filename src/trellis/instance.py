@@ -18,7 +18,9 @@ from trellis.artifacts.collecting import ArtifactCollector
 from trellis.artifacts.keys import project_id
 from trellis.artifacts.registry import Artifacts
 from trellis.bus.asking import Asking as BusAsking
+from trellis.bus.collecting import BusCollector, CollectOptions
 from trellis.bus.pointers import Pointers, make_pointers
+from trellis.bus.room import Room
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.topics import Topics
 from trellis.engine.errors import SettingsInvalid
@@ -70,6 +72,7 @@ from trellis.worker.kinds import Making, read_job
 
 MEMORY_FOLDER = "memory.git"
 SEED_RUN = "garden"
+DAY_S = 24 * 3600.0
 
 
 HELPERS = {
@@ -77,6 +80,7 @@ HELPERS = {
     "queue-orchestrator": "orchestrator",
     "queue-heartbeat": "orchestrator",
     "schedule-registrar": "schedules",
+    "bus-collector": "retention",
 }
 """Services that belong to the part that is called by another one's name, and that name."""
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
@@ -236,9 +240,14 @@ class Instance:
         """What judges jobs before they are handed out; asked about for the first time, it opens nothing."""
         return kernel_of(self.settings, self.places.ledger, monotonic=elapsed_s)
 
+    @cached_property
+    def room(self) -> Room:
+        """How much may wait on the topics."""
+        return Room(ledger=self.ledger, clock=SystemClock())
+
     def _bus_asking(self) -> BusAsking:
         """How jobs on topics are asked for."""
-        return BusAsking(topics=self.topics, pointers=self.pointers, new_id=new_id)
+        return BusAsking(topics=self.topics, pointers=self.pointers, room=self.room, new_id=new_id)
 
     async def let_go(self) -> None:
         """End connections that were made on the way."""
@@ -352,7 +361,17 @@ class Instance:
                 options=SweepOptions(windows_s=self.settings.windows_s),
             ),
             Retention(ledger=self.ledger),
+            self.bus_collector(),
         ]
+
+    def bus_collector(self) -> BusCollector:
+        """What removes contexts and results of jobs on topics that retention has removed."""
+        return BusCollector(
+            ledger=self.ledger,
+            actor=self.actor(Role.CONTROL_PLANE),
+            objects=self.objects,
+            options=CollectOptions(keep_s=self.settings.bus_object_days * DAY_S),
+        )
 
     async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None, *, queue_jobs: bool = True) -> None:
         """Run the services of these roles, or all, until `stop` is set; runs under way are left for another process to go on with.
@@ -369,7 +388,7 @@ class Instance:
         for service in services:
             if isinstance(service, Orchestrator | QueueOrchestrator):
                 await service.drain()
-            elif isinstance(service, Projector | AgentHealth):
+            elif isinstance(service, Projector | AgentHealth | BusCollector):
                 await service.let_go()
 
     async def plant(self) -> None:

@@ -104,6 +104,8 @@ class Settings(pydantic.BaseModel):
     """`local` for workers inside `trellis up`, or `nats://host:4222` for a fleet; several addresses of one cluster are separated by commas."""
     bus_config: Path | None = None
     """Topics, pools and tenants; by default `bus.toml` in the working folder, if there is one."""
+    bus_object_days: int = pydantic.Field(30, ge=1, le=36_500)
+    """How long what is kept behind a pointer stays after it was written last, though no job in the ledger names it any more."""
     bus_sender: str = pydantic.Field("trellis", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
     """What the control plane calls itself in packets; the same in all its processes."""
     bus_key_file: Path | None = None
@@ -113,7 +115,7 @@ class Settings(pydantic.BaseModel):
     bus_require_signatures: bool = False
     """Whether packets without a good signature are refused; needs `bus_keys_dir`."""
     bus_creds_file: Path | None = None
-    """A NATS credentials file."""
+    """A NATS credentials file, or one with the seed of a user's nkey alone."""
     bus_ca_file: Path | None = None
     """The authority that signed the certificate of the NATS server; by default those the system trusts."""
     policy: str | None = pydantic.Field(None, min_length=1, max_length=2_000)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -34,6 +34,7 @@ from trellis.worker.worker import Worker
 
 if TYPE_CHECKING:  # HTTP and the bus are loaded by those who use them: importing HTTP takes as long as all the rest
     from trellis.bus.asking import Asking
+    from trellis.bus.room import Room
     from trellis.http.calls import CallOptions
     from trellis.http.client import GatewayClient
     from trellis.http.sync import SyncGatewayClient
@@ -176,20 +177,26 @@ async def _connect_ledger(
     identity = identify(address, settings, token)
     principal = principal_for(address, name=name or process_name("client"), operator=operator, identity=identity)
     ledger = await open_ledger(address)
+
+    @cache
+    def room() -> "Room":
+        from trellis.bus.room import Room  # nobody else here needs the bus
+
+        return Room(ledger=ledger, clock=SystemClock())
+
     try:
-        yield Trellis(
-            ledger, principal, clock=SystemClock(), new_id=new_id, app=app, asking=partial(_asking, settings, address)
-        )
+        asking = partial(_asking, settings, address, room)
+        yield Trellis(ledger, principal, clock=SystemClock(), new_id=new_id, app=app, asking=asking)
     finally:
         await ledger.close()
 
 
 @asynccontextmanager
-async def _asking(settings: Settings, url: str) -> "AsyncGenerator[Asking]":
+async def _asking(settings: Settings, url: str, room: "Callable[[], Room]") -> "AsyncGenerator[Asking]":
     """How jobs on topics are asked for here, for one of them."""
     from trellis.fleet import open_asking
 
-    async with open_asking(settings, url, new_id=new_id) as asking:
+    async with open_asking(settings, url, room(), new_id=new_id) as asking:
         yield asking
 
 

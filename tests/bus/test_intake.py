@@ -24,7 +24,9 @@ from trellis.bus.messages import (
 )
 from trellis.bus.port import Received
 from trellis.bus.requests import JobRequest
+from trellis.bus.room import COUNT_S, Room
 from trellis.bus.scheduling.intake import Intake
+from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, NewJob
@@ -66,9 +68,13 @@ class Client:
         return [body for body in self.heard if isinstance(body, JobResult)]
 
 
+def intake_of(rig: Rig, topics: Topics) -> Intake:
+    return Intake(ledger=rig.ledger, bus=rig.bus, topics=topics, room=Room(ledger=rig.ledger, clock=rig.clock))
+
+
 @pytest.fixture
 async def client(rig: Rig) -> AsyncIterator[Client]:
-    made = Client(rig.sender("client-1"), Intake(ledger=rig.ledger, bus=rig.bus, topics=rig.topics))
+    made = Client(rig.sender("client-1"), intake_of(rig, rig.topics))
     made.intake.accepted = lambda: made.accepted.append(1)
     await made.listen()
     yield made
@@ -257,3 +263,21 @@ async def test_only_jobs_of_the_bus_can_be_cancelled_over_the_bus(rig: Rig, clie
     for job_id in ("local", "unknown"):
         await client.send(CANCEL, JobCancel(job_id=job_id, requested_by="client-1"))
     assert await rig.state("local") == "queued"
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-2", "BUS-11", "BUS-12")
+async def test_a_request_that_finds_no_room_is_refused_aloud_and_may_come_again(rig: Rig, client: Client):
+    client.intake.topics = Topics.model_validate({"topics": {TOPIC: {"waiting_max": 2}}})
+    for job_id in ("a", "b", "c", "a"):
+        await client.send(SUBMIT, request(job_id))
+    assert (client.accepted, client.alerts) == ([1, 1], [ErrorCode.RESOURCE_EXHAUSTED])
+    (told,) = client.results
+    assert (told.job_id, told.status, told.error_code) == ("c", Status.FAILED, "RESOURCE_EXHAUSTED")
+    assert told.error_message.startswith(f"2 jobs wait on {TOPIC} and 2 is the limit; nothing was stored")
+    assert await rig.ledger.job(JobId("c")) is None
+    await client.send(CANCEL, JobCancel(job_id="a", reason="no longer", requested_by="client-1"))
+    rig.clock.advance(COUNT_S)
+    await client.send(SUBMIT, request("c"))
+    assert (await rig.job("c")).state == "PENDING"
+    assert (client.accepted, len(client.alerts)) == ([1, 1, 1], 1)

@@ -15,6 +15,7 @@ from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.pointers import make_pointers
 from trellis.bus.port import Received
 from trellis.bus.requests import JobRequest
+from trellis.bus.room import Room
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusParts, BusRole, BusServices
 from trellis.bus.topics import Topics
@@ -142,7 +143,8 @@ async def test_a_client_beside_the_scheduler_says_when_a_new_job_is_there(tmp_pa
 
     @asynccontextmanager
     async def asking() -> AsyncGenerator[Asking]:
-        yield Asking(topics=Topics(), pointers=make_pointers(objects, None), new_id=new_id)
+        room = Room(ledger=ledger, clock=SystemClock())
+        yield Asking(topics=Topics(), pointers=make_pointers(objects, None), room=room, new_id=new_id)
 
     principal = Principal(name="here", roles=frozenset({Role.SUBMITTER}))
     trellis = Trellis(

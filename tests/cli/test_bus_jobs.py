@@ -202,6 +202,28 @@ def test_a_job_that_reached_nobody_says_so_in_its_first_sentence(local: Terminal
     assert "a worker that can be reached" in local("jobs").out
 
 
+@pytest.mark.requirement("D38")
+def test_orders_that_reached_nobody_are_no_attempts(local: Terminal):
+    job_id = local.submit("--topic", "job.ecko")
+
+    async def act(ledger: Ledger) -> None:
+        await moved(ledger, job_id, "SCHEDULED", SCHEDULER, 0)
+        for _ in range(3):
+            lease = (await moved(ledger, job_id, "DISPATCHED", SCHEDULER, None, subject="job.ecko")).lease
+            assert lease is not None
+            cause = f"{GIVEN_BACK}nobody listens at job.ecko"
+            back = Advance(lease, "DISPATCHED", Trigger.RETRY, spare_attempt=True, cause=cause)
+            await ledger.turn(Turn(actor=SCHEDULER, advances=(back,)))
+
+    on_ledger(local.url, act)
+    (line,) = (line for line in local("jobs").out.splitlines() if job_id in line)
+    assert "1/1" in line.split()
+    assert "attempt 1 of 1;" in local("job", "explain", job_id).out
+    assert "1 of 1" in local("job", "show", job_id).out
+    for told in (local("job", "show", job_id, "--json").record, local("jobs", "--json").record):
+        assert (told["attempt"], told["max_attempts"], "spared" in told) == (1, 1, False)
+
+
 @pytest.mark.requirement("D45")
 def test_who_approved_a_job_is_told_until_it_is_held_again(local: Terminal):
     job_id = local.submit("--topic", "job.files.delete")
@@ -227,7 +249,8 @@ def test_a_failure_is_told_with_worker_code_and_time(local: Terminal):
     assert "job_failed, RUNNING → FAILED, by echo-1 (worker): BAD: no text." in told
     assert "Worker echo-1 took 7 ms over it." in told
     assert f"trellis job requeue {job_id}" in told
-    again = local("job", "requeue", job_id, "--json").record
+    again = local("job", "requeue", job_id, "--cause", "the text is there now", "--json").record
+    assert "run again the text is there now" in " ".join(local("job", "show", again["job_id"]).out.split())
     assert (again["requeued"], again["status"], again["job_id"].startswith(job_id)) == (True, "PENDING", True)
     early = local("job", "requeue", again["job_id"])
     assert (early.code, "only DENIED, FAILED, TIMEOUT" in early.err) == (1, True)

@@ -149,3 +149,19 @@ def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
 
     beside = {"gateway", "nlm", SAFETY_KERNEL, *(role.value for role in BusRole)}
     assert asyncio.run(names()) | beside == set(ROLES)
+
+
+@pytest.mark.requirement("BUS-9")
+def test_retention_also_removes_what_is_kept_behind_pointers_as_late_as_is_set(tmp_path: Path):
+    from trellis.bus.collecting import BusCollector
+    from trellis.instance import open_instance, role_of
+    from trellis.settings import read_settings
+
+    settings = read_settings({"TRELLIS_BUS_OBJECT_DAYS": "3"}, tmp_path)
+
+    async def collectors() -> list[BusCollector]:
+        async with open_instance(settings, f"sqlite:///{tmp_path}/t.db") as instance:
+            return [one for one in instance.services() if isinstance(one, BusCollector)]
+
+    (collector,) = asyncio.run(collectors())
+    assert (role_of(collector.name), collector.options.keep_s) == ("retention", 3 * 86_400)

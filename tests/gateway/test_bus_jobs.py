@@ -20,6 +20,7 @@ from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusParts, BusServices
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Actor, Advance, JobId, Lease, Move, Moved, NewJob, RequestId, Turn
+from trellis.engine.restoring import GIVEN_BACK
 from trellis.lifecycles import Role, Trigger
 from trellis.storage.objects import CREATE
 from trellis.testing import FakeClock
@@ -268,6 +269,21 @@ async def test_a_job_that_waits_says_for_what_and_until_when(gateway: Gateway):
     assert (found["error_code"], found["error_message"]) == ("SAFETY_DENIED", "not this one, please")
 
 
+@pytest.mark.requirement("D38")
+async def test_orders_that_reached_nobody_are_no_attempts_of_the_document(gateway: Gateway):
+    steps = await submitted(gateway)
+    for given_back in range(1, 4):
+        lease = await steps.dispatched() if given_back == 1 else (await steps.move("DISPATCHED")).lease
+        assert lease is not None
+        cause = f"{GIVEN_BACK}nobody listens at job.echo"
+        back = Advance(lease, "DISPATCHED", Trigger.RETRY, spare_attempt=True, cause=cause)
+        await gateway.instance.ledger.turn(Turn(actor=SCHEDULER, advances=(back,)))
+        told = await shown(steps)
+        assert (told["attempt"], told["max_attempts"], told["hold"]["kind"]) == (0, 1, "listener")
+    (listed,) = (await gateway.client("owner").get("/jobs?lifecycle=bus-job")).json()["items"]
+    assert (listed["attempt"], listed["max_attempts"]) == (0, 1)
+
+
 @pytest.mark.requirement("BUS-6")
 async def test_reports_that_changed_nothing_are_shown(gateway: Gateway):
     steps = await submitted(gateway)
@@ -286,8 +302,9 @@ async def test_a_failed_job_is_run_again_as_a_new_one_that_names_it(gateway: Gat
     early = await admin.post(f"/jobs/{steps.job_id}/requeue")
     assert (early.status_code, early.json()["code"]) == (409, "INVALID_TRANSITION")
     await steps.reported(await steps.dispatched(), Trigger.FAIL, error_code="BAD")
+    why = {"reason": "the disk has room"}
     first, again = [
-        await admin.post(f"/jobs/{steps.job_id}/requeue", headers={"Idempotency-Key": "k"}) for _ in range(2)
+        await admin.post(f"/jobs/{steps.job_id}/requeue", json=why, headers={"Idempotency-Key": "k"}) for _ in range(2)
     ]
     made = first.json()
     assert (first.status_code, made["status"], made["version"]) == (200, "PENDING", 1)
@@ -296,7 +313,7 @@ async def test_a_failed_job_is_run_again_as_a_new_one_that_names_it(gateway: Gat
     old = await shown(steps)
     assert (found["parent_job_id"], found["labels"], found["context_ptr"]) == (
         steps.job_id,
-        {"retry_of": steps.job_id},
+        {"retry_of": steps.job_id, "trellis.requeue_cause": "the disk has room"},
         old["context_ptr"],
     )
     assert (old["status"], found["principal_id"], found["deadline_at"] is not None) == ("FAILED", "iryna", True)

@@ -1,7 +1,7 @@
 """A job for the bus as somebody asks for it here, over HTTP or at the command line: with a payload, or a pointer to one.
 
 A payload is kept where the topic's workers look for it, and the request says where; so the ledger has the pointer, as for every request
-that comes over the bus. Everything is checked before the payload is kept, and keeping it twice is as once.
+that comes over the bus. Everything is checked before the payload is kept, also whether there is room, and keeping it twice is as once.
 """
 
 import json
@@ -12,10 +12,14 @@ from typing import Any
 from trellis.bus.errors import PointerTooLarge, RequestInvalid
 from trellis.bus.pointers import BYTES_MAX, KEPT_S_DEFAULT, Part, Pointers
 from trellis.bus.requests import JobRequest, new_bus_job
+from trellis.bus.room import Room
 from trellis.bus.topics import Topics
 from trellis.engine import tracing
 from trellis.engine.errors import PayloadTooLarge
 from trellis.engine.jobs import NewJob
+
+AskedAs = tuple[str, str]
+"""The scope and the key under which a caller submits the job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +28,7 @@ class Asking:
 
     topics: Topics
     pointers: Pointers
+    room: Room
     new_id: Callable[[], str]
 
     async def job(
@@ -33,11 +38,15 @@ class Asking:
         payload: Any = None,
         principal: str,
         correlation_id: str | None = None,
+        asked_as: AskedAs | None = None,
     ) -> NewJob:
-        """The job that is asked for with these fields of a JobRequest, by this principal; raises an InputError that says what to change."""
+        """The job that is asked for with these fields of a JobRequest, by this principal; raises an InputError that says what to change.
+
+        Raises TopicFull, unless the same was asked before: under its id or key, or as `asked_as`, if the caller has a key for it.
+        """
         whole = {"job_id": self.new_id(), **said, "principal_id": principal}
         if payload is None:
-            return self._made(JobRequest.checked(whole), correlation_id)
+            return await self._let_in(self._made(JobRequest.checked(whole), correlation_id), asked_as)
         if whole.get("context_ptr"):
             raise RequestInvalid(detail="payload and context_ptr exclude each other; give one")
         body = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
@@ -47,9 +56,18 @@ class Asking:
         except PointerTooLarge:
             raise PayloadTooLarge(size=len(body), limit=BYTES_MAX) from None
         made = self._made(JobRequest.checked(whole | {"context_ptr": pointer}), correlation_id)
+        await self._let_in(made, asked_as)
         keep_s = KEPT_S_DEFAULT + (made.deadline_s or 0)
         await self.pointers.put(body, part=Part.CONTEXT, scheme=scheme, keep_s=keep_s)
         return made
+
+    async def _let_in(self, job: NewJob, asked_as: AskedAs | None) -> NewJob:
+        named = job
+        if asked_as is not None and job.idempotency_key is None:
+            scope, key = asked_as
+            named = replace(job, idempotency_scope=scope, idempotency_key=key)
+        await self.room.take(named, self.topics)
+        return job
 
     def _made(self, request: JobRequest, correlation_id: str | None) -> NewJob:
         made = new_bus_job(request, self.topics, trace_id=correlation_id or "", trace=tracing.here())

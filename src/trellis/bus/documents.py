@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from trellis.bus.errors import RequestInvalid
-from trellis.bus.requests import JobRequest
+from trellis.bus.requests import REQUEUE_CAUSE, JobRequest
 from trellis.engine.records import Event, Job, Place, Signal
 from trellis.engine.restoring import GIVEN_BACK
 from trellis.storage.documents import timestamp
@@ -108,6 +108,14 @@ def context_pointer(job: Job) -> str | None:
     """Where the payload of a job on a topic is; None for one that has none, or whose request is none of ours."""
     try:
         return JobRequest.read(job.payload or b"").context_ptr or None
+    except RequestInvalid:
+        return None
+
+
+def requeue_cause(job: Job) -> str | None:
+    """Why an operator had a job run again as this one; None when that did not happen, or nobody said why."""
+    try:
+        return JobRequest.read(job.payload or b"").labels.get(REQUEUE_CAUSE)
     except RequestInvalid:
         return None
 

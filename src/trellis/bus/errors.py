@@ -1,10 +1,14 @@
 """What can go wrong on the bus."""
 
-from trellis.engine.errors import InputError, TrellisError
+from trellis.engine.errors import InputError, QueueFull, TrellisError
 
 
 class RequestInvalid(InputError):
     """The job request does not fit: {detail}"""
+
+
+class TopicFull(QueueFull):
+    """{waiting} jobs wait {place} and {limit} is the limit; nothing was stored: send it again when some of them are done, or raise waiting_max in bus.toml."""
 
 
 class BusConfigInvalid(InputError):
@@ -51,6 +55,10 @@ class BusUncertain(BusUnavailable):
 
 class NoResponders(BusError):
     """Nobody listens at {subject}."""
+
+
+class NotKept(BusError):
+    """The stream that keeps what is sent to {subject} did not take the packet: {detail}; look at the stream's settings and its disk."""
 
 
 class KernelUnavailable(TrellisError):

@@ -2,8 +2,8 @@
 
 A pointer is checked when it is followed and never before (D53). What it can name is bounded by the store and not by who wrote it:
 `objects://…` stays below one folder of the object store, `redis://…` is a key of the one server that is configured, whatever host it
-may look like. What we write is named by its content: the same bytes have the same pointer, nothing is ever written over, and a
-request that is repeated says the same again.
+may look like. What we write is named by its content: the same bytes have the same pointer, nothing is ever written over but by the same,
+and a request that is repeated says the same again.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from trellis.bus.errors import PointerGone, PointerInvalid, PointerTooLarge, PointerUnavailable, PointerUnknown
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.storage.keys import checked_key
-from trellis.storage.objects import CREATE, KeyInvalid, ObjectStore, ObjectTooLarge
+from trellis.storage.objects import KeyInvalid, ObjectStore, ObjectTooLarge
 
 if TYPE_CHECKING:  # an optional dependency, loaded by those who have a Redis
     from redis.asyncio import Redis
@@ -23,6 +23,8 @@ OBJECTS = "objects"
 REDIS = "redis"
 FOLDER = "bus"
 """The folder of the object store that pointers can name."""
+ASIDE = "bus-aside"
+"""Where an object of that folder lies while it is about to be removed: its pointer still leads to it (`collecting`)."""
 BYTES_MAX = 2 * 1024 * 1024
 """As much as an agent of the CAP SDK reads."""
 POINTER_CHARS_MAX = 2_000
@@ -45,6 +47,9 @@ class Part(StrEnum):
 
     CONTEXT = "ctx"
     RESULT = "res"
+
+
+_NAME = re.compile(rf"({'|'.join(Part)})/[0-9a-f]{{{DIGEST_CHARS}}}")
 
 
 class PointerStore(Protocol):
@@ -166,26 +171,36 @@ class InObjects:
 
     async def read(self, key: str) -> bytes | None:
         """The object. One that is too large is not fetched."""
-        place = _below(key)
-        known = await self._objects.head(place)
-        if known is None:
-            return None
-        if known.size > BYTES_MAX:
-            raise ObjectTooLarge(key=place, size=known.size, limit=BYTES_MAX)
-        found = await self._objects.get(place)
-        return None if found is None else found.body
+        for place in (below(key), aside(key), below(key)):  # it may be on its way to the one or to the other
+            known = await self._objects.head(place)
+            if known is not None and known.size > BYTES_MAX:
+                raise ObjectTooLarge(key=place, size=known.size, limit=BYTES_MAX)
+            found = None if known is None else await self._objects.get(place)
+            if found is not None:
+                return found.body
+        return None
 
-    async def write(self, key: str, body: bytes, *, keep_s: float) -> None:  # noqa: ARG002 - this store forgets nothing
-        """Create it; what is there under this name has these bytes."""
-        await self._objects.put(_below(key), body, when=CREATE)
+    async def write(self, key: str, body: bytes, *, keep_s: float) -> None:  # noqa: ARG002 - kept while a job names it
+        """Write it, also over the same bytes: so they are young, and stay until the job that will name them is in the ledger."""
+        await self._objects.put(below(key), body)
 
     async def close(self) -> None:
         """Nothing: the object store is not this one's own."""
 
 
-def _below(key: str) -> str:
+def below(key: str) -> str:
     """The object that is meant; raises KeyInvalid for what would be outside the folder, or is no key."""
     return checked_key(f"{FOLDER}/{key}")
+
+
+def aside(key: str) -> str:
+    """Where it lies while it is about to be removed; raises KeyInvalid."""
+    return checked_key(f"{ASIDE}/{key}")
+
+
+def is_name(key: str) -> bool:
+    """Whether `put` names objects so."""
+    return _NAME.fullmatch(key) is not None
 
 
 class InRedis:

@@ -26,6 +26,8 @@ RETRY_ATTEMPT = "trellis.retry_attempt"
 """The label that says which retry it is, from 1."""
 FIRST_PARENT = "trellis.parent"
 """The label with which a retry keeps the parent that its first job had."""
+REQUEUE_CAUSE = "trellis.requeue_cause"
+"""The label with which an operator's new job says why it is run again; workers are not told."""
 COMPENSATES = "trellis.compensates"
 """The label of a job that undoes another."""
 NOT_TOPICS = ("sys.", "worker.", "_")
@@ -206,7 +208,7 @@ def new_bus_job(
         idempotency_scope=f"bus:{tenant}",
         fingerprint=request.fingerprint,
         id_is_given=True,
-        correlation_id=trace_id,
+        correlation_id=trace_id or None,
         trace=trace,
         parent_id=JobId(request.parent_job_id) if request.parent_job_id else None,
         compensates=compensates,

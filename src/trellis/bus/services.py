@@ -17,6 +17,7 @@ from trellis.bus.port import Bus
 from trellis.bus.reporting.attempts import Attempts, Stopping
 from trellis.bus.reporting.renewals import Renewals
 from trellis.bus.reporting.results import Results
+from trellis.bus.room import Room
 from trellis.bus.safety.decisions import Kernel
 from trellis.bus.scheduling.intake import Intake
 from trellis.bus.scheduling.registry import Workers
@@ -76,6 +77,7 @@ class BusServices:
             ledger=parts.ledger,
             bus=parts.bus,
             topics=parts.topics,
+            room=Room(ledger=parts.ledger, clock=parts.clock),
             accepted=self._wake,
             limit=AlertLimit(parts.clock),
         )

@@ -12,6 +12,8 @@
     [tenants.acme]
     held_max = 10
 
+`waiting_max` bounds what may wait: at the top of the file on all topics together, in a topic on each topic that the pattern fits.
+
 The first pattern that fits a topic counts, in the file's order; `*` stands for one word, `>` for one or more at the end. A topic that
 nothing fits has no pool and is its own subject (D53).
 """
@@ -33,6 +35,9 @@ NAMES_MAX = 1_000
 LEASE_S_DEFAULT = 30.0
 RUNNING_S_DEFAULT = 3600.0
 DEADLINE_S_DEFAULT = 7 * 24 * 3600.0
+WAITING_MAX_DEFAULT = 100_000
+WAITING_MAX_DEFAULT_ALL = 1_000_000
+WAITING_MAX_MAX = 100_000_000
 
 Name = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 Names = Annotated[tuple[Name, ...], pydantic.Field(max_length=NAMES_MAX)]
@@ -61,6 +66,8 @@ class Topic(_Shape):
     """Before the next attempt."""
     deadline_s: float = pydantic.Field(DEADLINE_S_DEFAULT, gt=0, le=DELAY_S_MAX)
     """For requests without a deadline of their own."""
+    waiting_max: int = pydantic.Field(WAITING_MAX_DEFAULT, ge=1, le=WAITING_MAX_MAX)
+    """How many jobs may wait on one topic: further requests are refused until some of them have been handed out or have ended."""
     context: str = pydantic.Field("objects", pattern="^(objects|redis)$")
     """Where a payload that comes with the request is put: `redis` for agents of the CAP SDK."""
 
@@ -85,6 +92,8 @@ class Topics(_Shape):
     pools: dict[Name, Pool] = pydantic.Field(default_factory=dict[str, Pool], max_length=NAMES_MAX)
     tenants: dict[Name, Tenant] = pydantic.Field(default_factory=dict[str, Tenant], max_length=NAMES_MAX)
     tenant_default: Tenant = Tenant(held_max=None)
+    waiting_max: Annotated[int, pydantic.Field(ge=1, le=WAITING_MAX_MAX)] = WAITING_MAX_DEFAULT_ALL
+    """How many jobs may wait on all topics together, however many names there are."""
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> "Topics":

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from trellis.bus.documents import context_pointer, decision_of, dispatch_of, hold_of, refused_of, report_of, worker_of
+from trellis.bus.documents import (
+    context_pointer,
+    decision_of,
+    dispatch_of,
+    hold_of,
+    refused_of,
+    report_of,
+    requeue_cause,
+    worker_of,
+)
 from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import OptionInvalid
@@ -140,6 +149,7 @@ def bus_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> l
     given = context_pointer(job)
     facts: list[tuple[str, str | Text]] = [
         ("context at", f"{given}: trellis job context {job.job_id}" if given else ""),
+        ("run again", requeue_cause(job) or ""),
         ("worker", worker or ("whoever listens" if sent is not None else "")),
         ("took", f"{report['execution_ms']} ms" if report.get("execution_ms") else ""),
         ("error", ": ".join(filter(None, (report.get("error_code"), report.get("error_message"))))),

@@ -132,7 +132,7 @@ def _columns(now: datetime, holds: Mapping[JobId, str]) -> list[Column[Job]]:
         Column(title="JOB", cell=lambda job: job.job_id),
         Column(title="TYPE", cell=lambda job: job.type, gives_way=True),
         Column(title="STATE", cell=lambda job: state_text(job.lifecycle, job.state)),
-        Column(title="TRY", cell=lambda job: f"{job.attempt + 1}/{job.max_attempts}", right=True),
+        Column(title="TRY", cell=lambda job: f"{job.attempts_spent + 1}/{job.attempts_allowed}", right=True),
         Column(title="AGE", cell=lambda job: age(job.created_at, now), right=True),
         Column(title="WAITS FOR", cell=lambda job: holds.get(job.job_id) or _waits_for(job, now), gives_way=True),
     ]
@@ -198,7 +198,8 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
         ("state", Text.assemble(state_text(job.lifecycle, job.state), f", {job.place.value}")),
         (
             "attempt",
-            f"{job.attempt + 1} of {job.max_attempts}" + (f", generation {job.generation}" if job.generation else ""),
+            f"{job.attempts_spent + 1} of {job.attempts_allowed}"
+            + (f", generation {job.generation}" if job.generation else ""),
         ),
         ("version", f"{job.version}, epoch {job.epoch}"),
         (
@@ -349,20 +350,20 @@ async def requeue(
     async with cli.connect(operator=True) as trellis:
         found = await trellis.ledger.job(JobId(id_))
         if found is not None and found.lifecycle == BUS_JOB.name:
-            return await _again(cli, trellis, found)
+            return await _again(cli, trellis, found, cause)
         (answer,) = await trellis.requeue([id_], cause=cause)
         job = None if isinstance(answer, Moved) else await trellis.ledger.job(answer.job_id)
         why = None if job is None else goes_on(job, await trellis.ledger.now())
     return report_requeued(cli, [answer], why=f"it {why}" if why else None)
 
 
-async def _again(cli: Cli, trellis: Trellis, job: Job) -> int:
+async def _again(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
     from trellis.bus.ends.requeueing import run_again
     from trellis.fleet import topics_of  # nobody else here needs the bus
 
     actor = permit(trellis.principal, "jobs.requeue")
     gate = Actor(role=Role.GATEWAY, name=actor.name)
-    made = await run_again(trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()))
+    made = await run_again(trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()), cause=cause)
     if cli.out.as_json:
         cli.out.record({"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""})
     else:

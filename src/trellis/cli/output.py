@@ -7,7 +7,7 @@ a listing of any length can be read as it comes.
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, Generic, Literal, TypeVar
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from trellis.engine import tracing
 from trellis.engine.jobs import Priority
-from trellis.engine.records import Event
+from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase
 
 T = TypeVar("T")
@@ -150,6 +150,17 @@ def as_record(item: Any) -> dict[str, Any]:
     """A value of the engine as JSON, in the words of the gateway: a state is a status, attempts count from 1 as people do."""
     if isinstance(item, Event):
         return event_record(item)
+    if isinstance(item, Job):
+        return {name: value for name, value in _fields(_counted(item)).items() if name != "spared"}
+    return _fields(item)
+
+
+def _counted(job: Job) -> Job:
+    """With those attempts alone that count."""
+    return replace(job, attempt=job.attempts_spent, max_attempts=job.attempts_allowed)
+
+
+def _fields(item: Any) -> dict[str, Any]:
     words = _WORDS if hasattr(item, "job_id") else {}
     return {words.get(field.name, field.name): _plain(field.name, getattr(item, field.name)) for field in fields(item)}
 

@@ -53,8 +53,8 @@ async def up(
     key. The orchestrator drives agent runs, schedules begin them by themselves, the projector publishes their documents, agent-health stops an agent that
     failed three times in a row, the apply engine applies what was approved; the NLM backend makes what queue jobs ask for (on 127.0.0.1:8421, or where
     TRELLIS_NLM_HOST and TRELLIS_NLM_PORT say; `--roles nlm` runs it alone); the sweeper takes back jobs whose worker died and ends backoffs, deadlines and
-    soft cancels; retention removes ended work whose time is over. The scheduler hands out jobs on topics over the bus (TRELLIS_BUS) after asking the
-    safety kernel (TRELLIS_POLICY), and the reconciler looks after them; `--roles safety-kernel` is a kernel that other processes ask, on 127.0.0.1:8422.
+    soft cancels; retention removes ended work whose time is over, and what it kept in the object store for the bus. The scheduler hands out jobs on topics
+    over the bus (TRELLIS_BUS) after asking the safety kernel (TRELLIS_POLICY), and the reconciler looks after them; `--roles safety-kernel` is a kernel that other processes ask, on 127.0.0.1:8422.
     Jobs themselves are run by `trellis worker`, those of the local bus by `--app`. On PostgreSQL gateway and runs need TRELLIS_OBJECTS and
     TRELLIS_MEMORY, and the gateway a key.
     """

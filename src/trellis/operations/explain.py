@@ -181,7 +181,7 @@ def _where(job: Job, state: State, last: Event | None, around: Surroundings) -> 
     if state.phase is not Phase.ENDED:
         times = "once" if job.generation == 1 else f"{job.generation} times"
         requeued = f", requeued {times}" if job.generation else ""
-        yield f"This is attempt {job.attempt + 1} of {job.max_attempts}{requeued}; it was submitted {_ago(job.created_at, around.now)}."
+        yield f"This is attempt {job.attempts_spent + 1} of {job.attempts_allowed}{requeued}; it was submitted {_ago(job.created_at, around.now)}."
     if job.place is Place.HELD and job.lease_expires_at is not None:
         yield _lease(job, job.lease_expires_at, around.now)
 
@@ -218,7 +218,7 @@ def _rest(job: Job, last: Event | None, now: datetime) -> str:
         return _rest_for_good(job, last)
     if moved is not None:
         return _rest_until(job, moved, last, until)
-    said = {**RESTS, "job_retry_scheduled": f"pausing after an error: attempt {job.attempt + 1} may begin"}
+    said = {**RESTS, "job_retry_scheduled": f"pausing after an error: attempt {job.attempts_spent + 1} may begin"}
     return said.get(last.type if last else "", "waiting for its time: it may begin") + until
 
 
@@ -238,7 +238,7 @@ def _rest_until(job: Job, moved: Transition, last: Event | None, until: str) -> 
         return f"waiting for {_the(who)}: it goes to {moved.target}{until}"
     if last is not None and last.type == "job_retry_scheduled":
         begins = moved.opens is Opens.ATTEMPT
-        then = f"attempt {job.attempt + 2} begins" if begins else f"it goes to {moved.target}"
+        then = f"attempt {job.attempts_spent + 2} begins" if begins else f"it goes to {moved.target}"
         return f"pausing after an error: {then} by itself{until}"
     return f"waiting for a timer to move it on{until}"
 
@@ -430,7 +430,7 @@ def _while_held(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> 
     left = job.attempt + 1 < job.max_attempts
     error = lifecycle.pull(state.name, state.on_error) if state.on_error else None
     if error is not None and left:
-        yield f"A retryable error sends it to {error.target} for attempt {job.attempt + 2}."
+        yield f"A retryable error sends it to {error.target} for attempt {job.attempts_spent + 2}."
     elif error is not None:
         yield "This is its last attempt: an error ends it."
     yield _if_lost(job, lifecycle, state, left=left, now=now)
@@ -452,7 +452,7 @@ def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: d
         state.name, Trigger.EXPIRE
     )
     assert lost is not None, "a lifecycle declares expire for every state whose lease can be lost"
-    return f"{when}: it goes to {lost.target}" + (f" for attempt {job.attempt + 2}." if left else ".")
+    return f"{when}: it goes to {lost.target}" + (f" for attempt {job.attempts_spent + 2}." if left else ".")
 
 
 # --- what a person can do ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 from trellis.agents.errors import AgentError
 from trellis.engine import tracing
-from trellis.engine.errors import IdempotencyMismatch, InputError
+from trellis.engine.errors import IdempotencyMismatch, InputError, QueueFull
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
@@ -200,6 +200,8 @@ class Inbox:
                 offer = await self._offer(entry.to_dict())
                 await self.offering.check(offer)
                 await self.offering.refuse_duplicate(offer)
+        except QueueFull:
+            return None  # it waits here until there is room
         except (AgentError, RunError, InputError) as error:
             return {"code": error.code, "reason": str(error)}
         return None
@@ -213,7 +215,7 @@ class Inbox:
             return
         try:
             made = await self._make(told)
-        except TooManyWaiting:
+        except (TooManyWaiting, QueueFull):
             return
         except (AgentError, RunError, InputError) as error:
             await self._move(job.job_id, "rejected", {"rejection": {"code": error.code, "reason": str(error)}})
@@ -281,7 +283,7 @@ class Pass:
 
 @dataclass(kw_only=True)
 class InboxKeeper:
-    """The service: settles what a gateway left pending, because it died or because there was no room for a run."""
+    """The service: settles what a gateway left pending, because it died or because there was no room for what it makes."""
 
     inbox: Inbox
     name: str = "inbox-keeper"

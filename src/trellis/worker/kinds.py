@@ -11,7 +11,7 @@ import pydantic
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
-from trellis.bus.asking import Asking
+from trellis.bus.asking import AskedAs, Asking
 from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, Name, Pairs, Text
 from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
@@ -142,6 +142,8 @@ class Making:
     """How jobs on topics are asked for; the configuration of the bus is read when one is."""
     principal: str
     """Who asks, by name."""
+    asked_as: AskedAs | None = None
+    """The key of the request, if it has one: one that came before is never refused for want of room."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +195,11 @@ async def _bus_job(asked: JobAsked, making: Making) -> NewJob:
         raise SettingNotForBus(fields=foreign)
     said = asked.model_dump(exclude_none=True, include={"topic", "priority", *BUS_FIELDS})
     return await making.asking().job(
-        said, payload=asked.payload, principal=making.principal, correlation_id=asked.correlation_id
+        said,
+        payload=asked.payload,
+        principal=making.principal,
+        correlation_id=asked.correlation_id,
+        asked_as=making.asked_as,
     )
 
 

@@ -139,6 +139,8 @@ async def test_a_spared_attempt_does_not_count_against_the_limit(rig: Rig, trigg
         await rig.pull(claimed, trigger, spare_attempt=True)
         claimed = await rig.claim_one()
     assert (claimed.attempt, claimed.max_attempts) == (3, 5)
+    for told in (await rig.job(claimed.lease.job_id), *(await rig.ledger.jobs(JobFilter(), limit=1)).jobs):
+        assert (told.spared, told.attempts_spent, told.attempts_allowed) == (3, 0, 2)
     await rig.lose_lease()
     assert await rig.state(claimed.lease.job_id) == "queued", "one of the two attempts is still left"
     await rig.claim_one()

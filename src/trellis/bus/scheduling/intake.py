@@ -1,7 +1,7 @@
 """Takes in what clients send over the bus: job requests and wishes to cancel (BUS-2, BUS-11).
 
 A request that is in the ledger is accepted, and one that is not is refused aloud: an alert says why, and a client whose job id nobody
-has used gets a result. A request that is repeated after its job has ended gets that result again. While the ledger is away nothing is
+has used gets a result; one that found no room may be sent again under the same id. A request that is repeated after its job has ended gets that result again. While the ledger is away nothing is
 answered, and a bus that keeps requests brings them again.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from trellis.bus.ends.families import Families
 from trellis.bus.ends.publisher import ENDS, result_of
 from trellis.bus.envelope import PacketRefused
-from trellis.bus.errors import BusError
+from trellis.bus.errors import BusError, TopicFull
 from trellis.bus.messages import (
     ALERT,
     CANCEL,
@@ -31,6 +31,7 @@ from trellis.bus.messages import (
 from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.reporting.reports import attempt_in
 from trellis.bus.requests import JobRequest, new_bus_job
+from trellis.bus.room import Room
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import AlertLimit
 from trellis.engine import tracing
@@ -65,6 +66,7 @@ class Intake:
     ledger: Ledger
     bus: Bus
     topics: Topics
+    room: Room
     accepted: Callable[[], None] | None = None
     """Called when a new job is in the ledger."""
     limit: AlertLimit | None = None
@@ -93,8 +95,11 @@ class Intake:
         try:
             request = JobRequest.checked(said.model_dump(mode="json", exclude_defaults=True, warnings=False))
             answer = await self._submit(packet, request)
+        except TopicFull as error:
+            await self._refuse(packet, said.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
+            return
         except (InputError, Refused) as error:
-            await self._refuse(packet, said.job_id, str(error))
+            await self._refuse(packet, said.job_id, str(error), ErrorCode.INVALID_INPUT)
             return
         if isinstance(answer, Mismatch):
             await self._alert(packet, said.job_id, ErrorCode.DUPLICATE, _used_before(answer))
@@ -123,12 +128,13 @@ class Intake:
         came = tracing.readable(request.env.get(tracing.IN_ENV))
         with tracing.carried(came, f"job.submit {request.topic}", about, kind=tracing.CONSUMER):
             job = new_bus_job(request, self.topics, trace_id=packet.trace_id, trace=tracing.here())
+            await self.room.take(job, self.topics)
             return (await self.ledger.submit(Actor(role=Role.GATEWAY, name=packet.sender_id), [job]))[0]
 
     async def on_refused(self, subject: str, error: PacketRefused) -> None:
         """A packet that the bus dropped, after it has told people: the client of a request that does not fit is told too."""
         if subject == SUBMIT and error.error_code is ErrorCode.INVALID_INPUT:
-            await self._tell_refused(error.job_id, error.trace_id, error.detail)
+            await self._tell_refused(error.job_id, error.trace_id, error.detail, error.error_code)
 
     async def on_cancel(self, received: Received) -> None:
         """A client does not want its job any more. What we tell workers is none of it."""
@@ -167,21 +173,21 @@ class Intake:
         attempt = attempt_in(await self.ledger.events(job.job_id), job.epoch)
         return attempt is not None and attempt.dispatch_id == dispatch.dispatch_id
 
-    async def _refuse(self, packet: Packet, job_id: str, reason: str) -> None:
+    async def _refuse(self, packet: Packet, job_id: str, reason: str, code: ErrorCode) -> None:
         """Say that it cannot be taken; to the client too, when the id is nobody else's job."""
-        await self._alert(packet, job_id, ErrorCode.INVALID_INPUT, reason)
-        await self._tell_refused(job_id, packet.trace_id, reason)
+        await self._alert(packet, job_id, code, reason)
+        await self._tell_refused(job_id, packet.trace_id, reason, code)
 
-    async def _tell_refused(self, job_id: str, trace_id: str, reason: str) -> None:
+    async def _tell_refused(self, job_id: str, trace_id: str, reason: str, code: ErrorCode) -> None:
         if not re.fullmatch(JOB_ID_PATTERN, job_id) or await self.ledger.job(JobId(job_id)) is not None:
             return
         result = JobResult(
             job_id=job_id,
             status=Status.FAILED,
             worker_id=self.bus.sender_id,
-            error_code=ErrorCode.INVALID_INPUT.name,
+            error_code=code.name,
             error_message=reason[:TEXT_CHARS_MAX],
-            error_code_enum=ErrorCode.INVALID_INPUT.value,
+            error_code_enum=code.value,
         )
         await self.bus.publish(RESULT, result, trace_id=trace_id)
 

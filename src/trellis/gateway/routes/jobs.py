@@ -102,7 +102,9 @@ async def submit(
 ) -> dict[str, Any]:
     """Submit a job; it is in the ledger when this answers. The answer tells the job as it was made."""
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
-        job = _keyed(await job_of(body, instance.making(caller.principal.name)), asked)
+        asked_as = None if asked.key is None else (asked.key.scope, asked.key.key)
+        making = replace(instance.making(caller.principal.name), asked_as=asked_as)
+        job = _keyed(await job_of(body, making), asked)
         job = replace(job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here())
         actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
         (answer,) = await instance.ledger.submit(actor, [job])
@@ -336,14 +338,14 @@ async def requeue(
     """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. An operator's act (D9, D39)."""
     job = await _found(caller, "jobs.requeue", instance.ledger, job_id)
     await reserve(instance, asked, job.job_id)
+    cause = None if body is None else body.reason
     if job.lifecycle == BUS_JOB.name:
         actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
-        made = await run_again(instance.ledger, actor, job, instance.topics, asked.request_id)
+        made = await run_again(instance.ledger, actor, job, instance.topics, asked.request_id, cause=cause)
         instance.wake_bus()
         mark(response, replayed=not made.created)
         response.headers["Location"] = f"/jobs/{made.job_id}"
         return {**_short(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}
-    cause = None if body is None else body.reason
     (answer,) = await instance.ledger.requeue(caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause)
     return _after(job, answer, caller.actor.role.value, response)
 
@@ -392,8 +394,8 @@ def _document(job: Job) -> dict[str, Any]:
         **_short(job, job.state, job.version),
         "priority": job.priority.name.lower(),
         "generation": job.generation,
-        "attempt": job.attempt,
-        "max_attempts": retries_of(job) if job.lifecycle == QUEUE_JOB.name else job.max_attempts,
+        "attempt": job.attempts_spent,
+        "max_attempts": retries_of(job) if job.lifecycle == QUEUE_JOB.name else job.attempts_allowed,
         "created_at": timestamp(job.created_at),
         "updated_at": timestamp(job.updated_at),
         "due_at": None if job.due_at is None else timestamp(job.due_at),

@@ -20,6 +20,7 @@ def job(row: Row) -> Job:
         generation=row["generation"],
         attempt=row["attempt"],
         max_attempts=row["max_attempts"],
+        spared=row["max_attempts"] - row.get("asked_attempts", row["max_attempts"]),
         version=row["version"],
         epoch=Epoch(row["epoch"]),
         deaths=row["deaths"],

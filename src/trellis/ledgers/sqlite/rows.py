@@ -56,9 +56,9 @@ def event(row: Row) -> Event:
 
 def job(row: Row) -> Job:
     """A row of the queries that select `job_columns`."""
-    (job_id, lifecycle, kind, state, place, prio, generation, attempt, max_attempts, version) = row[:10]
-    (epoch, deaths, created_at, updated_at, due_at, deadline_at, owner, until, cancel_at) = row[10:19]
-    (key, correlation, trace, parent, compensates, payload, progress) = row[19:26]
+    (job_id, lifecycle, kind, state, place, prio, generation, attempt, max_attempts, asked, version) = row[:11]
+    (epoch, deaths, created_at, updated_at, due_at, deadline_at, owner, until, cancel_at) = row[11:20]
+    (key, correlation, trace, parent, compensates, payload, progress) = row[20:27]
     held = place == HELD
     where = PLACES[int(place)]
     assert where is not None, "a job that was never submitted is in no place"
@@ -72,6 +72,7 @@ def job(row: Row) -> Job:
         generation=generation,
         attempt=attempt,
         max_attempts=max_attempts,
+        spared=max_attempts - asked,
         version=version,
         epoch=Epoch(epoch),
         deaths=deaths,

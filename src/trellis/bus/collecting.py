@@ -1,0 +1,239 @@
+"""Collects what is kept behind pointers of jobs that nobody remembers any more (`bus/ctx/…`, `bus/res/…` in the object store).
+
+What holds: nothing is removed that a job in the ledger names, in its request or in any of its events, whoever named it first: a job, its
+retry, its compensation, a step that goes on with what another one made. And nothing that was written within `keep_s`: who submits writes
+first, and writing the same bytes again makes them young.
+
+A round looks at what is old, reads the whole feed of jobs on topics for names, and sets aside what was not named (`bus-aside/…`). What
+lies aside is still found by everybody who follows its pointer, comes back when a later round sees it named, and is removed after `aside_s`.
+So a round may be wrong about a job that was on its way, or about a ledger that is just being rebuilt, and nothing is lost by it. Rounds of
+two processes do each other no harm; one at a time is elected, because reading the feed is work.
+
+Only names that `Pointers.put` gives are looked at. What others keep in these folders under names of their own is theirs.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from trellis.bus.pointers import ASIDE, BYTES_MAX, FOLDER, Part, aside, below, is_name
+from trellis.engine.jobs import Actor, Following
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.storage.objects import CREATE, ObjectStore
+
+FOLLOWS_AS = "bus-collector"
+KEEP_S_DEFAULT = 30 * 24 * 3600.0
+PAUSE_S_MIN = 0.05
+FOLDERS = tuple((f"{folder}/{part}/", folder == ASIDE) for folder in (ASIDE, FOLDER) for part in Part)
+NAMED = re.compile(rb"(?:%s)/[0-9a-f]{64}" % b"|".join(part.value.encode() for part in Part))
+"""A name as it stands in a request or an event, inside a pointer or by itself."""
+
+_log = log_of("trellis.bus.collecting")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectOptions:
+    """How long things are kept, and how much one pass takes on."""
+
+    keep_s: float = KEEP_S_DEFAULT
+    """What was written within so long stays, named or not."""
+    aside_s: float = 7 * 24 * 3600.0
+    """How long what nobody names lies aside before it is gone."""
+    interval_s: float = 6 * 3600.0
+    """Between two rounds."""
+    objects: int = 1_000
+    """Listed in one pass."""
+    events: int = 500
+    """Read in one pass."""
+    removals: int = 100
+    """Set aside, brought back or removed in one pass."""
+    names_max: int = 100_000
+    """Looked for in one round; the next one goes on behind them."""
+
+
+class Phase(StrEnum):
+    """What a round is at."""
+
+    LISTING = "listing"
+    READING = "reading"
+    REMOVING = "removing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collected:
+    """What one pass did. `phase` None: no round is under way now."""
+
+    phase: Phase | None = None
+    set_aside: int = 0
+    brought_back: int = 0
+    removed: int = 0
+
+
+@dataclass(kw_only=True)
+class _Round:
+    """What is known so far. `old` and `laid` shrink as names are found; `wanted` is what lies aside and is named."""
+
+    phase: Phase = Phase.LISTING
+    old: set[str] = field(default_factory=set[str])
+    laid: set[str] = field(default_factory=set[str])
+    wanted: set[str] = field(default_factory=set[str])
+    folders: list[tuple[str, bool]] = field(default_factory=lambda: list(FOLDERS))
+    """Still to be listed, and whether what is there lies aside."""
+    after: str | None = None
+    """The last key that was listed in the first of them."""
+    position: str | None = None
+    end: str = ""
+
+    def found(self, names: Iterable[str]) -> None:
+        """Somebody needs these."""
+        for name in names:
+            self.old.discard(name)
+            if name in self.laid:
+                self.laid.discard(name)
+                self.wanted.add(name)
+
+
+@dataclass(kw_only=True)
+class BusCollector:
+    """The service. A round is many short passes, so that a process that stops does not wait for it."""
+
+    ledger: Ledger
+    actor: Actor
+    objects: ObjectStore
+    options: CollectOptions = field(default_factory=CollectOptions)
+    name: str = "bus-collector"
+    _following: Following | None = None
+    _round: _Round | None = None
+    _resume: str | None = None
+    """The last key of a round that had enough: the next one goes on behind it."""
+
+    async def run_once(self) -> Collected:
+        """A part of a round; nothing while another process is at it."""
+        if (self._round is None or self._round.phase is Phase.REMOVING) and not await self._is_ours():
+            return Collected()
+        now = self._round = self._round or _Round()
+        match now.phase:
+            case Phase.LISTING:
+                done = await self._list(now)
+            case Phase.READING:
+                done = await self._read(now)
+            case Phase.REMOVING:
+                done = await self._remove(now)
+        if done.phase is None:
+            self._round = None
+        return done
+
+    def pause_s(self, report: Collected) -> float:
+        """Short while the round is not finished."""
+        return self.options.interval_s if report.phase is None and self._resume is None else PAUSE_S_MIN
+
+    async def let_go(self) -> None:
+        """Let another process go on at once; it begins anew."""
+        following, self._following, self._round = self._following, None, None
+        if following is not None:
+            await self.ledger.unfollow(following)
+
+    async def _is_ours(self) -> bool:
+        """Whether this process collects, over the pause too: another one takes over when it has been silent for two."""
+        lease_s = 2 * self.options.interval_s
+        if self._following is not None and await self.ledger.followed(self._following, None, lease_s=lease_s):
+            return True
+        self._round = None
+        self._following = await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=lease_s)
+        return self._following is not None
+
+    async def _list(self, now: _Round) -> Collected:
+        """A page of what lies aside, or of what is old."""
+        (prefix, is_aside), after = now.folders[0], now.after
+        if after is None and not is_aside and self._resume is not None and self._resume > prefix:
+            after = self._resume
+        page = await self.objects.list(prefix, after=after, limit=self.options.objects)
+        before = await self._ago(self.options.keep_s)
+        for one in page.items:
+            name = one.key.partition("/")[2]
+            if not is_name(name) or one.size > BYTES_MAX:
+                continue
+            if is_aside:
+                now.laid.add(name)
+            elif one.modified_at <= before:
+                now.old.add(name)
+        now.after = page.items[-1].key if page.more else None
+        if not page.more:
+            now.folders.pop(0)
+        enough = len(now.old) + len(now.laid) >= self.options.names_max
+        if now.folders and not enough:
+            return Collected(phase=Phase.LISTING)
+        if not is_aside:
+            self._resume = page.items[-1].key if now.folders and page.items else None
+        if not now.old and not now.laid:
+            return Collected()
+        now.phase, now.end = Phase.READING, await self.ledger.feed_end()
+        return Collected(phase=now.phase)
+
+    async def _read(self, now: _Round) -> Collected:
+        """A page of what jobs name."""
+        page = await self.ledger.feed(now.position, limit=self.options.events, lifecycle=BUS_JOB.name)
+        now.found(names_in([event.data for event in page.events]))
+        first = [event for event in page.events if event.source is None]
+        if first:
+            asked = [one.submission for one in await self.ledger.recorded(first)]
+            now.found(names_in([one.payload for one in asked if one is not None]))
+        now.position = page.position
+        if page.position >= now.end or not page.events:
+            now.phase = Phase.REMOVING
+        return Collected(phase=now.phase)
+
+    async def _remove(self, now: _Round) -> Collected:
+        """Some of what nobody named."""
+        set_aside = brought_back = removed = 0
+        written, laid = await self._ago(self.options.keep_s), await self._ago(self.options.aside_s)
+        for _ in range(self.options.removals):
+            if now.wanted:
+                brought_back += await self._bring_back(now.wanted.pop())
+            elif now.old:
+                set_aside += await self._set_aside(now.old.pop(), written)
+            elif now.laid:
+                removed += await self._forget(now.laid.pop(), laid)
+        left = bool(now.wanted or now.old or now.laid)
+        done = Collected(
+            phase=Phase.REMOVING if left else None, set_aside=set_aside, brought_back=brought_back, removed=removed
+        )
+        if set_aside or brought_back or removed:
+            _log.info("collected", set_aside=set_aside, brought_back=brought_back, removed=removed)
+        return done
+
+    async def _set_aside(self, name: str, before: datetime) -> bool:
+        """Still found by its pointer; written there before it is gone here."""
+        known = await self.objects.head(below(name))
+        if known is None or known.modified_at > before:
+            return False
+        kept = await self.objects.get(below(name))
+        if kept is None:
+            return False
+        await self.objects.put(aside(name), kept.body)
+        return await self.objects.delete(below(name))
+
+    async def _bring_back(self, name: str) -> bool:
+        kept = await self.objects.get(aside(name))
+        if kept is None:
+            return False
+        await self.objects.put(below(name), kept.body, when=CREATE)
+        return await self.objects.delete(aside(name))
+
+    async def _forget(self, name: str, before: datetime) -> bool:
+        known = await self.objects.head(aside(name))
+        if known is None or known.modified_at > before:
+            return False
+        return await self.objects.delete(aside(name))
+
+    async def _ago(self, ago_s: float) -> datetime:
+        return await self.ledger.now() - timedelta(seconds=ago_s)
+
+
+def names_in(bodies: Iterable[bytes | None]) -> Iterator[str]:
+    """Every name that stands in these, wherever."""
+    return (found.decode() for body in bodies if body for found in NAMED.findall(body))

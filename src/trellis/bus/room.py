@@ -1,0 +1,115 @@
+"""How much may wait on the topics: a request beyond that is refused at the door, before anything of it is stored.
+
+What waits is every job on a topic that no worker has and that has not ended; the ledger counts it, for all topics at once. A count is
+good for a second, or some where counting takes long, and for ten while a door has let in no more than an eighth of the room there was: so
+several doors together let in a little more than the number at most, and a submit does not pay for counting. What was accepted once is never refused: a request that is
+repeated goes on to the ledger, which answers with its job. Retries and compensations of accepted jobs pass no door.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from trellis.bus.errors import TopicFull
+from trellis.bus.topics import Topics
+from trellis.engine.clock import Clock
+from trellis.engine.jobs import NewJob
+from trellis.engine.ledger import Ledger
+from trellis.lifecycles.bus_job import BUS_JOB
+
+COUNT_S = 1.0
+"""How long a count is good for whatever room it found, at least."""
+COST = 20
+"""And so many times as long as it took: where there is much to count, it is counted less often."""
+COUNT_S_MAX = 10.0
+"""How long it is good for a part of the room."""
+PART = 8
+"""One in so many: how much of the room a door gives away on an older count."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Count:
+    """What waited at one moment."""
+
+    at: float
+    good_s: float
+    waiting: Counter[str]
+    total: int
+
+
+_NOTHING = _Count(at=0.0, good_s=0.0, waiting=Counter(), total=0)
+
+
+@dataclass(kw_only=True)
+class Room:
+    """One for each process that takes requests in."""
+
+    ledger: Ledger
+    clock: Clock
+    _last: _Count | None = None
+    _let_in: Counter[str] = field(default_factory=Counter[str])
+    """Since the last count, by topic."""
+    _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def take(self, job: NewJob, topics: Topics) -> None:
+        """Let this job in; raises TopicFull when too many wait already, unless it is in the ledger. Also raises LedgerError."""
+        full = await self._full(job.type, topics)
+        if full is not None:
+            if await self._is_known(job):
+                return
+            raise full
+        self._let_in[job.type] += 1
+
+    async def _full(self, topic: str, topics: Topics) -> TopicFull | None:
+        if self._may_be_asked(topic, topics):
+            return self._judged(topic, topics)
+        async with self._counting:  # those who come at the same time share one count
+            if not self._may_be_asked(topic, topics):
+                await self._count()
+        return self._judged(topic, topics)
+
+    def _may_be_asked(self, topic: str, topics: Topics) -> bool:
+        """Whether the last count is good enough for this topic."""
+        if self._last is None:
+            return False
+        age_s = self.clock.monotonic() - self._last.at
+        if age_s < self._last.good_s:
+            return True
+        return age_s < COUNT_S_MAX and all(
+            used < (limit - waiting) // PART for waiting, used, limit in self._measures(topic, topics)
+        )
+
+    def _judged(self, topic: str, topics: Topics) -> TopicFull | None:
+        of_topic, of_all = self._measures(topic, topics)
+        for (waiting, used, limit), named in ((of_topic, f"on {topic}"), (of_all, "on all topics")):
+            if waiting + used >= limit:
+                return TopicFull(place=named, waiting=waiting + used, limit=limit)
+        return None
+
+    def _measures(self, topic: str, topics: Topics) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """What waited, what was let in since and how much may wait: of the topic, and of all of them."""
+        last = self._last or _NOTHING
+        of_topic = last.waiting[topic], self._let_in[topic], topics.of(topic).waiting_max
+        return of_topic, (last.total, self._let_in.total(), topics.waiting_max)
+
+    async def _count(self) -> None:
+        before = Counter(
+            self._let_in
+        )  # whoever is let in while the ledger counts may be counted twice, and never not at all
+        waiting: Counter[str] = Counter()
+        began = self.clock.monotonic()
+        for depth in await self.ledger.queues():
+            if depth.lifecycle == BUS_JOB.name:
+                waiting[depth.type] += depth.ready + depth.resting + depth.parked
+        at = self.clock.monotonic()
+        good_s = min(COUNT_S_MAX, max(COUNT_S, COST * (at - began)))
+        self._last = _Count(at=at, good_s=good_s, waiting=waiting, total=waiting.total())
+        self._let_in -= before
+
+    async def _is_known(self, job: NewJob) -> bool:
+        """Whether an earlier request made it, under its id or under its key."""
+        if await self.ledger.job(job.job_id) is not None:
+            return True
+        if job.idempotency_key is None:
+            return False
+        return await self.ledger.answered(job.idempotency_scope, job.idempotency_key, job.fingerprint) is not None
