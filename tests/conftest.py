@@ -4,10 +4,12 @@ import asyncio
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.servers.known_types import remember_types
 from tests.servers.postgres import PostgresBinaries, PostgresServer, available_servers, running_postgres
 
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
@@ -16,6 +18,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest_plugins = ["tests.requirement_report", "tests.serial"]
 
 os.environ.setdefault("TRELLIS_PORT", "0")  # several gateways run at the same time
+# The suite starts some hundred interpreters: what one of them has compiled is kept for the others, whatever the habit of this machine.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+remember_types()
 
 TEMPLATE = "trellis_template"
 TEMPLATE_MIGRATION = (

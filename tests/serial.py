@@ -2,7 +2,7 @@
 
 Every test holds a lock while it runs: shared, or exclusive if it is marked. A gate in front of the lock keeps
 an exclusive test from waiting for ever: while it waits, no other test gets in. Waiting happens outside the test's
-own time limit.
+own time limit. Marked tests come last, so that nobody waits in front of one for a long test of another process.
 """
 
 import contextlib
@@ -29,13 +29,23 @@ def pytest_configure_node(node) -> None:
     node.workerinput["serial_locks"] = str(config.stash[LOCK_FOLDER])
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if LOCK_FOLDER in config.stash:
+        items.sort(key=_is_serial)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     folder = item.config.stash.get(LOCK_FOLDER, None)
     if folder is None:
         return (yield)
-    with _held(folder, alone=item.get_closest_marker("serial") is not None):
+    with _held(folder, alone=_is_serial(item)):
         return (yield)
+
+
+def _is_serial(item: pytest.Item) -> bool:
+    return item.get_closest_marker("serial") is not None
 
 
 @contextlib.contextmanager

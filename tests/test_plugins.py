@@ -1,6 +1,8 @@
 """The suite's own plugins: requirements are reported as they ended, and serial tests run alone."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,15 +50,31 @@ ALONE = """
 """
 
 
+FIRST = """
+    import pytest
+
+    @pytest.mark.serial
+    def test_a(): pass
+
+    def test_b(): pass
+
+    @pytest.mark.serial
+    def test_c(): pass
+
+    def test_d(): pass
+"""
+
+
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     """Runs a small suite with the plugins, in processes of its own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the others take longer to load than these tests
     pytester.makeini("[pytest]\nmarkers =\n  requirement(*ids)\n  serial\n")
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(source)
-        plugins = ["-p", "tests.requirement_report", "-p", "tests.serial"]
+        plugins = ["-p", "xdist", "-p", "tests.requirement_report", "-p", "tests.serial"]
         return pytester.runpytest_subprocess(*plugins, *options)
 
     return run
@@ -86,3 +104,15 @@ def test_serial_tests_run_alone(suite, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("RUNNING", str(tmp_path))
     result = suite(ALONE, "-n", "2", "--dist", "worksteal")
     result.assert_outcomes(passed=40)
+
+
+def test_serial_tests_come_last(suite):
+    result = suite(FIRST, "-n", "1", "-v")
+    order = [line.partition("::")[2].strip() for line in result.outlines if "PASSED" in line and "::" in line]
+    assert order == ["test_b", "test_d", "test_a", "test_c"]
+
+
+def test_what_a_process_of_the_suite_has_compiled_is_kept():
+    asked = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
+    assert not sys.dont_write_bytecode

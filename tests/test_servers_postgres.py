@@ -4,11 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
+from tests.servers import known_types
+from tests.servers.known_types import ASKED
 from tests.servers.postgres import PostgresServer, available_servers, running_postgres
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,3 +80,27 @@ def _ends_within(process_fd: int, *, timeout_s: float) -> bool:
         return bool(select.select([process_fd], [], [], timeout_s)[0])
     finally:
         os.close(process_fd)
+
+
+async def test_a_server_is_asked_once_about_its_own_types_and_always_about_those_of_a_database(
+    new_postgres_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[frozenset[int]] = []
+
+    async def counted(connection: Any, typeoids: Any, timeout_s: float | None) -> Any:
+        asked.append(frozenset(typeoids))
+        return await ASKED(connection, typeoids, timeout_s)
+
+    monkeypatch.setattr(known_types, "ASKED", counted)
+    monkeypatch.setattr(known_types, "_known", {})
+    url = new_postgres_database()
+    for turn in range(2):
+        connection = await asyncpg.connect(url)
+        try:
+            assert await connection.fetchval("select $1::bigint[]", [1, 2]) == [1, 2]
+            if turn == 0:
+                await connection.execute("create type mood as enum ('well')")
+            assert await connection.fetchval("select array['well'::mood]") == ["well"]
+        finally:
+            await connection.close()
+    assert [max(types) < known_types.FIRST_OWN_OID for types in asked] == [True, False, False]

@@ -212,7 +212,6 @@ def test_what_people_read_fits_eighty_columns(local: Terminal, work, monkeypatch
         assert "\x1b[" in screen.getvalue(), arguments
 
 
-@pytest.mark.serial
 def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
     folder = tmp_path / "demo"
     done = subprocess.run(
@@ -242,7 +241,6 @@ def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
     assert main(["verify", "--data", str(folder)]) == 0
 
 
-@pytest.mark.serial
 def test_a_demo_that_is_stopped_takes_its_workers_with_it(tmp_path: Path):
     with running("demo", "--crash", "--data", str(tmp_path / "demo"), cwd=tmp_path) as process:
         assert process.stdout is not None

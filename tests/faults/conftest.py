@@ -19,6 +19,7 @@ from tests.faults.fleet import Nursery
 from tests.faults.history import Told, problems
 from tests.faults.proxy import Proxy, proxied
 from tests.ledgers.conformance.rig import Rig
+from tests.servers.known_types import ASKED
 from tests.servers.postgres import PostgresServer
 from trellis.engine.ledger import Ledger
 from trellis.engine.verify import verify
@@ -43,6 +44,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     if report.failed:
         report.sections.append(("faults", f"TRELLIS_FAULT_SEED={SEED}"))
     return report
+
+
+@pytest.fixture(autouse=True)
+def every_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault hits whatever the driver sends in production, also its own questions about types."""
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", ASKED)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.ledgers.postgres.turn import Marks, Turner
 
 BLOCK_POLL_S = 0.002
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 Call = Callable[[Ledger], Awaitable[Any]]
 

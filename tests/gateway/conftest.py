@@ -16,6 +16,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from tests.known_routes import share_routes
 from trellis.engine.jobs import Actor
 from trellis.engine.records import SweepOptions
 from trellis.engine.verify import verify
@@ -30,6 +31,8 @@ from trellis.storage.memory import open_memory
 from trellis.storage.open import open_objects
 from trellis.testing import FakeClock
 from trellis.wiring import SystemClock, new_id
+
+share_routes()
 
 VIOLIN = "archivist-violin"
 KEY = symmetric_key(b"for the tests of the gateway, and for nothing else", issuer="trellis")

@@ -18,7 +18,7 @@ from trellis.settings import Settings, read_settings
 from trellis.web.server import ServerOptions, listen, serve_gateway
 from trellis.wiring import new_id
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _BUILDING = threading.Lock()
 """FastAPI makes its routes ready when they are first asked for, and cannot do that on two threads at once."""
 LOOPBACK = ServerOptions(host="127.0.0.1", port=0)

@@ -154,5 +154,5 @@ async def standing(
         try:
             yield stand
         finally:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await stand.hub.close()

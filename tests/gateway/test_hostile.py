@@ -28,7 +28,7 @@ from trellis.web.bodies import StrictRoute
 
 NAMES = 50_000
 SAMPLED = 150
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 RUN = "run_2026-02-14_080000_abc123"
 AT = datetime(2026, 2, 14, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from tests.net.listening import make_certificates
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.web.server import Listening, ListenRefused, ServerOptions, listen, serve_gateway
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LOOPBACK = ServerOptions(host="127.0.0.1", port=0)
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 

@@ -35,7 +35,7 @@ async def timed(tmp_path: Path) -> AsyncIterator[Stand]:
 async def tick(stand: Stand, seconds: float) -> None:
     """Move the clock when both services of the hub sleep, so that each of them sees the time that was meant."""
     assert stand.clock is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while stand.clock.sleeping < 2:  # noqa: ASYNC110 - they come back from the ledger's thread
             await asyncio.sleep(0)
     stand.clock.advance(seconds)

@@ -20,7 +20,7 @@ from trellis.runs.layer import OrchestrationLayer, TriggerKind
 from trellis.runs.steps import Step, StepContext, StepResult
 from trellis.storage.objects import ObjectStore
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 RUNS_AT_ONCE = 2
 """The global limit that every rig sets."""
 WAITING_MAX = 4

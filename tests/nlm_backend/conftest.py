@@ -32,7 +32,7 @@ from trellis.storage.documents import timestamp
 from trellis.testing import FakeClock
 
 KEY = symmetric_key(b"for tests of the NLM backend: 32 bytes or more", issuer="trellis")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 TLS = ssl.create_default_context()
 """Made once: it reads all certificates of the system."""
 AGENT = "archivist-violin"

@@ -57,7 +57,7 @@ async def died_and_taken_up(stand: Stand, job_id: str, number: int, *, after: bo
     first, second = stand.backend(ledger=dying), stand.backend()  # type: ignore[arg-type]
     await first.post(stand.order(job_id))
     await first.begin()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await dying.died.wait()
     await first.die()
     await stand.lose_leases()

@@ -34,7 +34,7 @@ from trellis.testing import FakeClock
 from trellis.wiring import new_id
 
 SECRET = b"s" * 32
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 OTHER = "architect-guardian"
 QUESTION = {"query": "Who made the violin?"}
 Answers = Callable[["Nlm", Execution], Awaitable[UnderWay | Finished]]

@@ -22,7 +22,7 @@ from trellis.testing import FakeClock
 
 GATEWAY = Actor(role=Role.GATEWAY, name="gateway@test")
 ORCHESTRATOR = Actor(role=Role.ORCHESTRATOR, name="orchestrator@test")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Steps:

@@ -17,7 +17,7 @@ from trellis.testing import FakeClock
 
 SLUG, RUN_ID = "archivist-violin", "run_2026-02-14_080000_000001"
 KEY = ids.status_key(SLUG, RUN_ID)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Asked:

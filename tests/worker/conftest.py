@@ -42,6 +42,8 @@ class Faults:
         """Cleared, answers of turns are held back on their way."""
         self.answers.set()
         self.failed: list[str] = []
+        self.under_way = 0
+        """Calls that the ledger has not answered yet; how long it takes is up to the machine."""
         self.refuses: str | None = None
         """A trigger the ledger will not have, in whichever turn it comes."""
 
@@ -57,7 +59,7 @@ class Faults:
             if name == "turn" and any(step.trigger == self.refuses for step in args[0].advances):
                 self.failed.append(name)
                 raise Refused(detail="never")
-            answer = await real(*args, **kwargs)
+            answer = await (real(*args, **kwargs) if name == "wait_for_work" else self._asked(real(*args, **kwargs)))
             if name == "turn":
                 await self.answers.wait()
             if name == "turn" and self.lose_answers:
@@ -67,6 +69,13 @@ class Faults:
             return answer
 
         return call
+
+    async def _asked(self, call: Awaitable[Any]) -> Any:
+        self.under_way += 1
+        try:
+            return await call
+        finally:
+            self.under_way -= 1
 
 
 class Stand:
@@ -120,13 +129,16 @@ class Stand:
             await worker.drain()
 
     async def until(self, holds: Callable[[], bool | Awaitable[bool]], *, step_s: float = 0.0) -> None:
-        """Wait for the thing itself; each look is a trip to the ledger and moves the clock by `step_s`."""
+        """Wait for the thing itself; each look is a trip to the ledger and moves the clock by `step_s`.
+
+        While the ledger is at work for the worker the clock stands still, so that a slow machine costs nobody a lease.
+        """
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 answer = holds()
                 if answer if isinstance(answer, bool) else await answer:
                     return
-                if step_s:
+                if step_s and not self.faults.under_way:
                     self.clock.advance(step_s)
                 await self.ledger.job(JobId("nobody"))
 

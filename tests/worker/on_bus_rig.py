@@ -40,7 +40,7 @@ from trellis.worker.app import App
 from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.serving import BusWorker
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 WORKER = "w-1"
 TOPIC = "job.echo"
 Answer = Callable[[JobProgress | JobResult], str | None]

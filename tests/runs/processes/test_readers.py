@@ -18,8 +18,6 @@ from tests.runs.processes.reader import Reader
 from tests.runs.processes.stories import PATIENCE_S, a_fleet
 from tests.runs.processes.test_fleet import kill_one, submit_runs
 
-pytestmark = [pytest.mark.serial]
-
 
 @contextlib.contextmanager
 def reading(objects: Path, out: Path) -> Iterator[subprocess.Popen[bytes]]:

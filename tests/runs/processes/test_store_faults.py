@@ -50,7 +50,7 @@ NAMES = (
     (re.compile(r"^.*?/faults-\d+/"), ""),
 )
 
-pytestmark = [pytest.mark.serial, pytest.mark.requirement("PIPE-12", "PIPE-11", "RUN-7", "D14")]
+pytestmark = pytest.mark.requirement("PIPE-12", "PIPE-11", "RUN-7", "D14")
 
 _numbers = count(1)
 
