@@ -191,9 +191,11 @@ class Delivery:
             problem = answer.reason if isinstance(answer, GivenUp) else _told(answer)
             wait_s = self._wait_s(number, answer)
             number += 1
-            _log.warning("not_delivered", method=errand.method, problem=problem, tries=number, again_in_s=wait_s)
+            told = {"method": errand.method, "problem": problem, "tries": number}
             if self.clock.monotonic() + wait_s >= until:
+                _log.warning("delivery_given_up", **told)
                 return GivenUp(problem)
+            _log.warning("not_delivered", **told, again_in_s=wait_s)
             await self.clock.sleep(wait_s)
 
     async def _try(self, errand: Errand, until: float) -> Fetched | GivenUp:
