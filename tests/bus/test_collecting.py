@@ -1,17 +1,19 @@
 """What is kept behind pointers goes when no job names it any more, and never before."""
 
+import json
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from urllib.parse import quote
 
 import pytest
 
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.collecting import BusCollector, Collected, CollectOptions, Phase
 from trellis.bus.errors import PointerGone
-from trellis.bus.pointers import BYTES_MAX, Part, Pointers, make_pointers
+from trellis.bus.pointers import BYTES_MAX, Part, Pointers, aside, below, make_pointers
 from trellis.bus.requests import JobRequest
 from trellis.engine.jobs import Actor, Advance, CancelMode, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.records import RetentionOptions
@@ -152,7 +154,7 @@ async def held_and_succeeded(rig: Rig, job_id: str, **report: Any) -> None:
 @pytest.mark.requirement("BUS-7", "BUS-8", "BUS-9")
 async def test_whatever_a_request_or_a_report_names_stays_wherever_it_stands(rig: Rig, store: Store):
     contexts = [await store.put(b"%d" % n) for n in range(4)]
-    results = [await store.put(b"%d" % n, Part.RESULT) for n in range(5)]
+    results = [await store.put(b"r%d" % n, Part.RESULT) for n in range(5)]
     undo = {"topic": "job.undo", "context_ptr": contexts[1]}
     await rig.submit(job_id="first", context_ptr=contexts[0], compensation=undo, env={"FROM": contexts[2]})
     await held_and_succeeded(rig, "first", result_ptr=results[0], artifact_ptrs=[results[1], results[2]])
@@ -209,6 +211,52 @@ async def test_what_was_set_aside_by_mistake_is_found_and_comes_back(rig: Rig, s
     assert await store.round(collector) == (0, 0, 0)
 
 
+@pytest.mark.requirement("BUS-9")
+async def test_a_pointer_is_seen_however_it_is_escaped(rig: Rig, store: Store):
+    one, two, three = [await store.put(b"%d" % n) for n in range(3)]
+    inner = json.dumps({"from": one}).replace("/", r"\/")  # as JSON may be written
+    env = {"INNER": inner, "URL": quote(two, safe=""), "LOWER": quote(three, safe="").lower()}
+    await rig.submit(job_id="a", env=env)
+    assert await store.round(store.collector()) == (0, 0, 0)
+
+
+class Meanwhile:
+    """An object store in which something happens once, just before something is deleted."""
+
+    def __init__(self, objects: ObjectStore, happens: Callable[[], Awaitable[object]]) -> None:
+        self._objects, self._happens = objects, [happens]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+    async def delete(self, key: str) -> bool:
+        while self._happens:
+            await self._happens.pop()()
+        return await self._objects.delete(key)
+
+
+@pytest.mark.requirement("BUS-9")
+@pytest.mark.parametrize("slow", ["sets aside", "brings back"])
+async def test_two_that_move_the_same_both_ways_at_once_lose_nothing(rig: Rig, store: Store, slow: str):
+    pointer, now = await store.put(b"context"), await rig.ledger.now()
+    name = pointer.partition("://")[2]
+    one, other = store.collector("one"), store.collector("other")
+    if slow == "sets aside":
+        one.objects = cast("ObjectStore", Meanwhile(store.objects, lambda: other._bring_back(name)))
+        await one._set_aside(name, now)
+    else:
+        await store.objects.put(aside(name), b"context")
+        one.objects = cast("ObjectStore", Meanwhile(store.objects, lambda: other._set_aside(name, now)))
+        await one._bring_back(name)
+    assert await store.pointers.read(pointer) == b"context"
+
+
+async def test_a_pointer_with_the_longest_key_is_followed(store: Store):
+    key = "/".join(["ctx", *["k" * 202] * 5])
+    await store.objects.put(below(key), b"1")
+    assert await store.pointers.read(f"objects://{key}") == b"1"
+
+
 async def test_names_that_others_chose_and_what_is_too_large_are_left_alone(rig: Rig, store: Store):
     large = "ctx/" + "a" * 64
     for key, body in (
@@ -254,3 +302,14 @@ async def test_one_process_at_a_time_collects_and_another_goes_on(rig: Rig, stor
     assert (await one.run_once()).phase is Phase.LISTING, "the other one is silent"
     assert (await two.run_once()).phase is None
     assert await store.has(pointer)
+
+
+async def test_who_lost_the_work_while_much_was_left_asks_no_more_often_than_others(rig: Rig, store: Store):
+    one, two = (store.collector(name, replace(SMALL, names_max=2)) for name in ("one", "two"))
+    for n in range(7):
+        await store.put(b"%d" % n)
+    await store.round(one)
+    assert one.pause_s(Collected()) < 1.0, "there is more"
+    await rig.advance(2 * SMALL.interval_s)
+    assert (await two.run_once()).phase is not None
+    assert one.pause_s(await one.run_once()) == SMALL.interval_s

@@ -5,9 +5,11 @@ import pytest
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.documents import requeue_cause
-from trellis.bus.ends.requeueing import run_again
+from trellis.bus.ends.requeueing import done_again, run_again
 from trellis.bus.messages import Status
 from trellis.bus.requests import REQUEUE_CAUSE, RETRY_OF, JobRequest
+from trellis.bus.topics import Topics
+from trellis.engine.errors import InvalidTransition
 from trellis.engine.jobs import Actor, RequestId
 from trellis.lifecycles import Role
 
@@ -62,3 +64,34 @@ async def test_the_next_requeue_has_a_cause_of_its_own_or_none(rig: Rig):
     last = await requeued(rig, first, None, "other")
     assert requeue_cause(await rig.job(first)) == "try once more"
     assert requeue_cause(await rig.job(last)) is None
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D39", "BUS-7")
+async def test_a_job_that_failed_under_fewer_attempts_can_be_run_again_after_the_number_was_raised(rig: Rig):
+    parts, generous = parts_of(rig), Topics.model_validate({"topics": {TOPIC: {"max_attempts": 5}}})
+    await parts.result(await parts.dispatched(job_id="a"), "w1", Status.FAILED_RETRYABLE)
+    for name in ("a.r1", "a.r2"):
+        await parts.follow_up()
+        await rig.advance(60)
+        if await rig.state(name) == "PENDING":
+            await parts.schedule(name)
+        await parts.result(await parts.dispatch(name), "w1", Status.FAILED_RETRYABLE)
+    await parts.follow_up()
+    last = await rig.job("a.r2")
+    assert last.state == "FAILED"
+    assert await done_again(rig.ledger, last, rig.topics) is None
+    made = await run_again(rig.ledger, OPERATOR, last, generous, RequestId("r"), cause="more attempts now")
+    assert (made.job_id, made.created) == ("a.r3", True)
+    with pytest.raises(InvalidTransition, match=r"as a\.r3, which is PENDING"):
+        await run_again(rig.ledger, OPERATOR, await rig.job("a"), generous, RequestId("other"))
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D39", "BUS-7")
+async def test_a_retry_that_an_operator_asks_for_before_it_is_made_is_made_once(rig: Rig):
+    parts = parts_of(rig)
+    await parts.result(await parts.dispatched(job_id="a"), "w1", Status.FAILED_RETRYABLE)
+    assert await requeued(rig, "a", "quick") == "a.r1"
+    await parts.follow_up()
+    assert sorted(await parts.jobs()) == ["a", "a.r1"]

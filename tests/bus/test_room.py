@@ -11,6 +11,7 @@ from trellis.bus.errors import BusConfigInvalid, TopicFull
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.room import COST, COUNT_S, COUNT_S_MAX, Room
 from trellis.bus.topics import Topics, read_topics
+from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
 
@@ -116,6 +117,30 @@ async def test_where_counting_takes_long_it_is_done_less_often(rig: Rig, monkeyp
     rig.clock.advance(0.01)
     assert await door.submit(job("j3"))
     assert door.counts == 2
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_those_who_wait_for_a_count_that_fails_do_not_each_wait_for_their_own(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    door = Door(rig, limited(5), monkeypatch)
+    asked, counts, away = rig.ledger.queues, 0, True
+
+    async def queues() -> Sequence[Any]:
+        nonlocal counts
+        counts += 1
+        if away:
+            await asyncio.sleep(0)
+            raise LedgerUnavailable(reason="it is away")
+        return await asked()
+
+    monkeypatch.setattr(rig.ledger, "queues", queues)
+    done = await asyncio.gather(*(door.room.take(job(f"j{n}"), door.topics) for n in range(30)), return_exceptions=True)
+    assert {type(answer) for answer in done} == {LedgerUnavailable}
+    assert counts == 1
+    away = False
+    assert len(await door.submit(*(job(f"k{n}") for n in range(9)))) == 5
+    assert counts == 2
 
 
 async def test_two_doors_go_over_the_number_by_what_they_let_in_between_two_counts(

@@ -13,9 +13,10 @@ import pytest
 
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig, ScriptedWorker, rigged
+from trellis.bus.ends.derived import ids_after
 from trellis.bus.ends.families import Families
 from trellis.bus.ends.requeueing import run_again
-from trellis.bus.ends.standing import Standing
+from trellis.bus.ends.standing import DONE_AGAIN, Standing
 from trellis.bus.ends.workflow import Family, Front, Key, Remembered, Workflow
 from trellis.bus.ends.workflows import Workflows
 from trellis.bus.messages import Status
@@ -25,12 +26,13 @@ from trellis.bus.topics import Topics
 from trellis.engine.errors import InvalidTransition, LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Children, Job, Place
+from trellis.engine.records import Job, Place, RetentionOptions
 from trellis.lifecycles import Role
 
 OPERATOR = Actor(role=Role.GATEWAY, name="olha")
 KEY: Key = ("p", "wf", "")
 UNDO = {"topic": TOPIC}
+DAY_S = 86_400.0
 READS = ("job", "jobs", "children", "events")
 OF_A_STEP_MAX = 60
 """What is read of the ledger for one step, over scheduler and aftermath, also when it is done again and undone."""
@@ -52,6 +54,21 @@ async def end(parts: Parts, job_id: str, status: Status = Status.SUCCEEDED) -> N
     if await parts.rig.state(job_id) == "PENDING":
         await parts.schedule(job_id)
     await parts.result(await parts.dispatch(job_id, "w1"), "w1", status)
+
+
+async def deny(parts: Parts, job_id: str) -> None:
+    """As the safety kernel has it done."""
+    if await parts.rig.state(job_id) == "PENDING":
+        await parts.schedule(job_id)
+    await parts.move(job_id, "DENIED", Role.SCHEDULER)
+
+
+async def removed(rig: Rig, *job_ids: str) -> None:
+    """Retention removes what has ended, and these are among it."""
+    await rig.advance(2 * DAY_S)
+    while (await rig.ledger.retain(RetentionOptions(ended_s=DAY_S))).more:
+        pass
+    assert [await rig.ledger.job(JobId(job_id)) for job_id in job_ids] == [None] * len(job_ids)
 
 
 async def again(rig: Rig, job_id: str, request: str = "r") -> str:
@@ -240,6 +257,34 @@ async def test_a_compensation_that_is_run_again_keeps_the_next_one_waiting(rig: 
     assert "a.c" in await parts.jobs()
 
 
+@pytest.mark.requirement("D36", "D39")
+@pytest.mark.parametrize("takes_over", [False, True])
+async def test_a_step_that_succeeds_while_others_are_undone_waits_for_the_one_under_way(rig: Rig, *, takes_over: bool):
+    parts, other = parts_of(rig), parts_of(rig, name="process-2")
+    for name, index in (("a", 0), ("b", 0), ("bad", 1), ("next", 2)):
+        await step(rig, name, index, compensation=UNDO)
+    await end(parts, "a")
+    await rig.advance(1)
+    await end(parts, "b")
+    await end(parts, "bad", Status.FAILED)
+    await parts.follow_up()
+    assert (await rig.state("next"), await rig.state("b.c")) == ("CANCELLED", "PENDING")
+    name = await again(rig, "bad")
+    await end(parts, name)
+    if takes_over:
+        await parts.aftermath.let_go()
+        parts = other
+    await parts.follow_up()
+    assert f"{name}.c" not in await parts.jobs(), "one after the other"
+    await end(parts, "b.c")
+    await parts.follow_up()
+    assert f"{name}.c" in await parts.jobs(), "the newest"
+    assert "a.c" not in await parts.jobs()
+    await end(parts, f"{name}.c")
+    await parts.follow_up()
+    assert "a.c" in await parts.jobs()
+
+
 @pytest.mark.requirement("BUS-5", "BUS-8", "D36")
 async def test_who_follows_again_does_not_believe_what_it_knew_before(rig: Rig):
     parts, other = parts_of(rig), parts_of(rig, name="process-2")
@@ -351,6 +396,127 @@ async def test_of_several_that_do_a_step_again_one_that_succeeded_stands_for_it(
     assert (await stands()).job.state == "SUCCEEDED"
 
 
+@pytest.mark.requirement("BUS-8", "D39")
+async def test_a_step_that_was_denied_and_is_run_again_is_waited_for(rig: Rig):
+    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    await step(rig, "a", 0)
+    await deny(parts, "a")
+    assert turn_of(await workflows.front(KEY), 1) == Never(step_index=0, job_id="a", state="DENIED")
+    name = await again(rig, "a")
+    assert turn_of(await workflows.front(KEY), 1) == NotYet(step_index=0, job_id=name)
+    with pytest.raises(InvalidTransition, match="done again"):
+        await again(rig, "a", "another")
+    await end(parts, name)
+    assert turn_of(await workflows.front(KEY), 1) is None
+
+
+@pytest.mark.requirement("BUS-8", "D36", "D39")
+@pytest.mark.parametrize("denied", ["bad", "bad.r1"])
+async def test_nothing_is_undone_while_a_step_that_was_denied_is_run_again(tmp_path: Path, denied: str):
+    async with fresh(tmp_path / "rig") as rig:
+        parts = parts_of(rig)
+        for name, index in (("done", 0), ("bad", 1), ("slow", 1)):
+            await step(rig, name, index, compensation=UNDO)
+        await end(parts, "done")
+        if denied != "bad":
+            await end(parts, "bad", Status.FAILED_RETRYABLE)
+            await parts.follow_up()
+        await deny(parts, denied)
+        await parts.follow_up()
+        name = await again(rig, denied)
+        await end(parts, "slow")
+        await parts.follow_up()
+        assert not [one for one in await parts.jobs() if one.endswith(".c")]
+        await rig.advance(1)
+        await end(parts, name)
+        await step(rig, "next", 2)
+        await end(parts, "next", Status.FAILED)
+        await parts.follow_up()
+        assert f"{name}.c" in await parts.jobs(), "it has succeeded at last, and is undone like any other"
+
+
+@pytest.mark.requirement("BUS-7", "BUS-8")
+async def test_a_step_whose_retry_can_never_be_made_has_failed(tmp_path: Path):
+    async with fresh(tmp_path / "rig") as rig:
+        parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+        await step(rig, "a", 0)
+        await step(rig, "b", 1)
+        first, second = ids_after("a", ".r1")
+        await rig.submit(job_id=first, parent_job_id="a")
+        await end(parts, "a", Status.FAILED_RETRYABLE)
+        assert isinstance(turn_of(await workflows.front(KEY), 1), NotYet), "one of its ids is free"
+        await rig.submit(job_id=second)
+        assert isinstance(turn_of(await workflows.front(KEY), 1), Never), "both are other jobs"
+        await parts.follow_up()
+        assert await rig.state("b") == "CANCELLED"
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-8", "BUS-11")
+async def test_a_step_under_the_id_of_one_that_was_removed_is_waited_for(rig: Rig):
+    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    await step(rig, "a", 3)
+    await end(parts, "a")
+    assert turn_of(await workflows.front(KEY), 4) is None
+    await removed(rig, "a")
+    await step(rig, "a", 0)
+    assert turn_of(await workflows.front(KEY), 1) == NotYet(step_index=0, job_id="a")
+
+
+@pytest.mark.requirement("BUS-8")
+async def test_a_step_that_failed_and_was_removed_ends_nobody_any_more(rig: Rig):
+    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    for index in range(3):
+        await step(rig, f"s{index}", index)
+    await parts.cancel("s0")
+    await end(parts, "s1", Status.FAILED)
+    await parts.follow_up()
+    await step(rig, "other", 2)
+    assert isinstance(turn_of(await workflows.front(KEY), 2), Never)
+    await removed(rig, "s0", "s1")
+    assert turn_of(await workflows.front(KEY), 2) is None
+    await step(rig, "first", 0)
+    await end(parts, "first")
+    await parts.follow_up()
+    assert await rig.state("other") == "PENDING"
+
+
+async def test_steps_that_succeeded_and_were_removed_do_not_have_the_others_read_again(rig: Rig):
+    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    for index in range(6):
+        await step(rig, f"s{index}", index, compensation=UNDO)
+    await end(parts, "s0")
+    await end(parts, "s1")
+    await workflows.front(KEY)
+    await removed(rig, "s0", "s1")
+    read = watched(rig.ledger)
+    assert turn_of(await workflows.front(KEY), 3) == NotYet(step_index=2, job_id="s2")
+    assert read["job"] == 1, "the lowest that has not ended"
+    assert await workflows.to_undo(await workflows.workflow(KEY)) == []
+
+
+async def test_a_removal_that_is_only_half_seen_is_seen_the_next_time(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
+    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    for index in range(5):
+        await step(rig, f"s{index}", index)
+    await parts.cancel("s0")
+    assert isinstance(turn_of(await workflows.front(KEY), 1), Never)
+    await removed(rig, "s0")
+    ask, pages = rig.ledger.children, Counter[str]()
+
+    async def away(parent_id: JobId, *, since: str | None, limit: int) -> Any:
+        pages[parent_id] += 1
+        if pages[parent_id] == 2:
+            raise LedgerUnavailable(reason="it is away")
+        return await ask(parent_id, since=since, limit=limit)
+
+    rig.ledger.children = away
+    with pytest.raises(LedgerUnavailable):
+        await workflows.front(KEY)
+    assert turn_of(await workflows.front(KEY), 1) is None
+
+
 async def test_a_step_that_is_removed_is_in_nobodys_way(rig: Rig):
     families = Families(ledger=rig.ledger, topics=rig.topics)
     workflows = Workflows(families=families)
@@ -395,14 +561,23 @@ async def test_children_beyond_the_bound_are_not_looked_at(rig: Rig, monkeypatch
     families = Families(ledger=rig.ledger, topics=rig.topics)
     workflow = await Workflows(families=families).workflow(KEY)
     assert [one.index for one in workflow.unsettled] == [0, 1, 2, 3]
-    asked: list[JobId] = []
-
-    async def none(parent_id: JobId, *, since: str | None, limit: int) -> Children:
-        raise AssertionError(f"{limit} of {parent_id} since {since}")
-
-    rig.ledger.children = none
+    read = watched(rig.ledger)
     assert await Workflows(families=families).workflow(KEY) is workflow
-    assert not asked
+    assert read == {"children": 2}, "it is only asked whether one was removed"
+
+
+async def test_children_that_were_removed_make_room_for_others(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trellis.bus.ends.workflows.CHILDREN_MAX", 4)
+    monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
+    parts, workflows = parts_of(rig), Workflows(families=Families(ledger=rig.ledger, topics=rig.topics))
+    for number in range(6):
+        await step(rig, f"s{number}", number)
+    for number in range(4):
+        await parts.cancel(f"s{number}")
+    await workflows.workflow(KEY)
+    await removed(rig, "s0", "s1", "s2", "s3")
+    await step(rig, "s6", 6)
+    assert [one.index for one in (await workflows.workflow(KEY)).unsettled] == [4, 5, 6]
 
 
 def test_what_is_remembered_has_a_bound_and_the_one_not_asked_for_longest_goes_first():
@@ -410,7 +585,7 @@ def test_what_is_remembered_has_a_bound_and_the_one_not_asked_for_longest_goes_f
 
     def fill(parent: str, number: int) -> Family:
         family = remembered.of(parent)
-        family.known |= {JobId(f"{parent}{one}") for one in range(number)}
+        family.known |= {one: JobId(f"{parent}{one}") for one in range(number)}
         family.workflows["wf", ""] = Workflow()
         remembered.measured(parent, family)
         return family
@@ -450,7 +625,7 @@ class Story:
 
     async def act(self) -> None:
         self.acts += 1
-        kind = self.rng.choices(["step", "rest", "end", "cancel", "again"], [4, 3, 8, 1, 3])[0]
+        kind = self.rng.choices(["step", "rest", "end", "cancel", "deny", "again"], [4, 3, 8, 1, 1, 3])[0]
         await getattr(self, kind)()
         await self.rig.advance(1)
 
@@ -476,8 +651,13 @@ class Story:
         if found:
             await self.parts.cancel(self.rng.choice(found).job_id)
 
+    async def deny(self) -> None:
+        found = await self._those("PENDING", "SCHEDULED")
+        if found:
+            await deny(self.parts, self.rng.choice(found).job_id)
+
     async def again(self) -> None:
-        found = await self._those("FAILED", "TIMEOUT")
+        found = await self._those(*DONE_AGAIN)
         if found:
             with suppress(InvalidTransition):  # it may be done again already
                 await again(self.rig, self.rng.choice(found).job_id, f"r{self.acts}")

@@ -332,8 +332,8 @@ async def test_whoever_cancels_a_job_that_is_done_again_is_told_as_what_and_may_
     steps = Steps(gateway=gateway, job_id=JobId("mine"))
     assert (await ada.post("/jobs", json={"topic": "job.echo", "job_id": "mine"})).status_code == 202
     await steps.reported(await steps.dispatched(), Trigger.FAIL, status="FAILED_RETRYABLE")
-    soon = [await ada.post("/jobs/mine/cancel"), await admin.post("/jobs/mine/requeue")]
-    assert [(one.status_code, "about to be done again" in one.json()["detail"]) for one in soon] == [(409, True)] * 2
+    soon = await ada.post("/jobs/mine/cancel")
+    assert (soon.status_code, "about to be done again" in soon.json()["detail"]) == (409, True)
     assert (await ada.get("/jobs/mine")).json()["retry"] == {"job_id": None, "status": None, "due": True}
     await _follow_up(gateway)
     refused = [await ada.post("/jobs/mine/cancel"), await admin.post("/jobs/mine/requeue")]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from trellis.bus.pointers import ASIDE, BYTES_MAX, FOLDER, Part, aside, below, is_name
+from trellis.bus.pointers import ASIDE, BYTES_MAX, DIGEST_CHARS, FOLDER, Part, aside, below, is_name
 from trellis.engine.jobs import Actor, Following
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -29,8 +29,8 @@ FOLLOWS_AS = "bus-collector"
 KEEP_S_DEFAULT = 30 * 24 * 3600.0
 PAUSE_S_MIN = 0.05
 FOLDERS = tuple((f"{folder}/{part}/", folder == ASIDE) for folder in (ASIDE, FOLDER) for part in Part)
-NAMED = re.compile(rb"(?:%s)/[0-9a-f]{64}" % b"|".join(part.value.encode() for part in Part))
-"""A name as it stands in a request or an event, inside a pointer or by itself."""
+NAMED = re.compile(rb"(?=([0-9a-f]{%d}))" % DIGEST_CHARS)
+"""What is called a name in a request or an event: the digest alone, however the pointer around it is written or escaped."""
 
 _log = log_of("trellis.bus.collecting")
 
@@ -142,7 +142,7 @@ class BusCollector:
         lease_s = 2 * self.options.interval_s
         if self._following is not None and await self.ledger.followed(self._following, None, lease_s=lease_s):
             return True
-        self._round = None
+        self._round = self._resume = None
         self._following = await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=lease_s)
         return self._following is not None
 
@@ -215,14 +215,23 @@ class BusCollector:
         if kept is None:
             return False
         await self.objects.put(aside(name), kept.body)
-        return await self.objects.delete(below(name))
+        gone = await self.objects.delete(below(name))
+        await self._unless_kept(aside(name), name, kept.body)
+        return gone
 
     async def _bring_back(self, name: str) -> bool:
         kept = await self.objects.get(aside(name))
         if kept is None:
             return False
         await self.objects.put(below(name), kept.body, when=CREATE)
-        return await self.objects.delete(aside(name))
+        gone = await self.objects.delete(aside(name))
+        await self._unless_kept(below(name), name, kept.body)
+        return gone
+
+    async def _unless_kept(self, place: str, name: str, body: bytes) -> None:
+        """Write it once more when it is gone there too: another process moved it the other way, and this one was the last to delete."""
+        if await self.objects.head(place) is None:
+            await self.objects.put(below(name), body, when=CREATE)
 
     async def _forget(self, name: str, before: datetime) -> bool:
         known = await self.objects.head(aside(name))
@@ -235,5 +244,7 @@ class BusCollector:
 
 
 def names_in(bodies: Iterable[bytes | None]) -> Iterator[str]:
-    """Every name that stands in these, wherever."""
-    return (found.decode() for body in bodies if body for found in NAMED.findall(body))
+    """Every name that may be meant in these, wherever it stands."""
+    for body in bodies:
+        for found in NAMED.finditer(body or b""):
+            yield from (f"{part}/{found[1].decode()}" for part in Part)

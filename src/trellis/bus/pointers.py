@@ -171,7 +171,8 @@ class InObjects:
 
     async def read(self, key: str) -> bytes | None:
         """The object. One that is too large is not fetched."""
-        for place in (below(key), aside(key), below(key)):  # it may be on its way to the one or to the other
+        at = below(key)
+        for place in (at, aside(key), at) if is_name(key) else (at,):  # it may be on its way to the one or to the other
             known = await self._objects.head(place)
             if known is not None and known.size > BYTES_MAX:
                 raise ObjectTooLarge(key=place, size=known.size, limit=BYTES_MAX)

@@ -8,13 +8,16 @@ repeated goes on to the ledger, which answers with its job. Retries and compensa
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trellis.bus.errors import TopicFull
 from trellis.bus.topics import Topics
 from trellis.engine.clock import Clock
+from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import NewJob
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import QueueDepth
 from trellis.lifecycles.bus_job import BUS_JOB
 
 COUNT_S = 1.0
@@ -50,6 +53,10 @@ class Room:
     _let_in: Counter[str] = field(default_factory=Counter[str])
     """Since the last count, by topic."""
     _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _counts: int = 0
+    """How many came to an end, well or not."""
+    _failed: LedgerError | None = None
+    """Why the last one did not answer."""
 
     async def take(self, job: NewJob, topics: Topics) -> None:
         """Let this job in; raises TopicFull when too many wait already, unless it is in the ledger. Also raises LedgerError."""
@@ -63,8 +70,11 @@ class Room:
     async def _full(self, topic: str, topics: Topics) -> TopicFull | None:
         if self._may_be_asked(topic, topics):
             return self._judged(topic, topics)
-        async with self._counting:  # those who come at the same time share one count
+        counts = self._counts
+        async with self._counting:  # those who come at the same time share one count, and its failure
             if not self._may_be_asked(topic, topics):
+                if self._failed is not None and self._counts > counts:
+                    raise self._failed
                 await self._count()
         return self._judged(topic, topics)
 
@@ -93,18 +103,26 @@ class Room:
         return of_topic, (last.total, self._let_in.total(), topics.waiting_max)
 
     async def _count(self) -> None:
-        before = Counter(
-            self._let_in
-        )  # whoever is let in while the ledger counts may be counted twice, and never not at all
+        # Whoever is let in while the ledger counts may be counted twice; whoever was let in before and is not in the ledger yet, not at all.
+        before, began = Counter(self._let_in), self.clock.monotonic()
         waiting: Counter[str] = Counter()
-        began = self.clock.monotonic()
-        for depth in await self.ledger.queues():
+        for depth in await self._depths():
             if depth.lifecycle == BUS_JOB.name:
                 waiting[depth.type] += depth.ready + depth.resting + depth.parked
         at = self.clock.monotonic()
         good_s = min(COUNT_S_MAX, max(COUNT_S, COST * (at - began)))
         self._last = _Count(at=at, good_s=good_s, waiting=waiting, total=waiting.total())
         self._let_in -= before
+
+    async def _depths(self) -> Sequence[QueueDepth]:
+        self._failed = None
+        try:
+            return await self.ledger.queues()
+        except LedgerError as error:
+            self._failed = error
+            raise
+        finally:
+            self._counts += 1
 
     async def _is_known(self, job: NewJob) -> bool:
         """Whether an earlier request made it, under its id or under its key."""

@@ -348,6 +348,8 @@ class Children:
     """Jobs of one parent, of any lifecycle, in the order of their numbers; `mark` asks for those that came after them."""
 
     job_ids: tuple[JobId, ...]
+    numbers: tuple[int, ...]
+    """Of each one its own; a job that is removed takes its number with it, and another one may have its id."""
     mark: str
     anew: bool = False
     """Those that the mark stood for are not the same any more: some came late or were removed. These are the first of all there are."""

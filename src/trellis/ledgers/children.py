@@ -41,4 +41,5 @@ def children_after(before: Mark, found: Sequence[tuple[int, JobId]], *, anew: bo
     known = Mark() if anew else before
     numbers = [number for number, _ in found]
     mark = Mark(known.many + len(numbers), known.total + sum(numbers), numbers[-1] if numbers else known.last)
-    return Children(job_ids=tuple(job_id for _, job_id in found), mark=".".join(map(str, mark)), anew=anew)
+    ids = tuple(job_id for _, job_id in found)
+    return Children(job_ids=ids, numbers=tuple(numbers), mark=".".join(map(str, mark)), anew=anew)

@@ -272,6 +272,7 @@ class Aftermath:
             undoing = await self._families.compensation(one.job_id)
             if undoing is None:
                 if await self._undo(one.job_id):
+                    workflow.undoing.add(one.job_id)
                     return
             elif undoing.open:
                 return

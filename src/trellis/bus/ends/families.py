@@ -7,8 +7,8 @@ happens when two operators ask at once, one that succeeded stands for it, else o
 
 from dataclasses import dataclass, field
 
-from trellis.bus.ends.retrying import RETRIED, is_wanted
-from trellis.bus.ends.standing import CANCELLED, SUCCEEDED, Standing
+from trellis.bus.ends.retrying import is_wanted, retry_of
+from trellis.bus.ends.standing import CANCELLED, DONE_AGAIN, SUCCEEDED, Standing
 from trellis.bus.ends.workflow import Remembered
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.requests import RETRY_OF, JobRequest
@@ -47,6 +47,8 @@ class Families:
             return None  # whoever validates the job ends it
         if len(payload) <= REMEMBERED_BYTES_MAX:
             self._requests[job_id] = request
+        else:
+            self._requests.drop(job_id)
         return request
 
     async def request(self, job_id: str) -> JobRequest | None:
@@ -57,9 +59,12 @@ class Families:
         job = await self.ledger.job(JobId(job_id))
         return None if job is None else self.request_in(job)
 
-    def request_in(self, job: Job) -> JobRequest | None:
-        """What was asked with this job, which was read with its payload; None when it is none on the bus."""
-        known = self._requests.get(job.job_id)
+    def request_in(self, job: Job, *, anew: bool = False) -> JobRequest | None:
+        """What was asked with this job, which was read with its payload; None when it is none on the bus.
+
+        `anew` when it may be another job under the id of one that was removed.
+        """
+        known = None if anew else self._requests.get(job.job_id)
         if known is not None or job.lifecycle != BUS_JOB.name or job.payload is None:
             return known
         return self.learn(job.job_id, job.payload)
@@ -126,7 +131,7 @@ class Families:
         self, job: Job, request: JobRequest, step_of: str
     ) -> Standing | list[tuple[Job, JobRequest]]:
         """Those that do this job again, newest first, or how it stands itself."""
-        if job.place is not Place.ENDED or job.state not in RETRIED:
+        if job.place is not Place.ENDED or job.state not in DONE_AGAIN:
             return Standing(job=job, request=request)
         children = [(child, await self.request(child.job_id)) for child in await self.children(job.job_id)]
         retries = [(child, said) for child, said in children if said is not None and said.is_retry]
@@ -137,4 +142,11 @@ class Families:
 
     async def _is_to_be_retried(self, job: Job, request: JobRequest) -> bool:
         events = await self.ledger.events(job.job_id)
-        return bool(events) and is_wanted(job, request, events[-1], self.topics.of(job.type))
+        if not events or not is_wanted(job, request, events[-1], self.topics.of(job.type)):
+            return False
+        for made in retry_of(job, request, events[-1], self.topics):
+            there = await self.ledger.job(made.job_id)
+            said = None if there is None else self.request_in(there)
+            if there is None or (said is not None and said.labels.get(RETRY_OF) == job.job_id):
+                return True
+        return False  # its ids are other jobs, and it can never be made

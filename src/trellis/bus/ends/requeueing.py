@@ -3,8 +3,10 @@
 import hashlib
 from dataclasses import dataclass
 
-from trellis.bus.ends.derived import ids_after
-from trellis.bus.ends.families import SUCCEEDED, Families
+from trellis.bus.ends.derived import ids_after, submit_first
+from trellis.bus.ends.families import Families
+from trellis.bus.ends.retrying import retry_of
+from trellis.bus.ends.standing import DONE_AGAIN, SUCCEEDED
 from trellis.bus.reporting.reports import kept
 from trellis.bus.requests import FIRST_PARENT, REQUEUE_CAUSE, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
@@ -13,7 +15,6 @@ from trellis.engine.jobs import Actor, Mismatch, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, Place
 
-REQUEUED = frozenset({"FAILED", "TIMEOUT", "DENIED"})
 DIGEST_CHARS = 12
 LEFT_BEHIND = frozenset({RETRY_ATTEMPT, REQUEUE_CAUSE})
 """Labels that say something about the job that ended only."""
@@ -21,7 +22,7 @@ LEFT_BEHIND = frozenset({RETRY_ATTEMPT, REQUEUE_CAUSE})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Again:
-    """What came after a job that failed or timed out."""
+    """What came after a job that failed, timed out or was denied."""
 
     last: Job | None
     """The job that did it again, the last of them; None while the first is still to be made."""
@@ -48,13 +49,11 @@ async def run_again(
 ) -> Submitted:
     """The job that does it again, with a label that says why; the same request asked twice is one.
 
-    Raises InvalidTransition, RequestInvalid.
+    A retry that is about to be made anyway is made now, under the id that it would have: it may have become due by more attempts in the
+    configuration, long after everybody has looked at the job's end. Raises InvalidTransition, RequestInvalid.
     """
-    if job.state not in REQUEUED:
-        reason = f"only {', '.join(sorted(REQUEUED))} is run again"
-        raise InvalidTransition(
-            job_id=job.job_id, source=job.state, target="PENDING", actor=actor.role.value, reason=reason
-        )
+    if job.state not in DONE_AGAIN:
+        raise _refused(job, actor, f"only {', '.join(sorted(DONE_AGAIN))} is run again")
     request = JobRequest.read(job.payload or b"")
     digest = hashlib.sha256(request_id.encode()).hexdigest()[:DIGEST_CHARS]
     labels = {name: value for name, value in request.labels.items() if name not in LEFT_BEHIND}
@@ -65,10 +64,10 @@ async def run_again(
         labels[FIRST_PARENT] = request.step_of
     job_id = ids_after(job.job_id, f".q-{digest}")[0]
     again = None if await ledger.job(job_id) is not None else await done_again(ledger, job, topics)
+    if again is not None and again.due:
+        return await _now(ledger, actor, again.last or job, topics)
     if again is not None and not again.in_vain:
-        raise InvalidTransition(
-            job_id=job.job_id, source=job.state, target="PENDING", actor=actor.role.value, reason=again.words
-        )
+        raise _refused(job, actor, again.words)
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
     made = request.model_copy(update=changes | {"meta": _unkeyed(request)})
     new = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
@@ -79,12 +78,30 @@ async def run_again(
 
 
 async def done_again(ledger: Ledger, job: Job, topics: Topics) -> Again | None:
-    """What came after a job that failed or timed out, also when it failed too; None when nothing does, or the job ended otherwise."""
+    """What came after a job, also when it failed too; None when nothing does, or the job ended otherwise."""
     standing = await Families(ledger=ledger, topics=topics).stands_as(job)
     if standing is None:
         return None
     last = None if standing.job.job_id == job.job_id else standing.job
     return None if last is None and not standing.to_be_retried else Again(last=last, due=standing.to_be_retried)
+
+
+async def _now(ledger: Ledger, actor: Actor, job: Job, topics: Topics) -> Submitted:
+    """The retry that is about to be made. Whoever would have made it finds it there: it is the same job."""
+    whole, events = await ledger.job(job.job_id), await ledger.events(job.job_id)
+    if whole is None or whole.payload is None or not events:
+        raise _refused(job, actor, "it was removed meanwhile")
+    request = JobRequest.read(whole.payload)
+    made = await submit_first(ledger, actor, retry_of(whole, request, events[-1], topics))
+    if made is None:
+        raise _refused(job, actor, "the ids of its retry are other jobs")
+    return made
+
+
+def _refused(job: Job, actor: Actor, reason: str) -> InvalidTransition:
+    return InvalidTransition(
+        job_id=job.job_id, source=job.state, target="PENDING", actor=actor.role.value, reason=reason
+    )
 
 
 def _unkeyed(request: JobRequest) -> object:

@@ -8,6 +8,8 @@ from trellis.engine.records import Job, Place
 SUCCEEDED = "SUCCEEDED"
 CANCELLED = "CANCELLED"
 WAITING = frozenset({"PENDING", "SCHEDULED"})
+DONE_AGAIN = frozenset({"FAILED", "TIMEOUT", "DENIED"})
+"""Ends after which a job may be done again under another id, by itself or by an operator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,9 @@
 """What a process remembers of the steps of workflows, so that the end of one step is not paid for by reading all. Pure.
 
 Only what cannot change is kept as settled: a step that has succeeded, itself or by a retry, has succeeded for good, and one that was
-cancelled or denied has failed for good. One that failed or timed out may be run again by an operator at any time: it is looked at each
-time, or given up by somebody who hears of it when it is done again. Every other step is as it was when it was last looked at.
+cancelled has failed for good. One that failed, timed out or was denied may be run again by an operator at any time: it is looked at each
+time, or given up by somebody who hears of it when it is done again. Every other step is as it was when it was last looked at. When a
+child is removed from the ledger of which more is known than that it succeeded, its family is forgotten: another job may have its id.
 """
 
 from bisect import bisect_left, insort
@@ -10,12 +11,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from trellis.bus.ends.standing import SUCCEEDED, Standing
+from trellis.bus.ends.standing import CANCELLED, SUCCEEDED, Standing
 from trellis.engine.jobs import JobId
 
 STEPS_MAX = 100_000
 """Children that a process remembers over all parents, unless one parent alone has more."""
-SETTLED_BADLY = frozenset({"CANCELLED", "DENIED"})
 
 Key: TypeAlias = tuple[str, str, str]
 """The parent, the workflow and the tenant of steps that go in order."""
@@ -74,13 +74,15 @@ class Workflow:
     undoable: list[JobId] = field(default_factory=list[JobId])
     """They succeeded and have a template, and nobody has looked yet when that was."""
     to_undo: list[Undo] = field(default_factory=list[Undo])
+    undoing: set[JobId] = field(default_factory=set[JobId])
+    """Those of them whose compensations are made, and have not ended as far as anybody has looked."""
     undone: dict[JobId, Undo] = field(default_factory=dict[JobId, Undo])
     """Their compensations have ended, unless an operator runs one again."""
 
     def settle(self, step: Step, standing: Standing) -> bool:
         """Whether it cannot stand otherwise any more; it is not looked at again then."""
         good = standing.job.state == SUCCEEDED
-        if not good and (standing.job.job_id != step.job_id or standing.job.state not in SETTLED_BADLY):
+        if not good and (standing.job.job_id != step.job_id or standing.job.state != CANCELLED):
             return False
         self.drop(step)
         if not good:
@@ -117,6 +119,7 @@ class Workflow:
     def has_undone(self, one: Undo) -> None:
         """Its compensation has ended."""
         self.to_undo.remove(one)
+        self.undoing.discard(one.job_id)
         self.undone[one.job_id] = one
 
     def undo_again(self, job_id: JobId) -> None:
@@ -124,6 +127,13 @@ class Workflow:
         one = self.undone.pop(job_id, None)
         if one is not None:
             insort(self.to_undo, one)
+            self.undoing.add(job_id)
+
+    def lose(self, gone: set[JobId]) -> bool:
+        """Jobs were removed. Whether what is left does not depend on them."""
+        self.undoable = [job_id for job_id in self.undoable if job_id not in gone]
+        held = {step.job_id for step in (*self.unsettled, *self.given_up)} | {one.job_id for one in self.to_undo}
+        return gone.isdisjoint(held | self.undone.keys()) and (self.failed is None or self.failed.job_id not in gone)
 
     def lowest_failed(self) -> Seen | None:
         """The lowest of all that have failed."""
@@ -153,8 +163,21 @@ class Family:
 
     mark: str | None = None
     """What the ledger calls those that are known."""
-    known: set[JobId] = field(default_factory=set[JobId])
+    known: dict[int, JobId] = field(default_factory=dict[int, JobId])
+    """By their numbers in the ledger."""
     workflows: dict[tuple[str, str], Workflow] = field(default_factory=dict[tuple[str, str], Workflow])
+
+    def lose(self, numbers: set[int]) -> bool:
+        """Those with these numbers were removed. False when something else that is known may be wrong now."""
+        gone = {self.known.pop(number) for number in numbers}
+        unharmed = [workflow.lose(gone) for workflow in self.workflows.values()]
+        return all(unharmed) and gone.isdisjoint(self.known.values())
+
+    def forget(self) -> None:
+        """Know nothing of them any more."""
+        self.mark = None
+        self.known.clear()
+        self.workflows.clear()
 
 
 @dataclass(kw_only=True)

@@ -10,13 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from trellis.bus.ends.families import CHILDREN_MAX, Families
-from trellis.bus.ends.retrying import RETRIED
-from trellis.bus.ends.standing import Standing
+from trellis.bus.ends.standing import DONE_AGAIN, Standing
 from trellis.bus.ends.workflow import Family, Front, Key, Seen, Step, Undo, Workflow, seen
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.engine.jobs import JobId
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job
+from trellis.engine.records import Children, Job
 
 PAGE = 1_000
 AT_ONCE = 16
@@ -94,16 +93,18 @@ class Workflows:
         workflow.take_up(Step(request.step_index, JobId(first)))
 
     async def to_undo(self, workflow: Workflow) -> list[Undo]:
-        """Steps that succeeded and are not undone, those first that are undone first."""
+        """Steps that succeeded and are not undone: those first whose compensations are made, then those that are undone first."""
         while workflow.undoable:
             job_id = workflow.undoable[-1]
             request, events = await self.families.request(job_id), await self.families.ledger.events(job_id)
             success = next((event for event in events if event.type == "job_succeeded"), None)
+            if await self.families.compensation(job_id) is not None:
+                workflow.undoing.add(job_id)
             if request is not None and success is not None:
                 insort(workflow.to_undo, Undo(request.step_index, success.ts.timestamp(), job_id))
             workflow.undoable.pop()
             await self.between()
-        return workflow.to_undo[::-1]
+        return sorted(workflow.to_undo, key=lambda one: one.job_id in workflow.undoing)[::-1]
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -119,23 +120,44 @@ class Workflows:
 
     async def _complete(self, parent: str, family: Family) -> None:
         """Take in every child that came since the last look."""
-        while len(family.known) < CHILDREN_MAX:
-            page = await self.families.ledger.children(JobId(parent), since=family.mark, limit=PAGE)
-            new = [job_id for job_id in page.job_ids if job_id not in family.known]
-            for start in range(0, len(new), AT_ONCE):
-                group = new[start : start + AT_ONCE]
-                for job_id, job in zip(group, await _all(map(self.families.ledger.job, group)), strict=True):
-                    self._take_in(family, job)
-                    family.known.add(job_id)
-                await self.between()
-            family.mark = page.mark
-            if len(page.job_ids) < PAGE:
-                return
-        _log.error("too_many_children", job_id=parent, looked_at=len(family.known))
+        while not await self._read_on(parent, family):
+            family.forget()
+
+    async def _read_on(self, parent: str, family: Family) -> bool:
+        """Take in those that are new. False when some were removed, and what is known of the others may be wrong."""
+        since, mark, there = family.mark, family.mark, None
+        fits = more = True
+        while more:
+            page = await self.families.ledger.children(JobId(parent), since=since, limit=PAGE)
+            there = set[int]() if page.anew else there
+            if there is not None:
+                there.update(page.numbers)
+            fits = await self._take_in_all(family, page) and fits
+            since, mark = page.mark, page.mark if fits else mark
+            more = len(page.job_ids) == PAGE and (fits if there is None else len(there) < CHILDREN_MAX)
+        if there is not None and not family.lose(family.known.keys() - there):
+            return False
+        family.mark = mark
+        if not fits:
+            _log.error("too_many_children", job_id=parent, looked_at=len(family.known))
+        return True
+
+    async def _take_in_all(self, family: Family, page: Children) -> bool:
+        """Whether there was room for all of them."""
+        new = [one for one in zip(page.numbers, page.job_ids, strict=True) if one[0] not in family.known]
+        room = CHILDREN_MAX - len(family.known)
+        for start in range(0, min(len(new), room), AT_ONCE):
+            group = new[start : min(start + AT_ONCE, room)]
+            jobs = await _all(self.families.ledger.job(job_id) for _, job_id in group)
+            for (number, job_id), job in zip(group, jobs, strict=True):
+                self._take_in(family, job)
+                family.known[number] = job_id
+            await self.between()
+        return len(new) <= room
 
     def _take_in(self, family: Family, job: Job | None) -> None:
         """Put a child where it belongs; what is no step of a workflow, and what another tenant hung there, is in nobody's way."""
-        request = None if job is None else self.families.request_in(job)
+        request = None if job is None else self.families.request_in(job, anew=True)
         if job is None or request is None or not request.workflow_id:
             return
         if request.is_retry or COMPENSATES in request.labels:
@@ -145,7 +167,7 @@ class Workflows:
         if workflow.settle(step, Standing(job=job, request=request)):
             return
         insort(workflow.unsettled, step)
-        if job.state in RETRIED:
+        if job.state in DONE_AGAIN:
             workflow.unseen.append(step)
 
     async def _look_if_unsettled(self, workflow: Workflow, step: Step) -> None:

@@ -209,7 +209,7 @@ async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
 
 
 async def _retry(instance: Instance, job: Job) -> dict[str, Any] | None:
-    """What does a job again that failed or timed out; None when nothing does."""
+    """What does a job again that failed, timed out or was denied; None when nothing does."""
     again = await done_again(instance.ledger, job, instance.topics) if job.place is Place.ENDED else None
     if again is None:
         return None
