@@ -8,7 +8,7 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
 from trellis.bus.envelope import PacketWrong
-from trellis.bus.errors import BusUnavailable, NotKept
+from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
 from trellis.bus.messages import CANCEL, RESULT, Body, ErrorCode, JobResult, Status
 from trellis.engine.jobs import CancelMode
 from trellis.engine.ledger import Ledger
@@ -179,19 +179,29 @@ async def test_a_bus_that_fails_again_and_again_leaves_nothing_behind(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-10")
-async def test_a_packet_that_no_bus_can_take_does_not_hold_up_the_others(rig: Rig, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (PacketWrong(detail="it is odd"), "cannot_be_told"),
+        (TooLargeToKeep(subject=RESULT, detail="it is large"), "never_kept"),
+    ],
+    ids=["odd", "large"],
+)
+async def test_a_packet_that_no_bus_can_take_does_not_hold_up_the_others(
+    rig: Rig, caplog: pytest.LogCaptureFixture, error: BusError, told: str
+):
     parts = parts_of(rig)
     for name in ("a", "b", "c"):
         await parts.result(await parts.dispatched(job_id=name), "w1")
 
     def before(_: str, body: Body) -> None:
         if isinstance(body, JobResult) and body.job_id == "b":
-            raise PacketWrong(detail="it is odd")
+            raise error
 
     rig.bus.before = before
-    await parts.tell()
+    assert not (await parts.publisher.run_once()).held_up
     assert set(_heard(parts)) == {"a", "c"}
-    assert "cannot_be_told" in caplog.text
+    assert told in caplog.text
 
 
 @pytest.mark.requirement("BUS-10", "BUS-12")

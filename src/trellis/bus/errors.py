@@ -61,6 +61,10 @@ class NotKept(BusError):
     """The stream that keeps what is sent to {subject} did not take the packet: {detail}; look at the stream's settings and its disk."""
 
 
+class TooLargeToKeep(NotKept):
+    """The stream that keeps what is sent to {subject} never takes a packet of this size: {detail}; raise its max_msg_size."""
+
+
 class KernelUnavailable(TrellisError):
     """The safety kernel does not answer: {detail}"""
 

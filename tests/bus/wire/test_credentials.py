@@ -212,4 +212,5 @@ def test_what_is_secret_is_not_shown(tmp_path: Path):
     found = read_credentials(file)
     assert (found.public, found.jwt) == (A_USER.public, A_JWT)
     assert A_USER.seed not in repr(found)
+    assert A_JWT not in repr(found)
     assert "key=" not in repr(found)

@@ -2,14 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
+from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, StreamConfig
 from nats.js.errors import ServiceUnavailableError
 
@@ -18,13 +20,14 @@ from tests.bus.rig import TOPIC, rigged
 from tests.bus.wire.conftest import Heard, Net, net_at, until
 from tests.servers.nats import NatsServer, running_nats
 from tests.servers.nats_proxy import Frame, NatsProxy, Pipe
-from trellis.bus.errors import BusUnavailable, BusUncertain, NotKept
+from trellis.bus.envelope import PacketWrong
+from trellis.bus.errors import BusUnavailable, BusUncertain, NotKept, TooLargeToKeep
 from trellis.bus.messages import RESULT, JobResult, Status
 from trellis.bus.topics import Topics
 from trellis.bus.wire import nats as nats_bus
 from trellis.bus.wire import streams
 from trellis.bus.wire.nats import NatsBus
-from trellis.bus.wire.streams import ASK_AGAIN_S, STREAM, refusal_in
+from trellis.bus.wire.streams import ASK_AGAIN_S, SILENT_S_MAX, STREAM, refusal_in
 from trellis.testing import FakeClock
 from trellis.wiring import SystemClock
 
@@ -46,13 +49,13 @@ async def tell(bus: NatsBus, job_id: str) -> None:
 
 @dataclass(kw_only=True)
 class Silencer(NatsProxy):
-    """A network in which what streams say of packets waits until it is let go."""
+    """A network in which what streams say of packets, or of themselves, waits until it is let go."""
 
     silent: bool = False
     held: list[tuple[Frame, Pipe]] = field(default_factory=list[tuple[Frame, Pipe]])
 
     def _deliver(self, frame: Frame, pipe: Pipe) -> None:
-        if self.silent and frame.subject.startswith("_INBOX") and frame.payload.startswith(b'{"stream"'):
+        if self.silent and frame.subject.startswith("_INBOX") and frame.payload.startswith((b'{"stream"', b'{"type"')):
             self.held.append((frame, pipe))
         else:
             super()._deliver(frame, pipe)
@@ -223,9 +226,13 @@ async def test_a_stream_that_never_acknowledges_is_not_waited_for(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "settings", [{"max_msg_size": 10}, {"max_msgs": 1, "discard": DiscardPolicy.NEW}], ids=["small", "full"]
+    "settings, kind",
+    [({"max_msg_size": 10}, TooLargeToKeep), ({"max_msgs": 1, "discard": DiscardPolicy.NEW}, NotKept)],
+    ids=["small", "full"],
 )
-async def test_a_stream_that_refuses_says_why_and_listeners_hear_it_all_the_same(settings: dict[str, Any]):
+async def test_a_stream_that_refuses_says_why_and_listeners_hear_it_all_the_same(
+    settings: dict[str, Any], kind: type[Exception]
+):
     with running_nats(jetstream=True) as server:
         await with_a_stream_of_somebody_else(server, **settings)
         async with net_at(server.url) as net:
@@ -233,8 +240,9 @@ async def test_a_stream_that_refuses_says_why_and_listeners_hear_it_all_the_same
             await other.listen(RESULT, heard)
             if "max_msgs" in settings:
                 await tell(bus, "job-0")
-            with pytest.raises(NotKept, match=r"exceeded|exceeds"):
+            with pytest.raises(NotKept, match=r"exceeded|exceeds") as error:
                 await tell(bus, "job-1")
+            assert type(error.value) is kind
             await until(lambda: jobs_of(heard)[-1:] == ["job-1"])
 
 
@@ -261,10 +269,86 @@ async def test_whoever_publishes_while_the_server_dies_learns_that_nobody_knows(
         (b"{", "its answer cannot be read"),
         (b"[]", "its answer cannot be read"),
         (b"{}", "its answer cannot be read"),
+        (b'{"error":' * 100_000, "its answer cannot be read"),
     ],
 )
 def test_what_a_stream_says_is_read_with_care(said: bytes, why: str | None):
-    assert refusal_in(said) == why
+    refusal = refusal_in(said)
+    assert (refusal and refusal.why) == why
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"ok": true}', b"thank you"])
+async def test_what_a_listener_answers_is_not_taken_for_the_word_of_the_stream(answer: bytes):
+    answered = asyncio.Event()
+
+    async def reply(message: Msg) -> None:
+        await message.respond(answer)
+        answered.set()
+
+    with running_nats(jetstream=True) as server:
+        async with silenced(server) as proxy, net_at(proxy.address) as net:
+            bus, client = await net.bus(), await nats.connect(server.url)
+            await tell(bus, "job-0")
+            await client.subscribe(RESULT, cb=reply)
+            await client.flush()
+            proxy.silent = True
+            telling = asyncio.create_task(tell(bus, "job-1"))
+            await until(lambda: answered.is_set() and proxy.held)
+            await client.flush()
+            await bus._connection.taken(bus._connection.current)  # what was answered has come before this
+            assert not telling.done()
+            proxy.let_go()
+            await telling
+            await client.close()
+
+
+def counted(work: Callable[..., Awaitable[Any]], count: Counter[str]) -> Callable[..., Awaitable[Any]]:
+    def counting(*args: Any) -> Awaitable[Any]:
+        count["asked"] += 1
+        return work(*args)
+
+    return counting
+
+
+async def test_a_server_that_kept_packets_and_falls_silent_is_waited_for_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(nats_bus, "KEPT_S_MAX", 0.2)
+    monkeypatch.setattr(streams, "API_S", 0.2)
+    with running_nats(jetstream=True) as server:
+        async with silenced(server) as proxy, net_at(proxy.address) as net:
+            bus, clock = await net.bus(), FakeClock()
+            bus._streams._clock = clock
+            await tell(bus, "job-0")
+            proxy.silent = True
+            with pytest.raises(BusUncertain, match="no stream said"):
+                await tell(bus, "job-1")
+            asked = Counter[str]()
+            monkeypatch.setattr(streams, "stream_of", counted(streams.stream_of, asked))
+            telling = (tell(bus, f"job-{number}") for number in range(1, 21))
+            told = await asyncio.gather(*telling, return_exceptions=True)
+            assert {type(error) for error in told} == {BusUnavailable}, "they surely did not arrive"
+            assert asked.total() == 1, "who waits together has one answer"
+            clock.advance(SILENT_S_MAX)
+            await tell(bus, "job-1")
+            proxy.let_go()
+            clock.advance(ASK_AGAIN_S)
+            await tell(bus, "job-2")
+            assert await stored(server.url) == 3
+
+
+async def test_a_packet_that_the_server_never_takes_is_refused_and_costs_no_connection():
+    with running_nats(settings="max_payload: 2000") as server:
+        async with net_at(server.url) as net:
+            bus = await net.bus()
+            link = bus._connection.current
+            empty = len(bus._encoded(ended("job-1"), "t"))
+            for chars in (1_980 - empty, 5_000):  # the first is too large only with its message id
+                large = replace(ended("job-1"), error_message="x" * chars)
+                with pytest.raises(PacketWrong, match="the server takes 2000"):
+                    await bus.publish(RESULT, large, trace_id="t", message_id="job-1", kept=True)
+            await tell(bus, "job-2")
+            assert bus._connection.current is link
 
 
 # --- servers that keep nothing for us ----------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import nats
 import pytest
 
-from tests.bus.wire.conftest import Heard, Net, net_at, said, until
+from tests.bus.wire.conftest import PATIENCE_S, Heard, Net, net_at, said, until
 from tests.servers.nats import NatsServer, running_nats
 from trellis.bus.envelope import PacketRefused
-from trellis.bus.errors import BusUnavailable, BusUncertain
+from trellis.bus.errors import BusUnavailable, BusUncertain, NoResponders
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.wire import connection as nats_connection
 from trellis.bus.wire import durable as nats_durable
@@ -62,6 +62,28 @@ async def test_without_a_server_nothing_is_taken_and_nothing_is_sent_later(serve
         await bus.publish(subject, said("taken"), trace_id="t", needs_listener=True)
         await heard.until(1)
         assert heard.messages == ["taken"]
+
+
+async def test_a_durable_listener_whose_connection_breaks_as_it_begins_listens_later(
+    nats_net: Net, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(nats_durable, "AGAIN_S", 0.01)
+    bus, other, subject, heard = await nats_net.bus(), await nats_net.bus("client"), nats_net.subject(), Heard()
+    taken, broken = bus._connection.taken, [True]
+
+    async def breaks_once(link: nats_connection.Link) -> None:
+        if broken:
+            broken.pop()
+            raise bus._connection.uncertain("the connection broke")
+        await taken(link)
+
+    monkeypatch.setattr(bus._connection, "taken", breaks_once)
+    async with asyncio.timeout(PATIENCE_S):
+        await bus.listen(subject, heard, group="g", durable=True)
+        while not heard.packets:
+            with contextlib.suppress(NoResponders):
+                await other.publish(subject, said("hello"), trace_id="t", needs_listener=True)
+            await SystemClock().sleep(0.005)
 
 
 async def test_publishers_that_wait_are_told_when_the_server_dies(server: NatsServer):

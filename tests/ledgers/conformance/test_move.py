@@ -7,7 +7,14 @@ import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig, actor, answer_of
-from trellis.engine.errors import InvalidTransition, JobNotFound, OptionInvalid, TrellisError
+from trellis.engine.errors import (
+    InputError,
+    InvalidTransition,
+    JobNotFound,
+    OptionInvalid,
+    OutcomeUnknown,
+    TrellisError,
+)
 from trellis.engine.jobs import (
     Advance,
     Applied,
@@ -23,6 +30,9 @@ from trellis.engine.jobs import (
     Turn,
 )
 from trellis.engine.records import JobFilter, Place
+from trellis.ledgers.postgres import moves
+from trellis.ledgers.postgres.lanes import LaneOptions
+from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.lifecycles import Role, Trigger
 
 OWNER = actor(Role.OWNER)
@@ -287,6 +297,57 @@ async def test_a_step_that_is_refused_takes_no_other_with_it(rig: Rig):
     answers = await asyncio.gather(answer_of(rig.ledger.turn(undeclared)), _begin(rig, one, 0))
     assert isinstance(answers[0], InvalidTransition)
     assert answers[1] == Applied(4, repeated=True)
+
+
+@pytest.mark.only("postgres")
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lease_s": float("inf")}, {"heartbeat_s": float("nan")}, {"version": 2**40}, {"request_id": "\ud800"}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+async def test_a_move_that_cannot_be_told_takes_no_other_with_it(rig: Rig, wrong: dict[str, object]):
+    first, odd, last = await rig.submit(3, lifecycle="bus-job")
+    await answer_of(rig.move(JobId("nobody"), "SCHEDULED", by=SCHEDULER))  # its actor is known: the others meet
+    asked = (
+        rig.move(job_id, "SCHEDULED", by=SCHEDULER, delay_s=0.0, **(wrong if job_id is odd else {}))
+        for job_id in (first, odd, last)
+    )
+    answers = await asyncio.gather(*map(answer_of, asked))
+    assert [isinstance(answer, Moved) for answer in answers] == [True, False, True], answers
+    assert isinstance(answers[1], TrellisError)
+    assert not isinstance(answers[1], OutcomeUnknown)
+
+
+@pytest.mark.only("postgres")
+async def test_a_step_that_cannot_be_told_takes_no_other_with_it(rig: Rig):
+    jobs = await rig.submit(2, lifecycle="bus-job")
+    one, odd = [await rig.drive(job_id, "DISPATCHED") for job_id in jobs]
+    assert odd is not None
+    for known in (WORKER, actor(Role.WORKER, "worker-0")):
+        await rig.ledger.beat(known, None)  # so that the two meet
+    turn = Turn(actor=WORKER, advances=(Advance(odd, "DISPATCHED", Trigger.START, data=b"\xff"),))
+    answers = await asyncio.gather(answer_of(rig.ledger.turn(turn)), _begin(rig, one, 0))
+    assert isinstance(answers[0], InputError)
+    assert isinstance(answers[1], Applied)
+
+
+@pytest.mark.only("postgres")
+async def test_an_answer_that_is_lost_for_moves_together_is_asked_for_again_by_each_under_its_own_id(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    async def lost(*_: object) -> list[object]:
+        raise ConnectionResetError
+
+    ledger = await PostgresLedger.open(rig.app_url, hints=False, options=LaneOptions(outcome_window_s=0.0))
+    rig.others.append(ledger)
+    monkeypatch.setattr(moves, "make", lost)
+    asked = [
+        Move(job_id=job_id, target="SCHEDULED", request_id=RequestId(f"mine-{job_id}"))
+        for job_id in await rig.submit(3, lifecycle="bus-job")
+    ]
+    answers = await asyncio.gather(*(answer_of(ledger.move(SCHEDULER, move)) for move in asked))
+    told = [answer.data["request"] for answer in answers if isinstance(answer, OutcomeUnknown)]
+    assert told == [move.request_id for move in asked]
 
 
 async def _begin(rig: Rig, lease: Lease | None, number: int) -> Applied | LeaseLost:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.envelope import NAME_CHARS_MAX
-from trellis.bus.errors import BusError, BusUnavailable, NotKept
+from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
 from trellis.bus.messages import CANCEL, RESULT, ErrorCode, JobCancel, JobResult, Status, wire_id
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import attempt_in, report_in
@@ -162,6 +162,11 @@ class Publisher:
             span.fail(str(error))
             _log.info("held_up", event_id=event.id, error=str(error))
             return False
+        except TooLargeToKeep as error:
+            # Those who listen have heard it; the others' results must not wait for what waiting does not change.
+            span.fail(str(error))
+            _log.error("never_kept", event_id=event.id, error=str(error))
+            return True
         except NotKept as error:
             span.fail(str(error))
             return self._goes_unkept(event, error)

@@ -23,6 +23,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import UnexpectedEOF
 
+from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusUnavailable, BusUncertain
 from trellis.bus.wire import credentials
 from trellis.engine.clock import Clock
@@ -40,6 +41,8 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 INBOX = "_INBOX"
 NO_RESPONDERS = "503"
 NEVER_CONNECTED = "not connected yet"
+_WORDS = (b'{"stream":', b'{"error":')
+"""How a stream's word begins that it has kept a packet, or has not."""
 _BROKEN = (ConnectionResetError, BrokenPipeError, UnexpectedEOF)
 
 _log = log_of("trellis.bus")
@@ -137,7 +140,13 @@ class NatsConnection:
     async def send(
         self, link: Link, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Give it to the client library; raises BusUnavailable when it did not take it, and BusUncertain when it failed on the way."""
+        """Give it to the client library; raises BusUnavailable when it did not take it, and BusUncertain when it failed on the way.
+
+        Raises PacketWrong for what the server never takes: it would throw us out for it.
+        """
+        size, most = len(data) + _headers_bytes(headers), link.client.max_payload
+        if size > most:
+            raise PacketWrong(detail=f"it has {size} bytes and the server takes {most}; raise its max_payload")
         try:
             await link.client.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
         except NatsError as error:
@@ -202,8 +211,11 @@ class NatsConnection:
         link, token = self.current, message.subject.rpartition(".")[2]
         if link is None:
             return
-        of_stream = message.data.startswith(b"{")  # an answer never does; what the server itself says is empty
-        if message.data and of_stream != (token in link.kept):
+        if token in link.kept:  # those who listen see where its word goes and may answer there, with anything
+            fits = message.data.startswith(_WORDS) or status_of(message) is not None
+        else:
+            fits = not message.data.startswith(b"{")  # an answer never does
+        if not fits:
             return
         expected = link.expected.get(token)
         if expected is not None and not expected.done():
@@ -327,6 +339,11 @@ async def unsubscribe(link: Link | None, subscription: Subscription, within_s: f
         await subscription.unsubscribe()
     except NatsError:
         return  # drained, or gone with its connection
+
+
+def _headers_bytes(headers: Mapping[str, str] | None) -> int:
+    """How much they add to a packet: a first line, one for each, and an empty one."""
+    return 12 + sum(len(f"{name}: {value}".encode()) + 2 for name, value in headers.items()) if headers else 0
 
 
 def status_of(message: Msg) -> str | None:

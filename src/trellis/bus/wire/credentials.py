@@ -32,7 +32,7 @@ class Credentials:
 
     public: str
     """The user's public key."""
-    jwt: str | None
+    jwt: str | None = field(repr=False)
     key: Ed25519PrivateKey = field(repr=False)
 
     def sign(self, nonce: str) -> bytes:

@@ -16,6 +16,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
+from trellis.bus.errors import BusUnavailable
 from trellis.bus.wire.connection import Link, NatsConnection, status_of, subscribe, unsubscribe
 from trellis.bus.wire.handling import CLOSE_S_MAX, DELIVERIES_MAX, Handling, again_s
 from trellis.bus.wire.streams import API_S, NO_JETSTREAM, plain_name, stream_of, unless_down
@@ -84,7 +85,7 @@ class Durable:
                     await self._listen_directly(link)
                 else:
                     await self._pull_from(link, place)
-            except (NatsError, OSError, TimeoutError) as error:
+            except (NatsError, OSError, TimeoutError, BusUnavailable) as error:
                 log.warning("durable_listener_failed", subject=self._subject, error=str(error) or type(error).__name__)
                 self._settled.set()
                 await self._clock.sleep(AGAIN_S)

@@ -14,7 +14,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from trellis.bus.envelope import OnRefused, PacketRefused, check_subject
-from trellis.bus.errors import BusError, BusUnavailable, NoResponders, NotKept
+from trellis.bus.errors import BusError, BusUnavailable, NoResponders, NotKept, TooLargeToKeep
 from trellis.bus.messages import ALERT, Body, Packet
 from trellis.bus.port import Handler, Listening, Received
 from trellis.bus.wire.alerts import AlertLimit, alert_of
@@ -23,7 +23,7 @@ from trellis.bus.wire.connection import INBOX, NO_RESPONDERS, Link, NatsConnecti
 from trellis.bus.wire.durable import Durable
 from trellis.bus.wire.handling import CLOSE_S_MAX, Handling, handled
 from trellis.bus.wire.signing import Keys
-from trellis.bus.wire.streams import Streams, refusal_in
+from trellis.bus.wire.streams import TOO_LARGE, Streams, refusal_in
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 
@@ -151,7 +151,8 @@ class NatsBus:
             raise self._connection.unavailable("the stream is gone")
         refusal = refusal_in(said.data)
         if refusal is not None:
-            raise NotKept(subject=subject, detail=refusal)
+            kind = TooLargeToKeep if refusal.code == TOO_LARGE else NotKept
+            raise kind(subject=subject, detail=refusal.why)
 
     def _encoded(self, body: Body, trace_id: str) -> bytes:
         packet = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
@@ -180,6 +181,8 @@ class NatsBus:
             await self._connection.send(self._connection.up(), reply, self._encoded(body, trace_id))
         except BusUnavailable as error:
             log.debug("answer_lost", error=str(error))
+        except BusError as error:  # No bus will ever take it: that it is asked for again would not help.
+            log.warning("cannot_be_answered", error=str(error))
 
     # -- coming in --------------------------------------------------------------------------------------------------
 
@@ -211,7 +214,7 @@ class NatsBus:
         try:
             data = self._encoded(alert_of(subject, error, left_out), trace_id)
             await self._connection.send(self._connection.up(), ALERT, data)
-        except BusUnavailable as failed:
+        except BusError as failed:
             log.debug("alert_lost", error=str(failed))
 
 

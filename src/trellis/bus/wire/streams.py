@@ -33,6 +33,11 @@ NO_JETSTREAM = {None, 10039, 10076}
 """What a server without JetStream says: nothing, or that it is off (for this account)."""
 NOT_NOW = 10008
 """What a server says whose JetStream is about to be there, or there again."""
+TOO_LARGE = 10054
+"""What a stream says of a packet that it never takes."""
+SILENT_S_MAX = 30.0
+"""How long packets wait for a server that said it keeps them and says nothing now."""
+SILENT = "its streams do not answer"
 DETAIL_CHARS_MAX = 200
 
 T = TypeVar("T")
@@ -47,6 +52,14 @@ class _Known:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a stream says of a packet that it has not kept."""
+
+    why: str
+    code: int | None = None
+
+
 class Streams:
     """Tells publishers whether a packet will be acknowledged by a stream."""
 
@@ -56,14 +69,21 @@ class Streams:
         self._known: dict[str, _Known] = {}
         self._asking = asyncio.Lock()
         self._complaint = ""
+        self._kept: set[str] = set()
+        """Subjects that a stream has kept packets of, over whatever connection."""
+        self._silent_since: float | None = None
+        self._silent_at = float("-inf")
 
     async def keep(self, link: Link, subject: str) -> bool:
         """Whether a stream keeps packets of this subject and says so; one is made if need be. Raises BusUnavailable."""
         known = self._still_known(link, subject)
         if known is not None:
             return known.keeps
+        came_at = self._clock.monotonic()
         async with self._asking:  # those who come at the same time share one question
             known = self._still_known(link, subject)
+            if known is None and came_at <= self._silent_at:
+                raise self._connection.unavailable(SILENT)
             if known is None:
                 known = _Known(keeps=await self._ask(link, subject), at=self._clock.monotonic())
                 if self._link is not link:
@@ -91,9 +111,23 @@ class Streams:
         except (NatsError, OSError, TimeoutError) as error:
             if link.down.is_set():
                 raise self._connection.unavailable() from error
+            if isinstance(error, TimeoutError) and subject in self._kept and self._may_speak_again():
+                raise self._connection.unavailable(SILENT) from error
             return self._without(subject, error)
-        self._complaint = ""
-        return not found.config.no_ack
+        self._complaint, self._silent_since = "", None
+        if found.config.no_ack:
+            return False
+        self._kept.add(subject)
+        return True
+
+    def _may_speak_again(self) -> bool:
+        """A server that is silent for a moment keeps packets all the same, later; one that stays so must not silence everything."""
+        now = self._clock.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        waits = now < self._silent_since + SILENT_S_MAX
+        self._silent_at = now if waits else self._silent_at
+        return waits
 
     def _without(self, subject: str, error: Exception | None) -> bool:
         """Nothing keeps packets here; why, if that is not meant to be, is told once."""
@@ -134,18 +168,20 @@ def _wanted(subject: str) -> StreamConfig:
     return wanted if subject in CAPTURED else replace(wanted, name=plain_name(f"{STREAM}-{subject}"))
 
 
-def refusal_in(acknowledgement: bytes) -> str | None:
+def refusal_in(acknowledgement: bytes) -> Refusal | None:
     """Why a stream has not kept a packet; None when it has."""
     said: Any = None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(acknowledgement)
     match said:
+        case {"error": {"description": why, "err_code": int(code)}}:
+            return Refusal(str(why)[:DETAIL_CHARS_MAX], code)
         case {"error": {"description": why}} | {"error": why}:
-            return str(why)[:DETAIL_CHARS_MAX]
+            return Refusal(str(why)[:DETAIL_CHARS_MAX])
         case {"stream": _}:
             return None
         case _:
-            return "its answer cannot be read"
+            return Refusal("its answer cannot be read")
 
 
 async def unless_down(link: Link, work: Coroutine[Any, Any, T]) -> T:

@@ -94,13 +94,11 @@ class PostgresLedger(Reads):
         self._journals: Batcher[tuple[Lease, str, bytes], bytes | LeaseLost] = Batcher(
             self._journal_batch, lambda _: 1, JOURNAL_BATCH_MAX
         )
-        self._moves: Batcher[tuple[int, Move], Row] = Batcher(
-            self._move_batch, lambda item: _weight(item[1].data), BATCH_MAX
+        self._moves: Batcher[tuple[Move, tuple[object, ...]], Row] = Batcher(
+            self._move_batch, lambda item: 1 + len(item[0].data or b"") // CARRIED_BYTES, BATCH_MAX
         )
-        self._steps: Batcher[tuple[int, turns.Steps], list[Row]] = Batcher(
-            self._steps_batch,
-            lambda item: sum(_weight(step.data) + _weight(step.result) for step in item[1].others),
-            BATCH_MAX,
+        self._steps: Batcher[turns.Asked, list[Row]] = Batcher(
+            self._steps_batch, lambda asked: asked.steps + len(asked.told) // CARRIED_BYTES, BATCH_MAX
         )
 
     @classmethod
@@ -222,13 +220,13 @@ class PostgresLedger(Reads):
             _check_claimer(turn.actor, claim)
             self._bell.hush()
         if claim is None and steps.one_by_one:
-            rows = await self._steps.put((actor, steps))
+            rows = await self._steps.put(turns.asked(actor, steps))
         else:
             turner = min(self._turners, key=lambda turner: turner.waiting)
             rows = await turner.turn(actor, steps, claim, types)
         return turns.answers(turn.advances, steps, rows, self._type_names, claim)
 
-    async def _steps_batch(self, asked: Sequence[tuple[int, turns.Steps]]) -> list[list[Row]]:
+    async def _steps_batch(self, asked: Sequence[turns.Asked]) -> list[list[Row]]:
         return await self._steps_lane.call("turn", f"{len(asked)} turns", lambda c, _: turns.make(c, asked))
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
@@ -286,13 +284,17 @@ class PostgresLedger(Reads):
         return LeaseLost(lease) if rows[0][0] is None else Applied(rows[0][0])
 
     async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
-        row = await self._moves.put((await self._actor(actor), move))
+        asked = moves.arguments(await self._actor(actor), move)
+        try:
+            row = await self._moves.put((move, asked))
+        except OutcomeUnknown as error:  # of all that went together; this caller asks again for its own
+            raise OutcomeUnknown(verb="move", request=move.request_id) from error
         self._bell.ring()
         return moves.answer(move, row)
 
-    async def _move_batch(self, asked: Sequence[tuple[int, Move]]) -> list[Row]:
-        named = asked[0][1].request_id if len(asked) == 1 else f"{len(asked)} moves"
-        return await self._move_lane.call("move", named, lambda c, _: moves.make(c, asked))
+    async def _move_batch(self, asked: Sequence[tuple[Move, tuple[object, ...]]]) -> list[Row]:
+        told = [arguments for _, arguments in asked]
+        return await self._move_lane.call("move", f"{len(told)} moves", lambda c, _: moves.make(c, told))
 
     async def cancel(
         self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
@@ -437,7 +439,3 @@ def _windows(options: SweepOptions) -> str | None:
     named = ((lifecycle_named(name), state, window_s) for (name, state), window_s in options.windows_s.items())
     windows = {lc.code * 16 + lc.code_of(state): window_s for lc, state, window_s in named}
     return json.dumps(windows) if windows else None
-
-
-def _weight(body: bytes | None) -> int:
-    return 1 + (len(body) // CARRIED_BYTES if body else 0)

@@ -1,8 +1,9 @@
 """Moves on PostgreSQL: how those that meet become the arguments of one function call, and its rows become answers."""
 
 from collections.abc import Sequence
+from math import isfinite
 
-from trellis.engine.errors import JobNotFound
+from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import Epoch, JobId, JobKey, Lease, Move, Moved, NotMoved
 from trellis.engine.text import storable
 from trellis.ledgers.postgres.connection import Connection, Row
@@ -21,26 +22,36 @@ REFUSALS = {
 }
 
 
-async def make(connection: Connection, moves: Sequence[tuple[int, Move]]) -> list[Row]:
-    """The rows that answer these moves, in their order; each comes with the number of its actor."""
-    deaths = [move.death for _, move in moves]
-    rows = await connection.fetch(
-        MOVES,
-        [actor for actor, _ in moves],
-        [move.job_id for _, move in moves],
-        [move.target for _, move in moves],
-        [move.request_id for _, move in moves],
-        [move.version for _, move in moves],
-        [move.delay_s for _, move in moves],
-        [round(move.lease_s * 1000) for _, move in moves],
-        [round(move.heartbeat_s * 1000) for _, move in moves],
-        [storable(move.cause) for _, move in moves],
-        [move.data for _, move in moves],
-        [death.reason_code.value if death else None for death in deaths],
-        [death.stage.value if death else None for death in deaths],
-        [storable(death.last_error) if death else None for death in deaths],
+def arguments(actor: int, move: Move) -> tuple[object, ...]:
+    """What the function is told of a move by the actor of this number. Whatever cannot be told is refused here, before it meets others."""
+    death = move.death
+    return (
+        actor,
+        move.job_id,
+        move.target,
+        move.request_id,
+        move.version,
+        move.delay_s,
+        _ms("lease_s", move.lease_s),
+        _ms("heartbeat_s", move.heartbeat_s),
+        storable(move.cause),
+        move.data,
+        death.reason_code.value if death else None,
+        death.stage.value if death else None,
+        storable(death.last_error) if death else None,
     )
+
+
+async def make(connection: Connection, asked: Sequence[tuple[object, ...]]) -> list[Row]:
+    """The rows that answer these moves, in their order; each comes with its arguments."""
+    rows = await connection.fetch(MOVES, *map(list, zip(*asked, strict=True)))
     return sorted(rows, key=lambda row: row["n"])
+
+
+def _ms(option: str, seconds: float) -> int:
+    if not isfinite(seconds):
+        raise OptionInvalid(option=option, value=seconds, expected="a number of seconds")
+    return round(seconds * 1000)
 
 
 def answer(move: Move, row: Row) -> Moved | NotMoved:

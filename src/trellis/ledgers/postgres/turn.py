@@ -11,7 +11,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
-from trellis.engine.errors import InvalidTransition
+from trellis.engine.errors import InputError, InvalidTransition
 from trellis.engine.jobs import (
     CLAIM_MAX,
     Advance,
@@ -129,7 +129,7 @@ def _other(advance: Advance) -> dict[str, Any]:
         "delay": advance.delay_s,
         "spare": advance.spare_attempt,
         "cause": storable(advance.cause),
-        "data": advance.data.decode() if advance.data is not None else None,
+        "data": _text(advance),
         "result": base64.b64encode(advance.result).decode() if advance.result is not None else None,
         "ttl": advance.result_ttl_s,
         "reason": death.reason_code.value if death else None,
@@ -138,6 +138,32 @@ def _other(advance: Advance) -> dict[str, Any]:
         "version": advance.version,
         "finalizes": advance.finalizes,
     }
+
+
+def _text(advance: Advance) -> str | None:
+    try:
+        return advance.data.decode() if advance.data is not None else None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            detail=f"what a step of job {advance.lease.job_id} carries is no text in UTF-8: {error.reason}"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A turn that claims nothing and goes one by one, as the function is told it."""
+
+    actor: int
+    key: int
+    """The first of its jobs."""
+    steps: int
+    told: str
+
+
+def asked(actor: int, steps: Steps) -> Asked:
+    """For the actor of this number. Whatever cannot be told is refused here, before it meets others."""
+    others = steps.others
+    return Asked(actor=actor, key=others[0].lease.key, steps=len(others), told=json.dumps(_others(others)))
 
 
 class Marks:
@@ -213,14 +239,12 @@ class Turner:
         return await self.lane.call("turn", claim.claim_id if claim else "steps", lambda c, _: c.fetch(TURN, *args))
 
 
-async def make(connection: Connection, asked: Sequence[tuple[int, Steps]]) -> list[list[Row]]:
-    """The rows that answer each of these turns, which claim nothing and go one by one; each comes with the number of its actor."""
-    # By job, as every call goes: two of these never wait for each other in a ring.
-    order = sorted(range(len(asked)), key=lambda n: asked[n][1].others[0].lease.key)
-    rows = await connection.fetch(
-        TURNS, [asked[n][0] for n in order], [json.dumps(_others(asked[n][1].others)) for n in order]
-    )
-    told: list[list[Row]] = [[] for _ in asked]
+async def make(connection: Connection, turns: Sequence[Asked]) -> list[list[Row]]:
+    """The rows that answer each of these turns."""
+    # By job, as every call goes: those of one job each never wait for each other in a ring.
+    order = sorted(range(len(turns)), key=lambda n: turns[n].key)
+    rows = await connection.fetch(TURNS, [turns[n].actor for n in order], [turns[n].told for n in order])
+    told: list[list[Row]] = [[] for _ in turns]
     for row in rows:
         told[order[row["turn"] - 1]].append(row)
     return told
