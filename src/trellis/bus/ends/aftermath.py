@@ -116,9 +116,8 @@ class Aftermath:
 
     async def _family(self, event: Event, request: JobRequest) -> str:
         """What is looked after in order: the steps of one parent, and what undoes them."""
-        original = request.labels.get(COMPENSATES)
-        step = request if original is None else await self._families.request(original)
-        return (step.step_of if step is not None else "") or original or event.job_id
+        step = await self._step(request)
+        return (step.step_of if step is not None else "") or request.labels.get(COMPENSATES) or event.job_id
 
     async def _look_after(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
         """Each event by itself, then every workflow that they are about once."""
@@ -150,11 +149,15 @@ class Aftermath:
 
     async def _workflow_of(self, request: JobRequest) -> Key | None:
         """The workflow that a job is a step of, or undoes a step of."""
-        original = request.labels.get(COMPENSATES)
-        step = request if original is None else await self._families.request(original)
+        step = await self._step(request)
         if step is None or not step.step_of or not step.workflow_id:
             return None
         return step.step_of, step.workflow_id, step.tenant
+
+    async def _step(self, request: JobRequest) -> JobRequest | None:
+        """What was asked with this job, or with the one that it undoes."""
+        original = request.labels.get(COMPENSATES)
+        return request if original is None else await self._families.request(original)
 
     # --- retries ---------------------------------------------------------------------------------------------------
 
