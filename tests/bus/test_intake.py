@@ -7,6 +7,7 @@ import pytest
 
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
+from trellis.bus.errors import RequestInvalid
 from trellis.bus.messages import (
     ALERT,
     CANCEL,
@@ -281,3 +282,15 @@ async def test_a_request_that_finds_no_room_is_refused_aloud_and_may_come_again(
     await client.send(SUBMIT, request("c"))
     assert (await rig.job("c")).state == "PENDING"
     assert (client.accepted, len(client.alerts)) == ([1, 1, 1], 1)
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ({"topic": "job.*", "job_id": "a"}, r"topic: up to 16 words .* as in job\.echo; no wildcards"),
+        ({"topic": "job.echo", "job_id": "a b"}, r"job_id: letters, digits and"),
+    ],
+)
+def test_a_field_of_the_wrong_shape_is_refused_with_its_shape_in_words(said: dict[str, str], told: str):
+    with pytest.raises(RequestInvalid, match=told):
+        JobRequest.checked(said)

@@ -17,6 +17,11 @@ from trellis.engine.records import Job
 from trellis.lifecycles.bus_job import BUS_JOB
 
 TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
+SHAPES = {
+    "topic": "up to 16 words of letters, digits, _ and -, with dots between them, as in job.echo; no wildcards",
+    "job_id": "letters, digits and . _ : @ -, beginning with a letter or a digit",
+}
+"""What a field must look like, for people."""
 ENTRIES_MAX = 1_000
 GIVEN_ID_CHARS_MAX = 160
 """Of an id from outside: its wire ids and the ids of its retries are longer, and must fit too."""
@@ -234,4 +239,6 @@ def _canonical(told: Mapping[str, Any]) -> bytes:
 
 def _first(error: pydantic.ValidationError) -> str:
     found = error.errors(include_url=False, include_input=False)[0]
-    return f"{'/'.join(map(str, found['loc']))}: {found['msg']}"
+    shaped = found["type"] == "string_pattern_mismatch"
+    told = SHAPES.get(str(found["loc"][-1])) if shaped else None
+    return f"{'/'.join(map(str, found['loc']))}: {told or found['msg']}"
