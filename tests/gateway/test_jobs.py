@@ -54,7 +54,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one of 'type', 'job_type', 'topic'; found none"),
     ({"type": "a", "topic": "b"}, "found 'type' and 'topic'"),
     ({"job_type": "RESEARCH"}, "name it as agent_slug"),
-    ({"topic": "mail..out"}, "topic: String should match"),
+    ({"topic": "mail..out"}, "topic: up to 16 words"),
     ({"type": "a", "context_ptr": "objects://ctx/1"}, "'context_ptr' belongs to jobs named by 'topic'"),
     ({"type": "no good"}, "no good"),
     ({"type": "a", "run_at": "2026-01-01T00:00:00"}, "timezone"),
