@@ -14,12 +14,14 @@ import pytest
 from tests.servers.nats import NatsServer, running_nats
 from trellis.bus.messages import JobProgress
 from trellis.bus.port import Received
+from trellis.bus.wire import connection, durable, streams
+from trellis.bus.wire import nats as nats_bus
 from trellis.bus.wire.local import LocalBus
 from trellis.bus.wire.nats import NatsBus
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.wiring import SystemClock
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 AnyBus: TypeAlias = LocalBus | NatsBus
 Opener: TypeAlias = Callable[..., Awaitable[Any]]
 
@@ -100,6 +102,18 @@ async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not holds():
             await SystemClock().sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for some seconds is no fault of the server: a test that is about such a wait says how long it is."""
+    for module, name in [
+        (connection, "TAKEN_S_MAX"),
+        (nats_bus, "KEPT_S_MAX"),
+        (streams, "API_S"),
+        (durable, "API_S"),
+    ]:
+        monkeypatch.setattr(module, name, PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
