@@ -15,7 +15,7 @@ from cap.pb.cordum.agent.v1 import job_pb2
 from cap.worker import run_worker
 
 from tests.gateway.conftest import Gateway
-from tests.servers.nats import NatsServer, running_nats
+from tests.servers.nats import NatsServer, caught_up, running_nats
 from tests.spans import SPAN_ID, TRACE, TRACE_ID, Spans, parent_of, recorded, span_id
 from trellis.bus.errors import BusUnavailable, NotKept
 from trellis.bus.messages import RESULT, JobResult, Status
@@ -60,7 +60,7 @@ class Line:
                 self.results.append(packet)
 
         await self.client.subscribe(RESULT, cb=take)
-        await self.client.flush()
+        await caught_up(self.client)
 
     async def submit(self, way: str) -> str:
         """A job of a caller from outside, who has a trace and a correlation id; its id."""
@@ -71,7 +71,7 @@ class Line:
             return answer.json()["job_id"]
         request = pb.JobRequest(job_id="mine", topic=TOPIC, env={tracing.IN_ENV: TRACE})
         await submit_job(self.client, request, ORDER, "client-1")
-        await self.client.flush()
+        await caught_up(self.client)
         return "mine"
 
     async def until(self, holds: Callable[[], Any]) -> None:

@@ -19,11 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+from nats.aio.client import Client
+
 from tests.servers.guard import Guard
 
 START_TIMEOUT_S = 30.0
 START_TRIES = 3
 POLL_S = 0.005
+CAUGHT_UP_S = 60.0
 
 
 class NatsFailed(Exception):
@@ -155,6 +158,18 @@ def running_nats(*, jetstream: bool = False, settings: str = "") -> Iterator[Nat
         yield server
     finally:
         server.stop()
+
+
+async def caught_up(client: Client) -> None:
+    """Until the server has done all that the client asked of it before: a message to itself goes round. A flush does not tell that,
+    as its PING may overtake a subscription.
+    """
+    untyped: Any = client  # the library's own annotations are incomplete
+    inbox = untyped.new_inbox()
+    back = await untyped.subscribe(inbox)
+    await untyped.publish(inbox, b"")
+    await back.next_msg(timeout=CAUGHT_UP_S)
+    await back.unsubscribe()
 
 
 def _pause() -> None:

@@ -23,7 +23,7 @@ from tests.bus.interop.wiretap import Wiretap, tapped
 from tests.bus.rig import ScriptedKernel, quiet
 from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import Rig as Bench
-from tests.servers.nats import NatsServer
+from tests.servers.nats import NatsServer, caught_up
 from trellis.bus.messages import ALERT, CANCEL, RESULT, JobCancel, direct_subject
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.services import BusParts, BusServices
@@ -79,7 +79,7 @@ class Peer:
             self.heard.append(parse_packet(message.data))
 
         await self.client.subscribe(subject, queue=queue, cb=take)
-        await self.client.flush()
+        await caught_up(self.client)
 
     async def serve(self, topic: str = TOPIC, *, direct: bool = False, **beat: Any) -> None:
         """Be a worker of this topic: by its name, or as one that introduces itself and sends a heartbeat."""
@@ -99,7 +99,7 @@ class Peer:
     async def throw(self, subject: str, data: bytes) -> None:
         """Whatever bytes."""
         await self.client.publish(subject, data)
-        await self.client.flush()
+        await caught_up(self.client)
 
     async def beat(self, **said: Any) -> None:
         from cap.pb.cordum.agent.v1 import heartbeat_pb2
@@ -129,7 +129,7 @@ class Peer:
         """A request, as the SDK's client sends it."""
         request = pb.JobRequest(job_id=job_id, topic=topic, **said)
         await submit_job(self.client, request, f"t-{job_id}", self.sender_id, self.key)
-        await self.client.flush()
+        await caught_up(self.client)
 
     async def cancel(self, job_id: str, **said: Any) -> None:
         wish = pb.JobCancel(job_id=job_id, reason="not wanted", requested_by=self.sender_id, **said)
@@ -285,7 +285,7 @@ class Plane:
 
         listening = await self.bus.listen(mark, take)
         for peer in self.peers:
-            await peer.client.flush()
+            await caught_up(peer.client)
         await self.peers[0].say(mark, job_cancel=pb.JobCancel(job_id="mark", requested_by="test"))
         await asyncio.wait_for(marked.wait(), PATIENCE_S)
         await quiet()
@@ -296,7 +296,7 @@ class Plane:
         """And everybody else has it: publishing comes back when the server has everything up to there."""
         await self.bus.publish("job.mark.sent", JobCancel(job_id="mark", requested_by=OURS), trace_id="t-mark")
         for peer in self.peers:
-            await peer.client.flush()
+            await caught_up(peer.client)
         await quiet()
 
     # --- what is there ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from nats.js.errors import ServiceUnavailableError
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, rigged
 from tests.bus.wire.conftest import Heard, Net, net_at, until
-from tests.servers.nats import NatsServer, running_nats
+from tests.servers.nats import NatsServer, caught_up, running_nats
 from tests.servers.nats_proxy import Frame, NatsProxy, Pipe
 from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusUnavailable, BusUncertain, NotKept, TooLargeToKeep
@@ -290,11 +290,11 @@ async def test_what_a_listener_answers_is_not_taken_for_the_word_of_the_stream(a
             bus, client = await net.bus(), await nats.connect(server.url)
             await tell(bus, "job-0")
             await client.subscribe(RESULT, cb=reply)
-            await client.flush()
+            await caught_up(client)
             proxy.silent = True
             telling = asyncio.create_task(tell(bus, "job-1"))
             await until(lambda: answered.is_set() and proxy.held)
-            await client.flush()
+            await caught_up(client)
             await bus._connection.taken(bus._connection.current)  # what was answered has come before this
             assert not telling.done()
             proxy.let_go()

@@ -8,7 +8,7 @@ import nats
 import pytest
 
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net, net_at, said, until
-from tests.servers.nats import NatsServer, running_nats
+from tests.servers.nats import NatsServer, caught_up, running_nats
 from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import BusUnavailable, BusUncertain, NoResponders
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
@@ -296,6 +296,6 @@ async def test_a_refusal_that_could_not_be_told_is_tried_again(stream_net: Net):
     await bus.listen(SUBMIT, Heard(), group="trellis", durable=True)
     client = await nats.connect(stream_net.url)
     await client.publish(SUBMIT, b"\xff")
-    await client.flush()
+    await caught_up(client)
     await client.close()
     await until(lambda: len(refused) == 2)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.bus.test_cap import AT, BODIES, PLAIN
 from tests.bus.wire.conftest import Heard, Net, until
+from tests.servers.nats import caught_up
 from trellis.bus.envelope import PacketRefused
 from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, Packet, Severity
 from trellis.bus.wire.alerts import ALERT_EVERY_S, ALERTS_AT_ONCE, AlertLimit
@@ -79,7 +80,7 @@ async def check_zoo(net: Net, make: Callable[[], bytes], code: ErrorCode, severi
     client = await nats.connect(net.url)
     await client.publish(SUBMIT, make())
     await client.publish(SUBMIT, good())
-    await client.flush()
+    await caught_up(client)
     await heard.until(1)
     await alerts.until(1)
     await until(lambda: refused)
@@ -100,7 +101,7 @@ async def test_of_a_flood_of_bad_packets_a_few_are_told(nats_net: Net):
     for _ in range(500):
         await client.publish(RESULT, b"\xff\xff")
     await client.publish(RESULT, good("w-1", BODIES["result"]))
-    await client.flush()
+    await caught_up(client)
     await heard.until(1)
     await client.close()
     await alerts.until(ALERTS_AT_ONCE)
@@ -113,7 +114,7 @@ async def test_a_bad_alert_is_no_reason_for_another_alert(nats_net: Net):
     client = await nats.connect(nats_net.url)
     await client.publish(ALERT, b"\xff\xff")
     await client.publish(ALERT, good("w-1", BODIES["alert"]))
-    await client.flush()
+    await caught_up(client)
     await client.close()
     await alerts.until(1)
     assert alerts.packets[0].packet.body == BODIES["alert"]
@@ -137,7 +138,7 @@ async def test_nobody_makes_us_answer_elsewhere_than_to_an_inbox(nats_net: Net, 
     client = await nats.connect(nats_net.url)
     await client.publish(subject, good("w-1", BODIES["progress"]), reply=reply)
     await client.publish(subject, good("w-1", BODIES["progress"]), headers={"Trellis-Reply": reply})
-    await client.flush()
+    await caught_up(client)
     await client.close()
     await heard.until(2)
     assert not any(received.wants_answer for received in heard.packets)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net
 from tests.bus.wire.test_refusals import bent, good
+from tests.servers.nats import caught_up
 from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, JobResult, Status
 from trellis.bus.room import Room
 from trellis.bus.scheduling.intake import Intake
@@ -54,7 +55,7 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
     await bus.listen(ALERT, alerts)
     client = await nats.connect(nats_net.url)
     await client.publish(SUBMIT, good())
-    await client.flush()
+    await caught_up(client)
     await there(ledger, "job-1")
 
     def odd(message: Any) -> None:
@@ -63,7 +64,7 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
     await client.publish(SUBMIT, named("job-1", odd))
     await client.publish(SUBMIT, named("free", odd))
     await client.publish(SUBMIT, named("mine", lambda message: message.job_request.labels.update(retry_of="x")))
-    await client.flush()
+    await caught_up(client)
     await results.until(2)
     await alerts.until(3)
     await client.close()
@@ -89,7 +90,7 @@ async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: N
     for number in range(50):
         await client.publish(SUBMIT, named("mine", lambda message, n=number: message.job_request.env.update(n=str(n))))
     await client.publish(SUBMIT, named("last"))
-    await client.flush()
+    await caught_up(client)
     await there(ledger, "last")
     await intake.stop()
     await client.close()

@@ -17,6 +17,7 @@ from cap.worker import run_worker
 from tests.bus.test_cap import FULL
 from tests.bus.test_signing import OURS, THEIRS, pem, public_pem
 from tests.bus.wire.conftest import Heard, Net
+from tests.servers.nats import caught_up
 from trellis.bus.errors import NoResponders
 from trellis.bus.messages import (
     ALERT,
@@ -180,7 +181,7 @@ async def test_a_job_that_the_sdks_client_submits_is_a_request_of_ours(stream_ne
     job_id = f"sdk-{stream_net.mark}"
     sent = pb.JobRequest(job_id=job_id, topic="job.a", priority=pb.JOB_PRIORITY_BATCH, labels={"x": "y"})
     await submit_job(client, sent, "t-7", "client-1")
-    await client.flush()
+    await caught_up(client)
     await client.close()
     await heard.until(1)
     packet = heard.packets[-1].packet
