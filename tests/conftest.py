@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.pace import Pace, keeping_pace
 from tests.servers.known_types import remember_types
 from tests.servers.postgres import PostgresBinaries, PostgresServer, available_servers, running_postgres
 
@@ -27,6 +28,13 @@ TEMPLATE = "trellis_template"
 TEMPLATE_MIGRATION = (
     "trellis.ledgers.postgres.migrate:migrate"  # async (url) -> None; makes the schema in an empty database
 )
+
+
+@pytest.fixture
+def pace() -> Iterator[Pace]:
+    """For what a clock judges: how long the machine stood still meanwhile."""
+    with keeping_pace() as pace:
+        yield pace
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from tests.faults.fleet import Fleet, Nursery, submit_work, wait_ended
 from tests.faults.test_worker_deaths import HEARTBEAT_S, LEASE_S, check, kill_under_load, sweeping
 from tests.faults.worker_process import Work
 from tests.ledgers.conformance.rig import OTHER_WORKER, SUBMITTER, SWEEPER, WORKER
+from tests.pace import Pace
 from tests.servers.postgres import PostgresServer
 from trellis.engine.jobs import Advance, Applied, Claim, Claimed, ClaimId, JobId, LeaseLost, NewJob, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
@@ -24,7 +25,7 @@ HOUR_S = 3600.0
 @pytest.mark.serial
 @pytest.mark.requirement("D2", "D33")
 async def test_workers_whose_clocks_are_an_hour_off_are_as_safe_as_any(
-    fault_server: PostgresServer, timed_database: str, tmp_path: Path, nursery: Nursery, figures
+    fault_server: PostgresServer, timed_database: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):
     """One an hour ahead, one an hour behind, one right, with kills: the ledger's clock is the only one that counts."""
     url = fault_server.url(timed_database, LOGIN)
@@ -43,7 +44,8 @@ async def test_workers_whose_clocks_are_an_hour_off_are_as_safe_as_any(
     await ledger.close()
     figures(jobs=120, kills=3, taken=len(recovery), recovery_max_s=round(max(recovery), 2), leases_lost=expired)
     assert fates["succeeded"] + letters == 120
-    assert expired + letters <= len(recovery), "a lease was lost that no kill explains"
+    if pace.stood_still_s < HEARTBEAT_S:
+        assert expired + letters <= len(recovery), "a lease was lost that no kill explains"
 
 
 @pytest.mark.requirement("D2")

@@ -66,7 +66,7 @@ KINDS = ("lost", "repeated", "late", "swapped", "cut")
 CLIENT = "client-1"
 ENDS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
 ASK_AGAIN_S = 1.0
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 def of_ours(topic: str) -> bool:

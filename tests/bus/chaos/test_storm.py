@@ -24,6 +24,7 @@ pytestmark = [
 FAULTS = ("cut", "restart", "erase", "cut", "restart", "erase")
 
 
+@pytest.mark.timeout(600)
 async def test_a_bus_that_breaks_loses_nothing_and_does_nothing_twice(
     ledger_url: str, tmp_path: Path, bus_nursery: Nursery, figures: Callable[..., None]
 ):
