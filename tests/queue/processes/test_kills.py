@@ -19,6 +19,7 @@ import pytest
 
 from tests.faults.conftest import SEED
 from tests.faults.fleet import Nursery
+from tests.pace import Pace
 from tests.queue.processes.queue_process import APART, GATEWAY, NLM, ORCHESTRATOR, PARTS, PLATFORM
 from tests.queue.processes.stories import PATIENCE_S, Story, a_story
 
@@ -230,11 +231,17 @@ def costs_what_it_must(story: Told) -> bool:
     return bool(story.deaths) and story.attempts == NAMED[story.what]
 
 
-def check_named(stories: list[Told]) -> None:
-    """Each point was met, and a death there costs no more attempts than it has to; it never costs less."""
+def check_named(stories: list[Told], pace: Pace) -> None:
+    """Each point was met, and a death there costs no more attempts than it has to; it never costs less.
+
+    Where the machine stood still leases were lost by nobody's fault.
+    """
     missed = NAMED.keys() - {story.what for story in stories if story.deaths}
     assert not missed, f"nobody died at {sorted(missed)}"
     best = {point: min(story.attempts for story in stories if story.what == point and story.deaths) for point in NAMED}
+    assert all(attempts >= NAMED[point] for point, attempts in best.items()), best
+    if pace.stood_still_s > 1.0:
+        return
     assert best == NAMED
     assert sum(story.requeued for story in stories) <= max(1, len(stories) / 10)
 
@@ -246,24 +253,24 @@ def stage(template: Path, parts: Nursery, tmp_path: Path) -> Stage:
 
 @pytest.mark.timeout(600)
 async def test_a_death_between_staging_and_acknowledgement_leaves_one_artifact_and_one_complete(
-    stage: Stage, figures: Callable[..., None]
+    stage: Stage, figures: Callable[..., None], pace: Pace
 ):
     await stage.golden()
     stories = await stage.named_once()
     report(stories, figures)
-    check_named(stories)
+    check_named(stories, pace)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(3_600)
 async def test_fifty_deaths_at_each_point_between_staging_and_acknowledgement_leave_one_artifact_and_one_complete(
-    stage: Stage, figures: Callable[..., None]
+    stage: Stage, figures: Callable[..., None], pace: Pace
 ):
     await stage.golden()
     stories = await stage.all_of([*NAMED] * 50, killed_at)
     deaths = report(stories, figures)
     assert deaths.total() >= 0.95 * len(stories), "each of these points is met by every job"
-    check_named(stories)
+    check_named(stories, pace)
 
 
 async def test_what_an_older_attempt_staged_is_discarded_although_the_gateway_died_before_it_could(
@@ -307,6 +314,7 @@ async def test_deaths_leave_one_artifact_and_one_complete_on_postgresql(
     figures: Callable[..., None],
     new_postgres_database: Callable[..., str],
     postgres_template: str,
+    pace: Pace,
 ):
     on_postgres = Stage(
         template=stage.template,
@@ -318,4 +326,4 @@ async def test_deaths_leave_one_artifact_and_one_complete_on_postgresql(
     stories = await on_postgres.all_of([*NAMED] * 3, killed_at)
     deaths = report(stories, figures)
     assert deaths.total() >= 0.95 * len(stories), "each of these points is met by every job"
-    check_named(stories)
+    check_named(stories, pace)
