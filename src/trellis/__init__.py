@@ -1,27 +1,36 @@
-"""Trellis: a durable job engine, and an execution platform for agents with a human in control."""
+"""Trellis: a durable job engine, and an execution platform for agents with a human in control.
 
-from trellis.client import JobHandle, Trellis
-from trellis.engine.errors import (
-    JobCancelled,
-    JobDeadLettered,
-    JobFailed,
-    LeaseConflictError,
-    NotAllowed,
-    PermanentError,
-    TokenExpired,
-    TokenRefused,
-    TransientError,
-    TrellisError,
-    ValidationError,
-)
-from trellis.engine.jobs import Priority
-from trellis.engine.retries import RetryPolicy
-from trellis.wiring import connect, connect_sync, run_worker
-from trellis.worker.app import App
-from trellis.worker.context import Context, Item, SyncContext
-from trellis.worker.options import WorkerOptions
-from trellis.worker.outcomes import Snooze
-from trellis.worker.payloads import Undo
+Importing the package costs next to nothing: a name is loaded, with the module that has it, when it is first asked for.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names as in `_NAMES`
+    from trellis.client import JobHandle, Trellis
+    from trellis.engine.errors import (
+        JobCancelled,
+        JobDeadLettered,
+        JobFailed,
+        LeaseConflictError,
+        NotAllowed,
+        PermanentError,
+        TokenExpired,
+        TokenRefused,
+        TransientError,
+        TrellisError,
+        ValidationError,
+    )
+    from trellis.engine.jobs import Priority
+    from trellis.engine.retries import RetryPolicy
+    from trellis.wiring import connect, connect_sync, run_worker
+    from trellis.worker.app import App
+    from trellis.worker.context import Context, Item, SyncContext
+    from trellis.worker.options import WorkerOptions
+    from trellis.worker.outcomes import Snooze
+    from trellis.worker.payloads import Undo
 
 __all__ = [
     "App",
@@ -50,3 +59,45 @@ __all__ = [
     "connect_sync",
     "run_worker",
 ]
+
+_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "trellis.client": ("JobHandle", "Trellis"),
+        "trellis.engine.errors": (
+            "JobCancelled",
+            "JobDeadLettered",
+            "JobFailed",
+            "LeaseConflictError",
+            "NotAllowed",
+            "PermanentError",
+            "TokenExpired",
+            "TokenRefused",
+            "TransientError",
+            "TrellisError",
+            "ValidationError",
+        ),
+        "trellis.engine.jobs": ("Priority",),
+        "trellis.engine.retries": ("RetryPolicy",),
+        "trellis.wiring": ("connect", "connect_sync", "run_worker"),
+        "trellis.worker.app": ("App",),
+        "trellis.worker.context": ("Context", "Item", "SyncContext"),
+        "trellis.worker.options": ("WorkerOptions",),
+        "trellis.worker.outcomes": ("Snooze",),
+        "trellis.worker.payloads": ("Undo",),
+    }
+)
+"""Which module brings which names."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # type checkers would take every name for one that is here
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(_HOMES[name]), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

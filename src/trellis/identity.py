@@ -18,17 +18,17 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NoReturn, cast
-
-from joserfc import jws, jwt
-from joserfc.errors import JoseError
-from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from trellis.engine.errors import KeyUnusable, OptionInvalid, TokenExpired, TokenRefused
 from trellis.engine.jobs import JOB_ID_PATTERN
 from trellis.engine.text import is_storable
 from trellis.lifecycles import Role
+
+if TYPE_CHECKING:  # cryptography is loaded with the first key: without one nothing is signed or verified
+    from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 AUDIENCE = "trellis"
 TTL_S_DEFAULT = 3600.0
@@ -50,7 +50,7 @@ KEY_ID_CHARS_MAX = 200
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 _ISSUE = "get a new one: trellis token issue --role ROLE"
 
-Key = OctKey | RSAKey | ECKey | OKPKey
+Key: TypeAlias = "OctKey | RSAKey | ECKey | OKPKey"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +63,10 @@ class TrustedKey:
     key_id: str | None = None
     """The `kid` of its tokens, where an issuer has several keys."""
     ttl_s_max: float = TTL_S_MAX
+
+    def __post_init__(self) -> None:
+        # What signs and verifies is loaded with the key, not while somebody waits for an answer.
+        import_module("joserfc.jwt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +86,8 @@ class Identity:
 
 def symmetric_key(secret: bytes, *, issuer: str) -> TrustedKey:
     """A secret of 32 bytes or more as a key for HS256: whoever verifies with it could also issue."""
+    from joserfc.jwk import OctKey
+
     if len(secret) < SYMMETRIC_BYTES_MIN:
         expected = f"a secret for HS256 has {SYMMETRIC_BYTES_MIN} bytes or more"
         raise OptionInvalid(option="secret", value=f"{len(secret)} bytes", expected=expected)
@@ -110,6 +116,8 @@ def private_key(body: bytes, *, issuer: str) -> TrustedKey:
 
 def make_private_jwk(key_id: str, algorithm: str) -> dict[str, str]:
     """A new key pair as a private JWK; the public one is the same without `d`. Raises OptionInvalid."""
+    from joserfc.jwk import ECKey, OKPKey
+
     if algorithm not in CURVES:
         raise OptionInvalid(option="--alg", value=algorithm, expected=f"choose one of {', '.join(CURVES)}")
     if not _is_key_id(key_id):
@@ -124,6 +132,8 @@ def issue(
     key: TrustedKey, *, name: str, roles: Iterable[Role], ttl_s: float, now: float, job_id: str | None = None
 ) -> str:
     """A token that `verify` with the same key accepts for `ttl_s`; raises OptionInvalid."""
+    from joserfc import jwt
+
     chosen = [role.value for role in Role if role in set(roles)]
     if not chosen:
         raise OptionInvalid(option="role", value="", expected="a token without a role is good for nothing")
@@ -149,6 +159,9 @@ def issue(
 
 def verify(token: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
     """Whom the token names and as what; raises TokenRefused, which says what to change."""
+    from joserfc import jws
+    from joserfc.errors import JoseError
+
     if len(token) > TOKEN_CHARS_MAX:
         _refuse(f"it has {len(token)} characters and the limit is {TOKEN_CHARS_MAX}", _ISSUE)
     if not _SHAPE.fullmatch(token):
@@ -201,6 +214,9 @@ def _public_key(entry: Any, issuer: str) -> TrustedKey:
 
 
 def _imported(jwk: dict[str, Any], issuer: str, *, private: bool) -> TrustedKey:
+    from joserfc.errors import JoseError
+    from joserfc.jwk import ECKey, OKPKey
+
     key_id, algorithm = jwk.get("kid"), jwk.get("alg")
     if not isinstance(key_id, str) or not _is_key_id(key_id):
         raise KeyUnusable(reason="a key has no kid: name each, so that the next one can be told from it")

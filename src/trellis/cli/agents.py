@@ -8,8 +8,8 @@ from rich.text import Text
 
 from trellis.agents.catalog import Agent
 from trellis.agents.definition import AgentMalformed, AgentStatus
-from trellis.cli import over_http, values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli import values
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column
@@ -34,9 +34,9 @@ class _Listed:
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     agents = group(program, "agents", section="Agents", help_="The agents; let one run, or stop it.", lists=True)
-    command(agents, "list", over_http=over_http.list_agents)(list_agents)
-    command(agents, "activate", over_http=over_http.activate)(activate)
-    command(agents, "pause", over_http=over_http.pause)(pause)
+    command(agents, "list", over_http=at_gateway("list_agents"))(list_agents)
+    command(agents, "activate", over_http=at_gateway("activate"))(activate)
+    command(agents, "pause", over_http=at_gateway("pause"))(pause)
 
 
 async def list_agents(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:

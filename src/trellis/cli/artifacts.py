@@ -1,6 +1,6 @@
 """`trellis artifacts`: what queue jobs left behind, and removing what is old."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,13 +8,15 @@ from trellis.artifacts.content import ArtifactType
 from trellis.artifacts.errors import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.artifacts.rows import Row
-from trellis.cli import over_http, values
+from trellis.cli import values
 from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, operator
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age
-from trellis.instance import Instance
+
+if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+    from trellis.instance import Instance
 
 PAGE = 200
 
@@ -26,9 +28,9 @@ def add_to(program: typer.Typer) -> None:
     made = group(
         program, "artifacts", section="Agents", help_="What queue jobs left behind; clean up what is old.", lists=True
     )
-    command(made, "list", over_http=over_http.list_artifacts)(list_artifacts)
-    command(made, "show", over_http=over_http.show_artifact)(show_artifact)
-    command(made, "cleanup", over_http=over_http.clean_up_artifacts)(clean_up)
+    command(made, "list", over_http=at_gateway("list_artifacts"))(list_artifacts)
+    command(made, "show", over_http=at_gateway("show_artifact"))(show_artifact)
+    command(made, "cleanup", over_http=at_gateway("clean_up_artifacts"))(clean_up)
 
 
 async def list_artifacts(
@@ -56,7 +58,7 @@ async def list_artifacts(
     cli.out.listing(found, columns, empty="No artifacts.")
 
 
-async def _rows(instance: Instance, wanted: int, kind: ArtifactType | None, job: str | None) -> list[Row]:
+async def _rows(instance: "Instance", wanted: int, kind: ArtifactType | None, job: str | None) -> list[Row]:
     found, cursor = list[Row](), None
     while True:
         page = await instance.artifacts.page(

@@ -8,15 +8,15 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
-from trellis.cli import problems
-from trellis.cli.invocation import Cli
-from trellis.cli.output import Output
 from trellis.engine.errors import TrellisError
+
+if TYPE_CHECKING:  # the engine is loaded by a command that runs: telling the version needs none of it
+    from trellis.cli.invocation import Cli
 
 PIPE_CLOSED = 141
 """128 + SIGPIPE: whoever read the output had enough."""
@@ -115,6 +115,17 @@ def command(
     return register
 
 
+def at_gateway(name: str) -> Callable[..., Any]:
+    """The command of this name in `over_http`, which is loaded when a gateway is meant: it brings what all gateways tell."""
+
+    def call(cli: "Cli", **given: Any) -> Any:
+        from trellis.cli import over_http
+
+        return getattr(over_http, name)(cli, **given)
+
+    return call
+
+
 def _default(option: str) -> Any:
     return False if option in {"json", "debug"} else None
 
@@ -122,6 +133,9 @@ def _default(option: str) -> Any:
 def _invoke(
     function: Callable[..., Any], over_http: Callable[..., Any] | None, ctx: typer.Context, given: dict[str, Any]
 ) -> None:
+    from trellis.cli.invocation import Cli
+    from trellis.cli.output import Output
+
     above: dict[str, Any] = ctx.find_root().obj or {}
     ledger, data = given.pop("ledger") or above.get("ledger"), given.pop("data") or above.get("data")
     debug = given.pop("debug") or above.get("debug", False)
@@ -148,7 +162,9 @@ async def _finish(coroutine: Coroutine[Any, Any, int | None]) -> int | None:
     return await coroutine
 
 
-def _report(cli: Cli, error: TrellisError) -> int:
+def _report(cli: "Cli", error: TrellisError) -> int:
+    from trellis.cli import problems
+
     url: str | None = None
     with contextlib.suppress(TrellisError):
         url = cli.url

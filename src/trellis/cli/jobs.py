@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from trellis.bus.documents import context_pointer, hold_of, result_pointer
-from trellis.cli import approvals, over_http, values
+from trellis.cli import approvals, values
 from trellis.cli.bus_jobs import bus_facts, with_retry
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, event_record, state_text
@@ -53,14 +53,14 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "jobs", section=SECTION, over_http=over_http.list_jobs)(list_jobs)
+    command(program, "jobs", section=SECTION, over_http=at_gateway("list_jobs"))(list_jobs)
     job = group(program, "job", section=SECTION, help_="Show, explain, cancel, requeue, approve or deny one job.")
-    command(job, "show", over_http=over_http.show_job)(show)
-    command(job, "result", over_http=over_http.job_result)(result)
-    command(job, "context", over_http=over_http.job_context)(context)
+    command(job, "show", over_http=at_gateway("show_job"))(show)
+    command(job, "result", over_http=at_gateway("job_result"))(result)
+    command(job, "context", over_http=at_gateway("job_context"))(context)
     command(job, "explain")(explain_job)
-    command(job, "cancel", over_http=over_http.cancel_job)(cancel)
-    command(job, "requeue", over_http=over_http.requeue_job)(requeue)
+    command(job, "cancel", over_http=at_gateway("cancel_job"))(cancel)
+    command(job, "requeue", over_http=at_gateway("requeue_job"))(requeue)
     approvals.add_to(job)
 
 
@@ -243,7 +243,7 @@ async def result(cli: Cli, id_: JobArgument) -> None:
             body = await pointers.read(pointer, part=Part.RESULT)
     if body is None:
         raise Refused(detail=f"Job {job.job_id} is {job.state} and has no result.")
-    over_http.print_bytes(cli, job.job_id, "result", body)
+    cli.out.content(job.job_id, "result", body)
 
 
 async def context(cli: Cli, id_: JobArgument) -> None:
@@ -261,7 +261,7 @@ async def context(cli: Cli, id_: JobArgument) -> None:
 
     async with open_pointers(cli.settings, cli.url) as pointers:
         body = await pointers.read(pointer, part=Part.CONTEXT)
-    over_http.print_bytes(cli, job.job_id, "context", body)
+    cli.out.content(job.job_id, "context", body)
 
 
 async def explain_job(cli: Cli, id_: JobArgument) -> None:

@@ -31,6 +31,10 @@ _WORDS = {"state": "status"}
 """What the engine and the gateway call differently of a job."""
 YIELD_ROOM = 8
 """What a column that gives way is left at least."""
+_COMMANDS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"} | {
+    code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Control characters, and what turns the direction of writing, as they are written out."""
 UNLIMITED_WIDTH = 10_000
 """Wider than any row: in a pipe a row is a line."""
 
@@ -58,20 +62,31 @@ class Output:
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """One line for people, as it is."""
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(harmless(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def prose(self, text: str, style: str | None = None) -> None:
         """A sentence for people, wrapped at words."""
-        self.console.print(text, style=style, markup=False, highlight=False)
+        self.console.print(harmless(text), style=style, markup=False, highlight=False)
 
     def note(self, text: str) -> None:
         """Something beside the answer: it never mixes with what a program reads."""
-        self.errors.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        self.errors.print(harmless(text), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def record(self, record: dict[str, Any]) -> None:
         """One JSON object, on one line."""
         sys.stdout.write(json.dumps(record, ensure_ascii=False, separators=(", ", ": ")) + "\n")
         sys.stdout.flush()
+
+    def content(self, job_id: str, name: str, body: bytes) -> None:
+        """The bytes as they are, for a file or a pipe; with --json as text in a record, under this name."""
+        if not self.as_json:
+            sys.stdout.buffer.write(body)
+            self.line()
+            return
+        try:
+            self.record({"job_id": job_id, name: json.loads(body)})
+        except ValueError:
+            self.record({"job_id": job_id, name: body.decode("utf-8", "replace")})
 
     def listing(self, items: Iterable[T], columns: Sequence[Column[T]], *, empty: str) -> None:
         """A table, or one JSON object per item."""
@@ -105,9 +120,9 @@ class Output:
 
     def error(self, message: str, remedy: str = "") -> None:
         """The cause and the way out."""
-        self.errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True, highlight=False)
+        self.errors.print(Text.assemble(("error: ", "bold red"), harmless(message)), soft_wrap=True, highlight=False)
         if remedy:
-            self.errors.print(Text.assemble(("  → ", "bold"), remedy), soft_wrap=True, highlight=False)
+            self.errors.print(Text.assemble(("  → ", "bold"), harmless(remedy)), soft_wrap=True, highlight=False)
 
 
 def table(rows: Sequence[T], columns: Sequence[Column[T]], width: int) -> Table:
@@ -143,7 +158,12 @@ def _widths(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) 
 
 def _text(cell: str | Text) -> Text:
     """Plain text: what a job says in brackets is not our markup."""
-    return cell if isinstance(cell, Text) else Text(cell)
+    return cell if isinstance(cell, Text) else Text(harmless(cell))
+
+
+def harmless(text: str) -> str:
+    """With whatever would command a terminal written out: errors and ids may be a stranger's words."""
+    return text.translate(_COMMANDS)
 
 
 def as_record(item: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ What a gateway does not offer is refused with the option's name, never left out 
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -262,7 +261,7 @@ async def submit(  # noqa: PLR0917 - as its namesake
     payload: str | None,
     key: str | None,
     id_: str | None,
-    priority: str,
+    priority: str | None,
     delay: str | None,
     run_at: str | None,
     deadline: str | None,
@@ -424,26 +423,14 @@ async def job_result(cli: Cli, id_: str) -> None:
     """What came of a job, itself."""
     async with cli.client() as client:
         body = await client.jobs.result(id_)
-    print_bytes(cli, id_, "result", body)
+    cli.out.content(id_, "result", body)
 
 
 async def job_context(cli: Cli, id_: str) -> None:
     """What the worker of a job on a topic is given."""
     async with cli.client() as client:
         body = await client.jobs.context(id_)
-    print_bytes(cli, id_, "context", body)
-
-
-def print_bytes(cli: Cli, job_id: str, name: str, body: bytes) -> None:
-    """The bytes as they are, for a file or a pipe; with --json as text in a record, under this name."""
-    if not cli.out.as_json:
-        sys.stdout.buffer.write(body)
-        cli.out.line()
-        return
-    try:
-        cli.out.record({"job_id": job_id, name: json.loads(body)})
-    except ValueError:
-        cli.out.record({"job_id": job_id, name: body.decode("utf-8", "replace")})
+    cli.out.content(id_, "context", body)
 
 
 def _plain(value: Any) -> str:

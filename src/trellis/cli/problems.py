@@ -7,8 +7,6 @@ import json
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-from trellis.artifacts.content import JobType
-from trellis.artifacts.payloads import EXAMPLES
 from trellis.engine.errors import (
     IdempotencyMismatch,
     InputError,
@@ -91,6 +89,9 @@ def way_out(error: TrellisError, *, in_doctor: bool = False) -> str:
 
 def _example(type_: str) -> str:
     """A submit of this type that works; of a type that is not the job queue's, nobody here knows the fields."""
+    from trellis.artifacts.content import JobType  # whoever makes no mistake needs no example
+    from trellis.artifacts.payloads import EXAMPLES
+
     if type_.startswith("job."):
         return f"trellis submit --topic {type_} '{{\"n\": 1}}'"
     if type_ not in {kind.value for kind in JobType}:

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from trellis.cli.commands import DataOption, DebugOption, LedgerOption, Sections
-from trellis.cli.problems import REFUSED
 
 PROGRAM = "trellis"
 PACKAGE = "trellis-engine"
+VERSION = "--version"
 
 NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -31,7 +31,7 @@ NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dlq": ("dlq",),
         "workers": ("worker", "workers"),
         "up": ("up",),
-        "ledgers": ("migrate", "verify", "sweep", "doctor", "version"),
+        "ledgers": ("migrate", "verify", "sweep", "followers", "doctor", "version"),
         "rebuild": ("rebuild",),
         "tokens": ("token",),
         "lifecycles": ("lifecycles",),
@@ -54,7 +54,7 @@ def root(
     data: DataOption = None,
     debug: DebugOption = False,  # noqa: FBT002 - a flag of the command line
     version: Annotated[  # noqa: ARG001, FBT002 - its callback has done the work
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
+        bool, typer.Option(VERSION, is_eager=True, callback=_print_version, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Trellis: durable jobs with declared lifecycles, on SQLite or PostgreSQL.
@@ -66,7 +66,10 @@ def root(
 
 
 def make_program(word: str | None = None) -> typer.Typer:
-    """The program with the command that is called `word`; with all commands when there is none of that name."""
+    """The program with the command that is called `word`; with all commands when there is none of that name.
+
+    Its version it tells without any.
+    """
     program = typer.Typer(
         cls=Sections,
         name=PROGRAM,
@@ -77,7 +80,7 @@ def make_program(word: str | None = None) -> typer.Typer:
     )
     program.callback()(root)
     wanted = [noun for noun, words in NOUNS.items() if word in words]
-    for noun in wanted or NOUNS:
+    for noun in () if word == VERSION else wanted or NOUNS:
         import_module(f"trellis.cli.{noun}").add_to(program)
     return program
 
@@ -91,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _misused(error)
     except typer.Abort:
+        from trellis.cli.problems import REFUSED
+
         typer.echo("stopped: nothing was changed", err=True)
         return REFUSED
     return answer if isinstance(answer, int) else 0

@@ -16,7 +16,6 @@ from trellis.engine.errors import IdempotencyMismatch, InputError, OptionInvalid
 from trellis.engine.jobs import Mismatch, Submitted
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.worker.kinds import read_job
 
 KEY_SCOPE = "trellis submit"
 
@@ -94,6 +93,8 @@ def say_made(cli: Cli, result: Any) -> None:
 
 async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:
     """Check the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
+    from trellis.worker.kinds import read_job  # agents and their memory: loaded by those who have a queue job
+
     person = owner(cli, "submit a job of the job queue")
     async with opened(cli) as instance:
         job = await read_job(asked, instance.making(person.name))

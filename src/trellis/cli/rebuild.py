@@ -16,7 +16,6 @@ from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column
 from trellis.engine.errors import OptionInvalid
-from trellis.instance import places
 from trellis.ledgers import open_ledger
 from trellis.operations.explain import counted
 from trellis.runs import ids
@@ -114,6 +113,8 @@ def _make_missing(cli: Cli) -> None:
 
 @asynccontextmanager
 async def _objects(cli: Cli) -> AsyncGenerator[ObjectStore]:
+    from trellis.instance import places  # all of the platform, for those who rebuild
+
     settings = cli.settings
     if settings.memory is None:
         settings = settings.model_copy(update={"memory": Path()})  # a rebuild does not touch it

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trellis.cli import over_http, values
+from trellis.cli import values
 from trellis.cli.agents import AgentArgument
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
@@ -20,7 +20,6 @@ from trellis.engine.errors import Refused
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
-from trellis.instance import Instance
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
 from trellis.runs import documents, ids
@@ -29,6 +28,9 @@ from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import GRACE_S, TriggerKind
 from trellis.runs.lookup import find_run
 from trellis.wiring import new_id
+
+if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+    from trellis.instance import Instance
 
 ENDED = frozenset({"completed", "failed"})
 WATCH_S = 0.1
@@ -43,11 +45,11 @@ RunArgument = Annotated[
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "run", section="Agents", over_http=over_http.run)(run)
+    command(program, "run", section="Agents", over_http=at_gateway("run"))(run)
     runs = group(program, "runs", section="Agents", help_="Runs of agents: list, show, cancel.", lists=True)
-    command(runs, "list", over_http=over_http.list_runs)(list_runs)
-    command(runs, "show", over_http=over_http.show_run)(show_run)
-    command(runs, "cancel", over_http=over_http.cancel_run)(cancel)
+    command(runs, "list", over_http=at_gateway("list_runs"))(list_runs)
+    command(runs, "show", over_http=at_gateway("show_run"))(show_run)
+    command(runs, "cancel", over_http=at_gateway("cancel_run"))(cancel)
 
 
 async def run(
@@ -78,7 +80,7 @@ async def run(
         return await _watch(cli, instance, agent, run_id)
 
 
-async def watched(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> dict[str, Any]:
+async def watched(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> dict[str, Any]:
     """Work on runs in this process until this one has ended; its last status.json."""
     stop = asyncio.Event()
     serving = asyncio.ensure_future(instance.serve(stop, queue_jobs=False))
@@ -89,12 +91,12 @@ async def watched(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> dic
         await serving
 
 
-async def _watch(cli: Cli, instance: Instance, slug: str, run_id: JobId) -> int:
+async def _watch(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> int:
     return say_ended(cli, await watched(cli, instance, slug, run_id))
 
 
 async def _until_ended(
-    cli: Cli, instance: Instance, slug: str, run_id: JobId, serving: "asyncio.Future[None]"
+    cli: Cli, instance: "Instance", slug: str, run_id: JobId, serving: "asyncio.Future[None]"
 ) -> dict[str, Any]:
     """The last status.json, with a bar that moves with each published step."""
     published, status = instance.published, dict[str, Any]()
@@ -179,7 +181,7 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
         cli.out.listing(record["steps"], columns, empty="")
 
 
-async def _record(instance: Instance, run_id: JobId) -> dict[str, Any]:
+async def _record(instance: "Instance", run_id: JobId) -> dict[str, Any]:
     """The run as the ledger has it now: its status.json may be a moment behind."""
     job = await instance.ledger.job(run_id)
     if job is None or job.payload is None:

@@ -4,26 +4,56 @@ A record's message has the fields in it for people; `record.event` and `record.f
 """
 
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
-import structlog
-from structlog.typing import EventDict, WrappedLogger
+CALLER = 3
+"""How many frames up whoever logs is: a record names that line."""
 
 
-def log_of(name: str) -> Any:
+class Log:
     """The logger of a part: `log.warning("turn_failed", failures=2)`."""
-    return structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=[structlog.stdlib.filter_by_level, _to_record],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=True,
-    )
+
+    __slots__ = ("_bound", "_logger")
+
+    def __init__(self, logger: logging.Logger, bound: Mapping[str, Any]) -> None:
+        self._logger, self._bound = logger, bound
+
+    def bind(self, **fields: Any) -> Self:
+        """The same logger, that says these fields with every event."""
+        return type(self)(self._logger, {**self._bound, **fields})
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        """An event for whoever debugs this part."""
+        self._tell(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        """An event as it should be."""
+        self._tell(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        """An odd one."""
+        self._tell(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        """One that went wrong."""
+        self._tell(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, **fields: Any) -> None:
+        """One that went wrong, with the exception being handled."""
+        self._tell(logging.ERROR, event, {"exc_info": True, **fields})
+
+    def _tell(self, level: int, event: str, fields: Mapping[str, Any]) -> None:
+        if not self._logger.isEnabledFor(level):
+            return
+        name, said = str(event), {**self._bound, **fields}  # a handler's event may be any object
+        exc_info = said.pop("exc_info", None) or None
+        text = " ".join([name, *(f"{key}={value!r}" for key, value in said.items())])
+        # `%` in a value must not be taken for a placeholder: the standard library formats only when there are arguments.
+        extra = {"event": name, "fields": said}
+        self._logger.log(level, text, exc_info=exc_info, stacklevel=CALLER, extra=extra)
 
 
-def _to_record(_: WrappedLogger, name: str, fields: EventDict) -> tuple[tuple[str], dict[str, Any]]:
-    event = str(fields.pop("event"))
-    exc_info = fields.pop("exc_info", name == "exception")
-    text = " ".join([event, *(f"{key}={value!r}" for key, value in fields.items())])
-    # `%` in a value must not be taken for a placeholder: the standard library formats only when there are arguments.
-    return (text,), {"exc_info": exc_info or None, "extra": {"event": event, "fields": dict(fields)}}
+def log_of(name: str) -> Log:
+    """The logger of that name."""
+    return Log(logging.getLogger(name), {})

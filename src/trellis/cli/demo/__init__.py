@@ -19,7 +19,6 @@ from rich.text import Text
 
 from trellis.agents.garden import AGENTS
 from trellis.cli.commands import command
-from trellis.cli.demo.agent import agent_demo
 from trellis.cli.demo.processes import Workers
 from trellis.cli.demo.watch import Watch
 from trellis.cli.events import EVENT_COLUMNS, print_events
@@ -83,7 +82,11 @@ async def demo(
         raise InputError(detail="The demo makes a ledger of its own; --data DIR chooses its folder.")
     for name in TOKEN_SETTINGS:
         os.environ.pop(name, None)  # the demo's ledger is new: no token was made for it, nor for its workers
-    return await (_crash(cli) if crash else agent_demo(cli, agent))
+    if crash:
+        return await _crash(cli)
+    from trellis.cli.demo.agent import agent_demo  # all of the platform, for those who run an agent
+
+    return await agent_demo(cli, agent)
 
 
 async def _crash(cli: Cli) -> int:

@@ -1,0 +1,151 @@
+"""What is loaded when: a program pays for the parts that it uses. Names of modules, no times."""
+
+import ast
+import importlib
+import inspect
+import pickle
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trellis
+from trellis.cli import over_http
+from trellis.cli.program import make_program
+
+SOURCE = Path(trellis.__file__).parent
+CRYPTOGRAPHY = ("joserfc", "cryptography")
+SERVERS = ("fastapi", "starlette", "uvicorn")
+PLATFORM = ("dulwich", "httpx2", "pydantic_ai", "trellis.gateway", "trellis.instance", "trellis.nlm_backend")
+EXTRAS = ("asyncpg", "cap", "nats", "obstore", "opentelemetry.sdk", "openai")
+ENGINE = ("apsw", "opentelemetry", "pydantic", "rich", "trellis.client", "trellis.engine.ledger", "trellis.wiring")
+AGENTS = ("yaml", "trellis.agents", "trellis.http.shapes", "trellis.runs", "trellis.storage.memory")
+
+RUN = "import sys; from trellis.cli import main; code = main(sys.argv[1:]); print(*sys.modules, file=sys.stderr); sys.exit(code)"
+
+
+def loaded(code: str, *arguments: str) -> set[str]:
+    """The modules of a process that has run this; what it has loaded goes to its standard error."""
+    command = [sys.executable, "-c", code, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return set(ended.stderr.split())
+
+
+def of(parts: tuple[str, ...], modules: set[str]) -> list[str]:
+    return sorted(
+        module for module in modules if any(module == part or module.startswith(f"{part}.") for part in parts)
+    )
+
+
+def test_importing_trellis_loads_nothing_of_it():
+    modules = loaded("import sys, trellis; print(*sys.modules, file=sys.stderr)")
+    assert [module for module in modules if module.startswith("trellis.")] == []
+    assert of((*CRYPTOGRAPHY, *SERVERS, *PLATFORM, *EXTRAS, *ENGINE, "asyncio", "typer"), modules) == []
+
+
+def test_the_version_is_told_without_the_engine():
+    modules = loaded(RUN, "--version")
+    assert of((*CRYPTOGRAPHY, *SERVERS, *PLATFORM, *EXTRAS, *ENGINE, *AGENTS), modules) == []
+
+
+@pytest.mark.parametrize("arguments", [("jobs",), ("submit", "index.document", "{}")])
+def test_a_command_on_a_ledger_loads_no_server_no_agent_and_no_cryptography(tmp_path: Path, arguments: tuple[str, ...]):
+    loaded(RUN, "migrate", "--data", str(tmp_path))
+    modules = loaded(RUN, *arguments, "--data", str(tmp_path))
+    assert "trellis.ledgers.sqlite.ledger" in modules
+    assert of((*CRYPTOGRAPHY, *SERVERS, *PLATFORM, *EXTRAS, *AGENTS, "structlog"), modules) == []
+
+
+def test_help_lists_every_command_and_opens_nothing():
+    assert (
+        of((*CRYPTOGRAPHY, *SERVERS, *EXTRAS, "httpx2", "trellis.gateway", "trellis.instance"), loaded(RUN, "--help"))
+        == []
+    )
+
+
+# --- the names of the package ----------------------------------------------------------------------------------------
+
+
+def declared() -> dict[str, str]:
+    """What type checkers are told: name -> module."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    imports = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trellis.")
+    ]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def test_every_name_is_what_type_checkers_are_told():
+    assert sorted(declared()) == sorted(trellis.__all__)
+    for name, module in declared().items():
+        assert getattr(trellis, name) is getattr(importlib.import_module(module), name)
+
+
+def test_type_checkers_are_not_told_that_every_name_is_there():
+    """A `__getattr__` that they can see makes a misspelt import right."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    assert "__getattr__" not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_names_are_listed_and_a_star_takes_all_of_them():
+    listed = "import trellis; assert set(trellis.__all__) <= set(dir(trellis))"
+    taken = "from trellis import *; assert {*trellis.__all__} <= {*globals()}"
+    loaded(f"{listed}; {taken}; import inspect; assert dict(inspect.getmembers(trellis))['App'] is App")
+
+
+def test_a_name_that_is_not_there_is_told_as_python_tells_it():
+    with pytest.raises(AttributeError, match="module 'trellis' has no attribute 'Conect'"):
+        trellis.Conect  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Conect' from 'trellis'"):
+        exec("from trellis import Conect")
+    assert not hasattr(trellis, "__path_of_another__")
+
+
+def test_a_module_of_the_package_is_imported_from_it():
+    loaded("from trellis import testing, App; assert testing.__name__ == 'trellis.testing'")
+
+
+def test_what_is_pickled_and_inspected_has_its_own_module():
+    policy = trellis.RetryPolicy()
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert inspect.getmodule(trellis.connect) is importlib.import_module("trellis.wiring")
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_every_command_for_a_gateway_is_there():
+    make_program()
+    named = [
+        name
+        for file in (SOURCE / "cli").glob("*.py")
+        for name in re.findall(r'at_gateway\("(\w+)"\)', file.read_text())
+    ]
+    assert named
+    assert [name for name in named if not inspect.iscoroutinefunction(getattr(over_http, name, None))] == []
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+def test_every_module_can_be_the_first():
+    """No module needs another one to have been imported before it."""
+    every = [
+        found.name for found in pkgutil.walk_packages([str(SOURCE)], "trellis.") if not found.name.endswith("__main__")
+    ]
+    code = """
+import importlib, sys
+for name in sys.argv[1:]:
+    for known in [known for known in sys.modules if known.partition(".")[0] == "trellis"]:
+        del sys.modules[known]
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        sys.exit(f"{name}: {error}")
+"""
+    loaded(code, *every)
