@@ -335,6 +335,11 @@ class Trellis:
         """Hand out jobs of a type again."""
         await self.ledger.pause(self._acting(Role.CONTROL_PLANE, action="resume a type"), type_, paused=False)
 
+    async def leave_behind(self, follower: str) -> bool:
+        """Let retention go on without a follower, until it reads on; False when it has no place."""
+        actor = self._acting(Role.CONTROL_PLANE, action="leave a follower behind")
+        return await self.ledger.leave_behind(actor, follower)
+
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _permitted(self, rule: str, among: Sequence[Role] | None = None) -> Actor:

@@ -12,6 +12,7 @@ from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
 from trellis.bus.messages import CANCEL, RESULT, Body, ErrorCode, JobResult, Status
 from trellis.engine.jobs import CancelMode
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role
 
 
@@ -134,6 +135,24 @@ async def test_while_the_bus_is_down_nothing_is_lost(rig: Rig):
     await parts.tell()
     assert _heard(parts) == {held.job_id: [Status.SUCCEEDED] for held in jobs}
     assert await parts.tell() == 0
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-10", "BUS-12", "DJ-13")
+async def test_a_result_that_nobody_could_be_told_is_kept_as_long_as_the_bus_is_down(rig: Rig):
+    parts = parts_of(rig)
+    held = await parts.dispatched()
+    rig.bus.down = True
+    await parts.result(held, "w1")
+    assert (await parts.publisher.run_once()).held_up, "since it began"
+    await rig.advance(40 * 24 * 3600.0)
+    assert (await rig.ledger.retain(RetentionOptions())).jobs == 0
+    rig.bus.down = False
+    await parts.tell()
+    assert _heard(parts) == {held.job_id: [Status.SUCCEEDED]}
+    await rig.advance(10.0)
+    await parts.settle()
+    assert (await rig.ledger.retain(RetentionOptions())).jobs == 1
 
 
 @pytest.mark.requirement("BUS-10")

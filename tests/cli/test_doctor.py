@@ -3,10 +3,13 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from tests.cli.test_explain import job
-from trellis.engine.records import Finding, Place, QueueDepth, Severity, WorkerSeen
+from trellis.engine.records import Finding, FollowerSeen, Place, QueueDepth, Severity, WorkerSeen
 from trellis.operations.doctor import (
     error_finding,
+    follower_findings,
     has_errors,
     letters_finding,
     python_finding,
@@ -95,3 +98,34 @@ def test_only_errors_are_errors():
     warning = letters_finding(1, 100)
     assert not has_errors([warning])
     assert has_errors([warning, error_finding("ledger", "gone", "look for it")])
+
+
+def follower(*, behind_s: float | None, waits: bool = True, left_s: float = -60.0) -> FollowerSeen:
+    since = None if behind_s is None else NOW - timedelta(seconds=behind_s)
+    until = NOW + timedelta(seconds=left_s)
+    return FollowerSeen(name="projector", actor="up@host", until=until, waits=waits, unread_since=since)
+
+
+@pytest.mark.requirement("OBS-1")
+def test_a_follower_that_does_not_get_on_is_named_with_what_is_kept_for_it_and_how_to_let_go():
+    (finding,) = follower_findings([follower(behind_s=3 * 86_400)], NOW)
+    assert (finding.check, finding.severity) == ("follower projector", Severity.WARNING)
+    for told in (
+        "since 2026-02-26 00:00 UTC",
+        "(3 d ago)",
+        "kept for it, 90 d beyond its time",
+        "last followed by up@host",
+    ):
+        assert told in finding.detail
+    assert "trellis followers leave-behind projector" in finding.remedy
+    (followed,) = follower_findings([follower(behind_s=3 * 86_400, left_s=5)], NOW)
+    assert "followed now by up@host" in followed.detail
+
+
+def test_a_follower_that_has_read_enough_or_was_left_behind_is_no_trouble():
+    assert follower_findings([], NOW) == []
+    for fine in (follower(behind_s=None), follower(behind_s=5.0)):
+        assert by_check(follower_findings([fine], NOW)) == {"followers": (Severity.OK, "nobody is behind: projector")}
+    (left,) = follower_findings([follower(behind_s=9 * 86_400, waits=False)], NOW)
+    assert (left.severity, left.remedy) == (Severity.OK, "")
+    assert "left behind" in left.detail

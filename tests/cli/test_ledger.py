@@ -3,9 +3,12 @@
 import asyncio
 import os
 import shutil
+import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -289,6 +292,88 @@ def test_version_names_what_the_program_stands_on(local: Terminal):
 def test_a_traceback_is_shown_only_when_asked_for(local: Terminal):
     assert "Traceback" not in local("job", "show", "x").err
     assert "Traceback" in local("job", "show", "x", "--debug").err
+
+
+async def _followed(url: str, name: str, *, reads: bool) -> None:
+    ledger = await open_ledger(url)
+    try:
+        assert await ledger.follow(Actor(role=Role.PROJECTOR, name="up@there"), name, lease_s=0.0, reads=reads)
+        await ledger.feed_end()
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.requirement("DJ-13")
+def test_an_operator_sees_who_follows_and_leaves_behind_who_does_not(trellis: Terminal):
+    assert "Nobody has followed yet" in trellis("followers").err + trellis("followers").out
+    trellis.submit("double", "1")
+    asyncio.run(_followed(trellis.url, "bus-publisher", reads=True))
+    asyncio.run(_followed(trellis.url, "bus-collector", reads=False))
+    elected, seen = trellis("followers", "--json").records
+    assert (elected["name"], elected["waits"], elected["unread_since"]) == ("bus-collector", False, None)
+    assert (seen["name"], seen["waits"], seen["actor"]) == ("bus-publisher", True, "up@there")
+    assert seen["unread_since"] is not None
+    shown = trellis("followers").out
+    assert "bus-publisher" in shown
+    assert "yes" in shown
+    refused = trellis("followers", "leave-behind", "bus-publsher")
+    assert (refused.code, "did you mean bus-publisher?" in refused.err) == (1, True)
+    assert "nothing is kept for bus-publisher any more" in trellis("followers", "leave-behind", "bus-publisher").out
+    assert not trellis("followers", "--json").records[1]["waits"]
+    assert "nothing is kept for bus-collector anyway" in trellis("followers", "leave-behind", "bus-collector").out
+    checks = {record["check"]: record for record in trellis("doctor", "--json").records if "check" in record}
+    assert checks["followers"]["severity"] == "ok"
+
+
+def _nlm_check(local: Terminal) -> dict[str, str]:
+    return next((one for one in local("doctor", "--json").records if one.get("check") == "nlm backend"), {})
+
+
+def test_doctor_says_whether_the_nlm_backend_answers(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    assert _nlm_check(local) == {}, "one in `trellis up` comes and goes with it"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("TRELLIS_NLM_BACKEND", f"http://127.0.0.1:{port}")
+    told = _nlm_check(local)
+    assert (told["severity"], "did not answer" in told["detail"]) == ("error", True)
+    assert "trellis up --roles nlm" in told["remedy"]
+    assert "TRELLIS_NLM_BACKEND" in told["remedy"]
+    assert local("doctor").code == 1
+    monkeypatch.setenv("TRELLIS_NLM_BACKEND", "http://ada:geheim@127.0.0.1:1")
+    told = _nlm_check(local)
+    assert (told["severity"], "geheim" in str(told)) == ("error", False)
+
+
+@pytest.mark.parametrize(
+    "answer,severity",
+    [
+        (b'200 OK\r\n\r\n{"status": "ok"}', "ok"),
+        (b'200 OK\r\n\r\n{"status": "degraded"}', "warning"),
+        (b"200 OK\r\n\r\nwelcome", "warning"),
+        (b'404 Not Found\r\n\r\n[{"status": "ok"}]', "warning"),
+        (b"302 Found\r\nlocation: http://127.0.0.1:1/\r\n\r\n", "warning"),
+        (b"502 Bad Gateway\r\n\r\n", "error"),
+        (b"200 OK\r\n\r\n" + b" " * 100_000, "error"),
+        (b"", "error"),
+    ],
+    ids=["ok", "degraded", "another program", "not found", "redirect", "gateway", "too much", "nothing"],
+)
+def test_doctor_says_what_is_at_the_address_of_the_nlm_backend(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch, answer: bytes, severity: str
+):
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            assert connection.recv(65_536).startswith(b"GET /health HTTP/1.1\r\n")
+            connection.sendall(b"HTTP/1.1 " + answer if answer else b"")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("TRELLIS_NLM_BACKEND", f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        serving = threading.Thread(target=serve, args=(listening,))
+        serving.start()
+        told = _nlm_check(local)
+        serving.join()
+    assert told["severity"] == severity, told
 
 
 def test_doctor_names_jobs_that_the_projector_set_aside(local: Terminal, tmp_path: Path):

@@ -19,6 +19,7 @@ from tests.ledgers.conformance import (
     test_progress,
     test_renew,
     test_requeue,
+    test_retention,
     test_submit,
     test_sweep,
 )
@@ -26,7 +27,7 @@ from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import Rig
 from trellis.engine.jobs import Applied, ClaimId, Epoch, Lease, LeaseLost, NewJob, Renewed, RequestId, Turn
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, FeedPage, History, SweepOptions
+from trellis.engine.records import Event, FeedPage, History, RetentionOptions, SweepOptions
 
 
 class Mutant:
@@ -155,6 +156,11 @@ class LetsEpochsFall(Mutant):
             yield _with_last_epoch(history, Epoch(0))
 
 
+class WaitsForNoFollower(Mutant):
+    async def retain(self, options: RetentionOptions):
+        return await self.real.retain(dataclasses.replace(options, unread_s=0.0))
+
+
 def _with_last_epoch(history: History, epoch: Epoch) -> History:
     last: Event = dataclasses.replace(history.events[-1], epoch=epoch)
     return dataclasses.replace(history, events=(*history.events[:-1], last))
@@ -193,6 +199,7 @@ CAUGHT: list[tuple[type[Mutant], Callable[[Rig], Awaitable[None]]]] = [
     (NoFenceOnJournal, test_progress.test_nothing_can_be_left_behind_once_the_job_is_someone_elses),
     (DropsEvents, _verified_life),
     (LetsEpochsFall, _verified_life),
+    (WaitsForNoFollower, test_retention.test_what_a_follower_has_still_to_read_stays_until_it_has),
 ]
 
 

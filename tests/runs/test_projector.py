@@ -9,6 +9,7 @@ import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
+from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role
 from trellis.runs import audit, documents, ids, proposals
 from trellis.runs.driver import Driver, DriverOptions, Outcome
@@ -209,6 +210,26 @@ async def test_a_store_that_fails_is_tried_again_and_nothing_is_lost_or_doubled(
     assert len(await press.folder("audit/")) == 2
     keys = [key for key in press.objects.writes if not key.endswith("status.json")]
     assert len(keys) == len(set(keys))
+
+
+@pytest.mark.requirement("OBS-1", "D14", "DJ-13")
+async def test_a_store_that_is_away_longer_than_work_is_kept_loses_no_record(press: Press):
+    ledger, projector = press.stand.ledger, press.projector()
+    press.objects.down = 1_000
+    run_id = await press.stand.run_of()
+    await ledger.cancel(ORCHESTRATOR, run_id, CancelMode.HARD, RequestId("c"), grace_s=0.0, cause=None)
+    events = await ledger.events(run_id)
+    assert len(events) == 3
+    with pytest.raises(StoreUnavailable):
+        await projector.run_once()
+    press.stand.clock.advance(40 * 24 * 3600.0)
+    assert (await ledger.retain(RetentionOptions())).jobs == 0
+    press.objects.down = 0
+    await press.all(press.projector())
+    records = await press.folder("audit/")
+    assert {ids.audit_key(event.ts, event.id) for event in events} <= records.keys()
+    assert (await ledger.retain(RetentionOptions())).jobs == 1
+    assert await ledger.job(run_id) is None
 
 
 @pytest.mark.requirement("D14", "RUN-3")

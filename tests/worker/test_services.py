@@ -125,6 +125,32 @@ async def test_retention_removes_what_is_over_and_keeps_the_rest(stand: Stand):
     assert await stand.ledger.job(new.id) is not None
 
 
+@pytest.mark.requirement("OBS-1", "DJ-13")
+async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_unread(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None: ...
+
+    assert await stand.ledger.follow(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
+    await stand.submit("t")
+    await stand.run_until_idle(app)
+    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=60.0, unread_s=600.0))
+    said: list[list[str]] = []
+    for _ in range(4):
+        caplog.clear()
+        await retention.run_once()
+        said.append([record.message for record in caplog.records if record.name == "trellis.service"])
+        stand.clock.advance(250.0)
+    assert [len(messages) for messages in said] == [0, 1, 0, 1]
+    assert "kept_for_follower follower='projector' unread_since=" in said[1][0]
+    assert "removed_unread jobs=1" in said[3][0]
+    assert "trellis followers" in said[1][0]
+    assert "trellis followers" in said[3][0]
+
+
 async def test_a_running_worker_can_be_seen(stand: Stand):
     app = App()
 

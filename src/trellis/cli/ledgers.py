@@ -1,4 +1,4 @@
-"""Commands about the ledger itself: migrate, verify, sweep, doctor, version."""
+"""Commands about the ledger itself: migrate, verify, sweep, followers, doctor, version."""
 
 import os
 import platform
@@ -6,9 +6,10 @@ import sys
 import time
 import tomllib
 from contextlib import suppress
+from datetime import datetime
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import apsw
 import pydantic
@@ -16,25 +17,26 @@ import typer
 from rich.text import Text
 
 from trellis.cli import values
-from trellis.cli.bus_checks import bus_findings
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column, as_record
 from trellis.cli.problems import way_out, without_password
-from trellis.engine.errors import NotAllowed, SettingsInvalid, TrellisError
+from trellis.engine.errors import NotAllowed, Refused, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Finding, JobFilter, Severity, SweepOptions
+from trellis.engine.records import Finding, FollowerSeen, JobFilter, Severity, SweepOptions
 from trellis.engine.verify import VerifyProgress, Violation, verify
-from trellis.instance import places
 from trellis.ledgers import migrate as migrate_ledger
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.doctor import (
+    FOLLOWER_BEHIND_S,
     QUEUE_STATES,
     aside_finding,
+    behind_s,
     error_finding,
+    follower_findings,
     has_errors,
     letters_finding,
     python_finding,
@@ -42,15 +44,14 @@ from trellis.operations.doctor import (
     work_findings,
 )
 from trellis.operations.explain import counted, duration
-from trellis.runs import ids
 from trellis.settings import FILE_NAME, PREFIX, Settings
-from trellis.storage.address import read_address, s3_credentials
-from trellis.storage.open import open_objects
-from trellis.wiring import development_key_path, identify, make_development_key, principal_for
+from trellis.wiring import development_key_path, identify, make_development_key, outgoing_tls, principal_for
 
 SECTION = "Ledger"
 LETTERS_COUNTED = 100
 PACKAGE = "trellis-engine"
+NLM_DEGRADED = "degraded"
+NO_NLM = "until then queue jobs are tried again, and fail when their tries are over"
 
 
 def add_to(program: typer.Typer) -> None:
@@ -58,6 +59,11 @@ def add_to(program: typer.Typer) -> None:
     command(program, "migrate", section=SECTION)(migrate)
     command(program, "verify", section=SECTION)(verify_ledger)
     command(program, "sweep", section=SECTION)(sweep)
+    followers = group(
+        program, "followers", section=SECTION, help_="Who follows what happens, and how far it is behind.", lists=True
+    )
+    command(followers, "list")(list_followers)
+    command(followers, "leave-behind")(leave_behind)
     command(program, "doctor", section=SECTION)(doctor)
     command(program, "version", section="Reference")(version)
 
@@ -149,6 +155,53 @@ async def sweep(cli: Cli) -> None:
         cli.out.line(done or "nothing was due")
 
 
+# --- followers -------------------------------------------------------------------------------------------------------
+
+
+async def list_followers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
+    """Who publishes, tells and judges what happened, and since when something waits for it.
+
+    Ended work that one of them has not read is kept for it beyond its time, for 90 days at most.
+    """
+    wanted = values.limit(limit, LIMIT_MAX)
+    async with cli.open() as ledger:
+        found, now = await ledger.followers(), await ledger.now()
+    columns = (
+        Column[FollowerSeen](title="NAME", cell=lambda seen: seen.name),
+        Column[FollowerSeen](title="BEHIND", cell=lambda seen: _behind(seen, now), right=True),
+        Column[FollowerSeen](title="KEPT FOR IT", cell=lambda seen: "yes" if seen.waits else "no"),
+        Column[FollowerSeen](title="FOLLOWED BY", cell=lambda seen: seen.actor, gives_way=True),
+        Column[FollowerSeen](title="UNTIL", cell=lambda seen: f"{seen.until:%Y-%m-%d %H:%M:%S}"),
+    )
+    cli.out.listing(found[:wanted], columns, empty="Nobody has followed yet; `trellis up` does.")
+
+
+def _behind(seen: FollowerSeen, now: datetime) -> Text:
+    late = behind_s(seen, now)
+    style = "yellow" if late > FOLLOWER_BEHIND_S and seen.waits else "dim"
+    return Text("" if seen.unread_since is None else duration(late), style=style)
+
+
+async def leave_behind(
+    cli: Cli, name: Annotated[str, typer.Argument(metavar="NAME", help="As `trellis followers` shows it.")]
+) -> None:
+    """Keep nothing more for a follower that nobody runs any more.
+
+    What it has not read is removed when its time is over. It goes on where it stopped when it is started again, and is waited for from then on.
+    """
+    async with cli.connect(operator=True) as trellis:
+        known = {seen.name for seen in await trellis.ledger.followers()}
+        if name not in known:
+            near = values.nearest(name, known)
+            hint = f"did you mean {near}?" if near else "`trellis followers` lists those that are."
+            raise Refused(detail=f"Nobody has followed under the name {name!r}; {hint}")
+        waited = await trellis.leave_behind(name)
+    if cli.out.as_json:
+        cli.out.record({"follower": name, "waits": False})
+    else:
+        cli.out.line(f"nothing is kept for {name} {'any more' if waited else 'anyway'}")
+
+
 # --- doctor ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +223,10 @@ async def doctor(cli: Cli) -> int:
         if settings is not None:
             found += _token(url, settings)
             found += await _aside(url, settings)
+            from trellis.cli.bus_checks import bus_findings  # nobody else here needs the bus
+
             found += await bus_findings(settings, url)
+            found += await _nlm(settings)
     if cli.out.as_json:
         for name, value, source in _in_force(cli, settings):
             cli.out.record({"setting": name, "value": value, "source": source})
@@ -200,6 +256,7 @@ async def _ledger_findings(url: str) -> list[Finding]:
         letters = await ledger.dead_letters(JobFilter(), limit=LETTERS_COUNTED)
         found.append(letters_finding(len(letters), LETTERS_COUNTED))
         found += await _queue_jobs(ledger)
+        found += follower_findings(await ledger.followers(), await ledger.now())
         found += _operator(url)
     except TrellisError as error:
         return [_failed("ledger", error, url)]
@@ -241,6 +298,11 @@ def _token(url: str, settings: Settings) -> list[Finding]:
 
 async def _aside(url: str, settings: Settings) -> list[Finding]:
     """What the projector could not publish. A store that is not there is not made."""
+    from trellis.instance import places  # all of the platform: the doctor alone asks for it
+    from trellis.runs import ids
+    from trellis.storage.address import read_address, s3_credentials
+    from trellis.storage.open import open_objects
+
     try:
         where = places(settings.model_copy(update={"memory": settings.memory or Path()}), url).objects
         address = read_address(where)
@@ -259,6 +321,30 @@ async def _aside(url: str, settings: Settings) -> list[Finding]:
         await objects.close()
     names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]
     return [aside_finding(names, LETTERS_COUNTED)]
+
+
+async def _nlm(settings: Settings) -> list[Finding]:
+    """Whether the NLM backend answers that queue jobs are sent to; one inside `trellis up` comes and goes with it."""
+    if settings.nlm_backend is None:
+        return []
+    from trellis.queue.backend import NlmBackend  # the doctor alone asks for it
+
+    check, remedy = "nlm backend", f"start it there (trellis up --roles nlm) or correct {PREFIX}NLM_BACKEND; {NO_NLM}"
+    address = without_password(settings.nlm_backend, settings.nlm_backend)
+    try:
+        backend = NlmBackend(settings.nlm_backend, lambda: "", outgoing_tls(settings))
+        try:
+            said = await backend.health()
+        finally:
+            await backend.close()
+    except TrellisError as error:
+        return [error_finding(check, without_password(str(error), settings.nlm_backend), remedy)]
+    if said == "ok":
+        return [Finding(check=check, severity=Severity.OK, detail=f"{address} answers")]
+    told, remedy = "not as an NLM backend does", f"look whether {PREFIX}NLM_BACKEND is the address that is meant"
+    if said == NLM_DEGRADED:
+        told, remedy = "its provider does not", "look in its log"
+    return [Finding(check=check, severity=Severity.WARNING, detail=f"{address} answers, but {told}", remedy=remedy)]
 
 
 def _failed(check: str, error: TrellisError, url: str | None) -> Finding:

@@ -11,7 +11,7 @@ from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 
-Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow", "restore", "remark"]
+Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow", "leave_behind", "restore", "remark"]
 """The ledger's verbs that are no step of a job; a pause is also its end."""
 
 ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
@@ -23,6 +23,7 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "limit_held": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
         "sweep": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
+        "leave_behind": frozenset({Role.CONTROL_PLANE}),
         "restore": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
         # Whoever hears the bus writes down what it refused, in its own name or in the worker's.
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
@@ -38,6 +39,7 @@ _ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "limit_held": "limit how many of a type are held",
         "sweep": "sweep",
         "follow": "follow the feed under a name",
+        "leave_behind": "let retention go on without a follower",
         "restore": "put lost jobs back",
         "remark": "say something about a job",
     }

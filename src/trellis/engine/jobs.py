@@ -200,6 +200,8 @@ class Advance(NamedTuple):
     """The job's version this step follows; what makes one of several equal steps (a self-transition) itself."""
     finalizes: JobId | None = None
     """The job's staged artifact that becomes final with this step; where a transition `finalizes`, and nowhere else."""
+    unless_cancelled: bool = False
+    """Into an end: refused when somebody has asked the holder to stop, for who would end it otherwise then."""
 
 
 class Hold(NamedTuple):

@@ -44,6 +44,7 @@ from trellis.engine.records import (
     Event,
     FeedPage,
     Finding,
+    FollowerSeen,
     History,
     Job,
     JobFilter,
@@ -139,7 +140,10 @@ class Ledger(Protocol):
         ...
 
     async def retain(self, options: RetentionOptions) -> RetentionReport:
-        """Remove ended work, results, signals and keys whose time is over, one small batch."""
+        """Remove ended work, results, signals and keys whose time is over, one small batch.
+
+        What a follower with a place has not read stays, for `unread_s` more at most.
+        """
         ...
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
@@ -158,8 +162,11 @@ class Ledger(Protocol):
         """At most this many jobs of a type held at once, over all claimers; None takes the limit away."""
         ...
 
-    async def follow(self, actor: Actor, name: str, *, lease_s: float) -> Following | None:
-        """Become the one who follows the feed under this name, where the last one stopped; None while another does."""
+    async def follow(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Following | None:
+        """Become the one who follows the feed under this name, where the last one stopped; None while another does.
+
+        From the first time on retention keeps what is not read under this name. `reads` False only elects: nothing is kept for it.
+        """
         ...
 
     async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
@@ -168,6 +175,10 @@ class Ledger(Protocol):
 
     async def unfollow(self, following: Following) -> None:
         """Let another have it at once."""
+        ...
+
+    async def leave_behind(self, actor: Actor, name: str) -> bool:
+        """Let retention go on without whoever follows under this name, until it reads on; False when nothing is kept for it."""
         ...
 
     async def beat(self, actor: Actor, info: bytes | None) -> None:
@@ -270,6 +281,10 @@ class Ledger(Protocol):
 
     async def workers(self) -> list[WorkerSeen]:
         """Worker processes seen lately."""
+        ...
+
+    async def followers(self) -> list[FollowerSeen]:
+        """Who follows the feed, by name, at most 1,000."""
         ...
 
     async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:

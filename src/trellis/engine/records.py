@@ -169,6 +169,21 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FollowerSeen:
+    """Who follows the feed under a name, and how far it is behind."""
+
+    name: str
+    actor: str
+    """Who followed last."""
+    until: datetime
+    """When its time is over, or was."""
+    waits: bool
+    """Whether retention keeps for it what it has not read: it has a place, and nobody has left it behind."""
+    unread_since: datetime | None
+    """When the first happened of what it has not read; None when there is nothing, or it has no place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class History:
     """A job with all its events, for `verify`."""
 
@@ -311,6 +326,8 @@ class RetentionOptions:
     ended_s: float = 30 * 24 * 3600.0
     signals_s: float = 24 * 3600.0
     batch: int = 500
+    unread_s: float = 90 * 24 * 3600.0
+    """How much longer it is kept for a follower that has not read it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,6 +340,8 @@ class RetentionReport:
     signals: int = 0
     keys: int = 0
     more: bool = False
+    unread: int = 0
+    """Jobs among those removed that a follower had not read, and never will."""
 
 
 class Severity(StrEnum):

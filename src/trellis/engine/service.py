@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from trellis.engine.clock import Clock, sleep_or_stop
@@ -25,6 +26,9 @@ RETENTION_DEFAULT = RetentionOptions()
 RETENTION_INTERVAL_S_DEFAULT = 60.0
 RETENTION_PAUSE_S_MIN = 0.05
 PRESENCE_INTERVAL_S_DEFAULT = 10.0
+LOOK_AT_FOLLOWERS = "trellis followers"
+
+_log = log_of("trellis.service")
 
 ReportT = TypeVar("ReportT")
 
@@ -54,7 +58,7 @@ def backoff_s(failures: int, draw: float) -> float:
 
 async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: asyncio.Event) -> None:
     """Run a service until `stop` is set. A pass under way is finished first."""
-    log = log_of("trellis.service").bind(service=service.name)
+    log = _log.bind(service=service.name)
     failures = 0
     while not stop.is_set():
         pause = 0.0
@@ -100,22 +104,37 @@ class Sweeper:
         return max(report.next_due_s, SWEEP_PAUSE_S_MIN)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Retention:
-    """Removes ended work whose time is over, in small batches."""
+    """Removes ended work whose time is over, in small batches, and says once for which follower it keeps more."""
 
     ledger: Ledger
     options: RetentionOptions = RETENTION_DEFAULT
     interval_s: float = RETENTION_INTERVAL_S_DEFAULT
     name: str = "retention"
+    _behind: frozenset[str] = frozenset()
 
     async def run_once(self) -> RetentionReport:
         """One batch."""
-        return await self.ledger.retain(self.options)
+        report = await self.ledger.retain(self.options)
+        if report.unread:
+            _log.error("removed_unread", jobs=report.unread, kept_for_s=self.options.unread_s, remedy=LOOK_AT_FOLLOWERS)
+        if not report.more:
+            await self._tell_who_is_behind()
+        return report
 
     def pause_s(self, report: RetentionReport) -> float:
         """Short while there is more to remove."""
         return RETENTION_PAUSE_S_MIN if report.more else self.interval_s
+
+    async def _tell_who_is_behind(self) -> None:
+        """Those that have not read what would be removed by now."""
+        before = await self.ledger.now() - timedelta(seconds=self.options.ended_s)
+        waiting = [seen for seen in await self.ledger.followers() if seen.waits]
+        behind = {seen.name: seen.unread_since for seen in waiting if seen.unread_since and seen.unread_since < before}
+        for name in sorted(behind.keys() - self._behind):
+            _log.warning("kept_for_follower", follower=name, unread_since=str(behind[name]), remedy=LOOK_AT_FOLLOWERS)
+        self._behind = frozenset(behind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from trellis.engine.records import Finding, Job, Place, QueueDepth, Severity, WorkerSeen
+from trellis.engine.records import Finding, FollowerSeen, Job, Place, QueueDepth, Severity, WorkerSeen
+from trellis.engine.service import RETENTION_DEFAULT
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.explain import (
@@ -19,6 +20,8 @@ from trellis.operations.explain import (
 PYTHON_NEEDED = (3, 11)
 READY_S_WARN = 60.0
 """A job that is ready for so long while workers serve its type says that there are too few of them."""
+FOLLOWER_BEHIND_S = 600.0
+"""A follower that has not read what happened so long ago does not get on, or nobody follows any more."""
 QUEUE_STATES = ("PENDING", "QUEUED", "RETRY_BACKOFF", "FAILED", "DEAD")
 """Where queue jobs are that wait, or went wrong."""
 _IN_TROUBLE = ("FAILED", "DEAD")
@@ -104,9 +107,42 @@ def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
     )
 
 
+def follower_findings(followers: Sequence[FollowerSeen], now: datetime) -> list[Finding]:
+    """For whom retention keeps work that its time would let go, since when, and what lets it go on. Nothing when nobody ever followed."""
+    slow = [seen for seen in followers if behind_s(seen, now) > FOLLOWER_BEHIND_S]
+    found = [_left_behind(seen) if not seen.waits else _behind(seen, now) for seen in slow]
+    if not found and followers:
+        names = ", ".join(seen.name for seen in followers)
+        found.append(Finding(check="followers", severity=Severity.OK, detail=f"nobody is behind: {names}"))
+    return found
+
+
+def behind_s(seen: FollowerSeen, now: datetime) -> float:
+    """How long the first has waited of what it has not read."""
+    return 0.0 if seen.unread_since is None else (now - seen.unread_since).total_seconds()
+
+
 def has_errors(findings: Sequence[Finding]) -> bool:
     """Whether anything is wrong rather than odd."""
     return any(finding.severity is Severity.ERROR for finding in findings)
+
+
+def _behind(seen: FollowerSeen, now: datetime) -> Finding:
+    kept = duration(RETENTION_DEFAULT.unread_s)
+    return Finding(
+        check=f"follower {seen.name}",
+        severity=Severity.WARNING,
+        detail=f"it has not read what happened since {seen.unread_since:%Y-%m-%d %H:%M} UTC ({duration(behind_s(seen, now))} ago);"
+        f" what ended since then is kept for it, {kept} beyond its time at most, and then removed unread;"
+        f" {'followed now' if seen.until > now else 'last followed'} by {seen.actor}",
+        remedy=f"start `trellis up` where it follows, and look in its log for what it waits for;"
+        f" if nobody will follow any more: trellis followers leave-behind {seen.name}",
+    )
+
+
+def _left_behind(seen: FollowerSeen) -> Finding:
+    detail = "left behind: nothing is kept for it until somebody follows under this name again"
+    return Finding(check=f"follower {seen.name}", severity=Severity.OK, detail=detail)
 
 
 def _workers(alive: Sequence[WorkerSeen]) -> Finding:

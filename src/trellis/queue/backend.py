@@ -34,6 +34,7 @@ from trellis.storage.documents import timestamp
 
 PROCESS_PATH = "/jobs/process"
 EXECUTION_PATH = "/jobs/{job_id}/executions/{epoch}"
+HEALTH_PATH = "/health"
 UNKNOWN = "unknown"
 PERMANENT_CODE = "VALIDATION_ERROR"
 """What a backend calls an error that no other try would mend."""
@@ -165,18 +166,27 @@ class NlmBackend:
         if answer.status not in STOPPED:
             raise refusal(answer.status, answer.body)
 
+    async def health(self) -> str:
+        """What it says of itself: `ok`, `degraded`, or nothing when it is another program; raises a StageError when it cannot serve."""
+        answer = await self._sent("GET", HEALTH_PATH, {})
+        if answer.status >= 500:
+            raise refusal(answer.status, answer.body)
+        return str(_problem(answer.body).get("status", ""))[:SAID_CHARS_MAX] if answer.status == 200 else ""
+
     async def _asked(self, execution: Execution, method: str, path: str, body: bytes | None = None) -> Fetched:
         headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": execution.correlation_id}
         if body is not None:
             headers["content-type"] = "application/json"
         with tracing.span(f"nlm_backend.{method}", {"trellis.job_id": execution.job_id}, kind=tracing.CLIENT):
-            headers |= tracing.headers()
-            try:
-                return await self._opened().send(method, self._url + path, headers=headers, content=body)
-            except AnswerRefused as error:
-                raise NlmAnswerInvalid(detail=str(error)) from error
-            except OutgoingError as error:
-                raise NlmUnavailable(detail=str(error)) from error
+            return await self._sent(method, path, headers | tracing.headers(), body)
+
+    async def _sent(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> Fetched:
+        try:
+            return await self._opened().send(method, self._url + path, headers=headers, content=body)
+        except AnswerRefused as error:
+            raise NlmAnswerInvalid(detail=str(error)) from error
+        except OutgoingError as error:
+            raise NlmUnavailable(detail=str(error)) from error
 
     def _token_now(self) -> str:
         try:

@@ -443,7 +443,7 @@ def _spool(spool: Spool, key: str, body: bytes, *, bodies: bool) -> None:
 
 @asynccontextmanager
 async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Following]:
-    following = await ledger.follow(actor, FOLLOWS_AS, lease_s=LEASE_S)
+    following = await ledger.follow(actor, FOLLOWS_AS, lease_s=LEASE_S, reads=False)
     if following is None:
         raise RecordInUse(lease_s=LEASE_S)
     try:

@@ -58,6 +58,14 @@ async def _somebody_follows(rig: Rig) -> bool:
     return await rig.ledger.follow(actor(Role.PROJECTOR, "another"), "here", lease_s=60.0) is None
 
 
+async def _a_follower(rig: Rig) -> None:
+    assert await rig.ledger.follow(actor(Role.PROJECTOR), "here", lease_s=60.0) is not None
+
+
+async def _nobody_is_waited_for(rig: Rig) -> bool:
+    return not any(seen.waits for seen in await rig.ledger.followers())
+
+
 async def _both_are_handed_out(rig: Rig) -> bool:
     return len(await rig.claim(2)) == 2
 
@@ -79,6 +87,7 @@ CASES = [
     Case("limit_rate", _two_jobs, lambda rig, by: rig.ledger.limit_rate(by, "work", 0.001), _one_is_handed_out),
     Case("limit_held", _two_jobs, lambda rig, by: rig.ledger.limit_held(by, "work", 1), _one_is_handed_out),
     Case("follow", _nothing, lambda rig, by: rig.ledger.follow(by, "here", lease_s=60.0), _somebody_follows),
+    Case("leave_behind", _a_follower, lambda rig, by: rig.ledger.leave_behind(by, "here"), _nobody_is_waited_for),
     Case("limit_key", _two_jobs_of_a_key, lambda rig, by: rig.ledger.limit_key(by, KEY, 2), _both_are_handed_out),
     Case(
         "sweep",
@@ -138,6 +147,7 @@ def test_the_table_says_who_may_do_what():
         "limit_held": ["control-plane", "orchestrator"],
         "sweep": ["control-plane", "sweeper"],
         "follow": ["control-plane", "projector"],
+        "leave_behind": ["control-plane"],
         "restore": ["control-plane", "owner"],
         "remark": ["control-plane", "gateway", "reconciler", "scheduler", "worker"],
     }

@@ -143,6 +143,20 @@ async def test_a_soft_cancelled_job_may_still_complete_first(rig: Rig):
 
 
 @pytest.mark.requirement("D19")
+async def test_an_end_that_is_meant_for_a_job_that_goes_on_is_refused_after_a_soft_cancel(rig: Rig):
+    asked, other = await rig.running(), await rig.running()
+    await rig.cancel(asked.lease.job_id, CancelMode.SOFT)
+    for trigger in (Trigger.FAIL, Trigger.COMPLETE):
+        assert await rig.pull(asked, trigger, unless_cancelled=True) == LeaseLost(asked.lease)
+    assert await rig.state(asked.lease.job_id) == "running"
+    assert isinstance(await rig.pull(other, Trigger.COMPLETE, unless_cancelled=True), Applied)
+    again = await rig.pull(other, Trigger.COMPLETE, unless_cancelled=True)
+    assert isinstance(again, Applied)
+    assert again.repeated
+    assert isinstance(await rig.pull(asked, Trigger.COMPLETE), Applied)
+
+
+@pytest.mark.requirement("D19")
 async def test_cancel_and_complete_at_the_same_time_have_one_winner(rig: Rig):
     another = await rig.open_another()
     await rig.submit(40)

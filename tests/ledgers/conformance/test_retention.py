@@ -1,14 +1,15 @@
 """Retention: ended work leaves in small batches, whole, and nothing else does."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
 
-from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig
-from trellis.engine.jobs import JobId, Submitted
-from trellis.engine.records import JobFilter, RetentionOptions, RetentionReport
-from trellis.lifecycles import Trigger
+from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
+from trellis.engine.jobs import Advance, Following, JobId, Submitted
+from trellis.engine.records import Event, JobFilter, RetentionOptions, RetentionReport
+from trellis.lifecycles import Role, Trigger
 
 DAY_S = 24 * 3600.0
 
@@ -236,7 +237,7 @@ async def test_one_remover_works_at_a_time(rig: Rig):
     connection = await asyncpg.connect(rig.app_url, server_settings={"search_path": "trellis"})
     try:
         async with connection.transaction():
-            first = await connection.fetchrow("select * from retain($1, $2, $3)", DAY_S, DAY_S, 10)
+            first = await connection.fetchrow("select * from retain($1, $2, $3, $4)", DAY_S, DAY_S, DAY_S, 10)
             async with asyncio.timeout(5):
                 second = await rig.ledger.retain(RetentionOptions(ended_s=DAY_S))
         assert first is not None
@@ -244,3 +245,167 @@ async def test_one_remover_works_at_a_time(rig: Rig):
     finally:
         await connection.close()
     assert (await rig.ledger.jobs(JobFilter(), limit=10)).jobs == ()
+
+
+# --- followers -----------------------------------------------------------------------------------------------------
+
+PROJECTOR = actor(Role.PROJECTOR)
+WEEK = RetentionOptions(ended_s=7 * DAY_S, unread_s=20 * DAY_S)
+
+
+async def _following(
+    rig: Rig, name: str = "projector", position: str | None = None, *, reads: bool = True
+) -> Following:
+    following = await rig.ledger.follow(PROJECTOR, name, lease_s=60.0, reads=reads)
+    assert following is not None
+    assert await rig.ledger.followed(following, position, lease_s=60.0)
+    return following
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("OBS-1", "DJ-13")
+async def test_what_a_follower_has_still_to_read_stays_until_it_has(rig: Rig):
+    following = await _following(rig)
+    first = await _finished(rig, 2)
+    place = await rig.ledger.feed_end()
+    last = await _finished(rig, 3)
+    await rig.advance(10 * DAY_S)
+    assert sum(await _retain_all(rig, WEEK)) == 0, "nothing of it was read"
+    assert await rig.ledger.followed(following, f"{place} one,two", lease_s=60.0), "as the projector writes it"
+    assert sum(await _retain_all(rig, WEEK)) == 2
+    assert await _there(rig, [*first, *last]) == last
+    read = [event async for event in _rest(rig, place)]
+    assert {event.job_id for event in read} == set(last)
+    assert len(await rig.ledger.recorded(read)) == len(read), "and all of it can be recorded"
+    await rig.ledger.followed(following, await rig.ledger.feed_end(), lease_s=60.0)
+    assert sum(await _retain_all(rig, WEEK)) == 3
+
+
+@pytest.mark.requirement("OBS-1", "DJ-13")
+async def test_a_job_of_which_a_page_ended_in_the_middle_stays(rig: Rig):
+    jobs = await rig.submit(3)
+    steps = [Advance(held.lease, "running", Trigger.COMPLETE) for held in await rig.claim(3)]
+    await rig.turn(*steps)
+    following, position = await _following(rig), None
+    await rig.advance(10 * DAY_S)
+    kept = len(jobs)
+    while page := await rig.ledger.feed(position, limit=1):
+        if not page.events:
+            break
+        position = page.position
+        assert await rig.ledger.followed(following, position, lease_s=60.0)
+        kept -= sum(await _retain_all(rig, WEEK))
+        unread = {event.job_id async for event in _rest(rig, position)}
+        assert set(await _there(rig, jobs)) == unread
+        assert kept == len(unread)
+    assert kept == 0
+
+
+@pytest.mark.requirement("OBS-1", "DJ-13")
+async def test_the_slowest_of_several_followers_counts_and_who_has_no_place_does_not(rig: Rig):
+    await _finished(rig, 2)
+    end = await rig.ledger.feed_end()
+    await _following(rig, "fast", end)
+    slow = await _following(rig, "slow")
+    await _following(rig, "elected-only", reads=False)
+    await rig.advance(10 * DAY_S)
+    assert sum(await _retain_all(rig, WEEK)) == 0
+    await rig.ledger.followed(slow, "rebuilding", lease_s=60.0)
+    assert sum(await _retain_all(rig, WEEK)) == 0, "a place that is no position is before everything"
+    await rig.ledger.followed(slow, end, lease_s=60.0)
+    assert sum(await _retain_all(rig, WEEK)) == 2
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_a_follower_that_never_comes_back_holds_nothing_for_ever(rig: Rig):
+    await _following(rig)
+    await _finished(rig, 2)
+    await rig.advance(26 * DAY_S)
+    assert (await rig.ledger.retain(WEEK)).jobs == 0
+    await rig.advance(2 * DAY_S)
+    report = await rig.ledger.retain(WEEK)
+    assert (report.jobs, report.unread) == (2, 2), "and it is told that they were removed unread"
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_what_was_read_is_not_counted_as_removed_unread(rig: Rig):
+    await _finished(rig, 2)
+    await _following(rig, position=await rig.ledger.feed_end())
+    await rig.advance(100 * DAY_S)
+    report = await rig.ledger.retain(WEEK)
+    assert (report.jobs, report.unread) == (2, 0)
+
+
+@pytest.mark.requirement("OBS-1", "DJ-13")
+async def test_a_job_kept_for_its_key_and_ended_anew_is_kept_for_its_follower_too(rig: Rig):
+    first = rig.new_job(idempotency_key="k", fingerprint=b"x")
+    await rig.offer(first)
+    await rig.pull(await rig.claim_one(), Trigger.FAIL)
+    options = RetentionOptions(ended_s=1.0, unread_s=20 * DAY_S)
+    await rig.advance(60)
+    assert (await rig.ledger.retain(options)).jobs == 0, "its key answers"
+    following = await _following(rig, position=await rig.ledger.feed_end())
+    await rig.ledger.requeue(ADMIN, [first.job_id], rig.request(), limit=1, cause=None)
+    await rig.pull(await rig.claim_one(), Trigger.COMPLETE)
+    await rig.advance(2 * DAY_S)
+    assert sum(await _retain_all(rig, options)) == 0
+    await rig.ledger.followed(following, await rig.ledger.feed_end(), lease_s=60.0)
+    await rig.advance(2 * 3600.0)
+    assert sum(await _retain_all(rig, options)) == 1
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_an_operator_lets_retention_go_on_without_a_follower_until_it_reads_on(rig: Rig):
+    following, place = await _following(rig, "gone"), await rig.ledger.feed_end()
+    await rig.ledger.followed(following, place, lease_s=60.0)
+    await _finished(rig, 2)
+    await rig.advance(10 * DAY_S)
+    assert sum(await _retain_all(rig, WEEK)) == 0
+    assert await rig.ledger.leave_behind(ADMIN, "gone")
+    assert await rig.ledger.leave_behind(ADMIN, "gone"), "twice is once"
+    assert not await rig.ledger.leave_behind(ADMIN, "nobody")
+    assert sum(await _retain_all(rig, WEEK)) == 2
+    assert await rig.ledger.followed(following, None, lease_s=0.0), "a sign of life is no reading"
+    (seen,) = await rig.ledger.followers()
+    assert not seen.waits
+    again = await rig.ledger.follow(PROJECTOR, "gone", lease_s=60.0)
+    assert again is not None
+    assert again.position == place, "it goes on where it stopped"
+    await _finished(rig)
+    await rig.advance(10 * DAY_S)
+    assert sum(await _retain_all(rig, WEEK)) == 0, "and is waited for again"
+
+
+async def test_followers_say_since_when_something_waits_for_them(rig: Rig):
+    assert await rig.ledger.followers() == []
+    following = await _following(rig, "slow")
+    await _following(rig, "elected", reads=False)
+    began = await rig.ledger.now()
+    await rig.submit(1)
+    place = await rig.ledger.feed_end()
+    await rig.advance(3600.0)
+    await rig.submit(1)
+    await rig.ledger.feed_end()
+    elected, slow = await rig.ledger.followers()
+    assert (elected.name, elected.waits, elected.unread_since) == ("elected", False, None)
+    assert (slow.name, slow.waits, slow.actor) == ("slow", True, PROJECTOR.name)
+    assert slow.until < await rig.ledger.now()
+    assert slow.unread_since is not None
+    assert abs((slow.unread_since - began).total_seconds()) < 60.0
+    await rig.ledger.followed(following, place, lease_s=60.0)
+    slow = (await rig.ledger.followers())[1]
+    assert slow.unread_since is not None
+    assert (slow.unread_since - began).total_seconds() > 3000.0
+    await rig.ledger.followed(following, await rig.ledger.feed_end(), lease_s=60.0)
+    assert [seen.unread_since for seen in await rig.ledger.followers()] == [None, None]
+
+
+async def _there(rig: Rig, jobs: list[JobId]) -> list[JobId]:
+    return [job_id for job_id in jobs if await rig.ledger.job(job_id) is not None]
+
+
+async def _rest(rig: Rig, position: str) -> AsyncIterator[Event]:
+    while (page := await rig.ledger.feed(position, limit=100)).events:
+        for event in page.events:
+            yield event
+        position = page.position

@@ -12,7 +12,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
 from trellis.engine.errors import LedgerUnavailable
-from trellis.engine.jobs import Actor, CancelMode, NewJob, RequestId
+from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId, Submitted
 from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.ledgers import migrate
 from trellis.ledgers.postgres import ledger as postgres_ledger
@@ -314,3 +314,61 @@ async def test_what_rests_for_good_keeps_no_other_place_in_the_feed(rig: Rig):
         await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=1))
     assert await _sql(rig, "SELECT count(*) FROM trellis.feed") == [(12,)]
     assert len((await rig.ledger.feed(None, limit=50)).events) == 12
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_a_job_that_is_requeued_while_retention_chose_it_is_not_removed(rig: Rig):
+    """The remover does not wait for whoever has the job."""
+    held = await rig.running()
+    await rig.pull(held, Trigger.FAIL)
+    job_id = held.lease.job_id
+    await rig.ledger.pause(ADMIN, "work", paused=False)  # so that this actor has a number
+    await rig.advance(2 * 86_400.0)
+    connection = await asyncpg.connect(rig.app_url, server_settings={"search_path": "trellis"})
+    try:
+        async with connection.transaction():
+            number = await connection.fetchval("select id from actor where name = $1", ADMIN.name)
+            await connection.fetch("select * from requeue($1, $2, $3, $4)", number, [job_id], "again", None)
+            async with asyncio.timeout(30):
+                report = await rig.ledger.retain(RetentionOptions(ended_s=3600.0))
+    finally:
+        await connection.close()
+    assert report.jobs == 0
+    assert await rig.state(job_id) == "queued"
+    assert (await rig.verify()).ok
+
+
+@pytest.mark.requirement("DJ-5", "D27", "DJ-13")
+async def test_a_key_given_to_a_job_that_retention_has_just_chosen_never_means_nothing(rig: Rig):
+    """A transaction of somebody's own may have found the old job and not have committed yet."""
+    asked = "select trellis.submit_job('work', '{}', p_job_id => 'order-7', p_idempotency_key => $1)"
+    options = RetentionOptions(ended_s=3600.0)
+    await rig.submit_one()
+    await rig.cancel(JobId("job-1"))
+    connection = await asyncpg.connect(rig.app_url)
+    try:
+        await connection.fetchval(asked, "k-1")
+        await rig.pull(await rig.claim_one(), Trigger.COMPLETE)
+        await rig.advance(2 * 86_400.0)
+        async with connection.transaction():
+            assert await connection.fetchval(asked, "k-2") == "order-7"
+            async with asyncio.timeout(30):
+                assert (await rig.ledger.retain(options)).jobs == 1, "the other one"
+        assert await connection.fetchval(asked, "k-2") == "order-7"
+        job = await rig.job(JobId("order-7"))
+        assert job.state == "succeeded", "its new key answers for a day"
+        await rig.advance(2 * 86_400.0)
+        assert (await rig.ledger.retain(options)).jobs == 1
+        assert await connection.fetchval(asked, "k-2") == "order-7"
+        assert await rig.state(JobId("order-7")) == "queued", "and then it is a new one"
+    finally:
+        await connection.close()
+
+
+@pytest.mark.requirement("DJ-5", "DJ-13")
+async def test_a_key_that_was_left_behind_by_its_job_is_nobodys(rig: Rig):
+    job_id = await rig.submit_one(idempotency_key="k", fingerprint=b"x")
+    await _sql(rig, "UPDATE trellis.idempotency SET id = 1000000 WHERE key = 'k'")
+    again = rig.new_job(idempotency_key="k", fingerprint=b"y")
+    assert await rig.offer(again) == Submitted(job_id=again.job_id, created=True)
+    assert again.job_id != job_id

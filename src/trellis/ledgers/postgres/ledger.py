@@ -356,10 +356,11 @@ class PostgresLedger(Reads):
         return report
 
     async def retain(self, options: RetentionOptions) -> RetentionReport:
+        asked = (options.ended_s, options.signals_s, options.unread_s, options.batch)
         rows = await self._admin_lane.call(
             "retain",
             "",
-            lambda c, _: c.fetch("select * from retain($1, $2, $3)", options.ended_s, options.signals_s, options.batch),
+            lambda c, _: c.fetch("select * from retain($1, $2, $3, $4)", *asked),
         )
         return RetentionReport(**dict(rows[0]))
 
@@ -389,17 +390,21 @@ class PostgresLedger(Reads):
         await self._admin("limit_held", "select set_held_max($1, $2, $3)", await self._actor(actor), type_, limit)
         self._bell.ring()
 
-    async def follow(self, actor: Actor, name: str, *, lease_s: float) -> Following | None:
+    async def follow(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Following | None:
         require(actor, "follow")
         number = await self._actor(actor)
         rows = await self._admin_lane.call(
-            "follow", name, lambda c, _: c.fetch("select * from follow($1, $2, $3)", number, name, lease_s)
+            "follow", name, lambda c, _: c.fetch("select * from follow($1, $2, $3, $4)", number, name, lease_s, reads)
         )
         return Following(name=name, epoch=Epoch(rows[0]["epoch"]), position=rows[0]["place"]) if rows else None
 
     async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
         asked = (following.name, following.epoch, position, lease_s)
         return await self._admin("followed", "select followed($1, $2, $3, $4)", *asked)
+
+    async def leave_behind(self, actor: Actor, name: str) -> bool:
+        require(actor, "leave_behind")
+        return await self._admin("leave_behind", "select leave_behind($1, $2)", await self._actor(actor), name)
 
     async def unfollow(self, following: Following) -> None:
         await self.followed(following, None, lease_s=0.0)

@@ -213,6 +213,11 @@ select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked
 select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = a.id) as held
   from worker w join actor a on a.id = w.actor where w.seen_at > trellis.now() - interval '1 day' order by w.seen_at desc limit 1000
 
+-- name: followers
+select f.name, a.name as actor, f.until, coalesce(p.waits, false) as waits,
+       (select n.at from feed n where p.name is not null and n.pos >= p.pos + (p.id = 9223372036854775807)::int order by n.pos limit 1) as unread_since
+  from follower f join actor a on a.id = f.actor left join follower_place p on p.name = f.name order by f.name limit 1000
+
 -- name: histories
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,

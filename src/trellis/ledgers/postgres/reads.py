@@ -12,6 +12,7 @@ from trellis.engine.records import (
     Event,
     FeedPage,
     Finding,
+    FollowerSeen,
     History,
     Job,
     JobFilter,
@@ -73,6 +74,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     requested: LiteralString
     queues: LiteralString
     workers: LiteralString
+    followers: LiteralString
     histories: LiteralString
     keys_over: LiteralString
     unpaired: LiteralString
@@ -347,6 +349,9 @@ class Reads:
             WorkerSeen(name=row["name"], seen_at=row["seen_at"], held=row["held"], info=row["info"])
             for row in await self.fetch(Read.workers)
         ]
+
+    async def followers(self) -> list[FollowerSeen]:
+        return [FollowerSeen(**dict(row)) for row in await self.fetch(Read.followers)]
 
     async def now(self) -> datetime:
         return (await self.fetch("select trellis.now()"))[0][0]

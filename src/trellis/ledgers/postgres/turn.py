@@ -87,12 +87,13 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
     done, starts, others = steps.done, steps.starts, steps.others
     last_done = last_start = last_other = None
     for advance in ordered:
-        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes = advance
+        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes, guarded = advance
         transition = declared(lifecycle, source, trigger, role)
         if transition is None or transition.finalizes is (finalizes is None):
             raise _refused(advance, role)
         # What follows a step that goes one by one does too: it must come after it.
-        if lifecycle != name or key == last_other or not (cause is data is death is version is finalizes is None):
+        plain = cause is data is death is version is finalizes is None and not guarded
+        if lifecycle != name or key == last_other or not plain:
             last_other = key
             others.append(advance)
         elif trigger == Trigger.COMPLETE and steps.done_source in {None, source} and key != last_done:
@@ -137,6 +138,7 @@ def _other(advance: Advance) -> dict[str, Any]:
         "error": storable(death.last_error) if death else None,
         "version": advance.version,
         "finalizes": advance.finalizes,
+        "guarded": advance.unless_cancelled,
     }
 
 

@@ -17,6 +17,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
     limit_held: LiteralString
     follow: LiteralString
     followed: LiteralString
+    leave_behind: LiteralString
     over_limit: LiteralString
     ready_of_key: LiteralString
     beat: LiteralString
@@ -43,9 +44,9 @@ def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None) -> 
     tx.woke = True
 
 
-def follow(tx: Transaction, actor: Actor, name: str, lease_s: float) -> Following | None:
+def follow(tx: Transaction, actor: Actor, name: str, lease_s: float, *, reads: bool) -> Following | None:
     until = tx.now + int(lease_s * US)
-    values = {"name": name, "actor": tx.names.actor_id(actor.name), "now": tx.now, "until": until}
+    values = {"name": name, "actor": tx.names.actor_id(actor.name), "now": tx.now, "until": until, "reads": int(reads)}
     rows = tx.db.execute(_Sql.follow, values).fetchall()
     return Following(name=name, epoch=Epoch(rows[0][0]), position=rows[0][1]) if rows else None
 
@@ -54,6 +55,10 @@ def followed(tx: Transaction, following: Following, position: str | None, lease_
     until = tx.now + int(lease_s * US)
     values = {"name": following.name, "epoch": following.epoch, "place": position, "until": until}
     return bool(tx.db.execute(_Sql.followed, values).fetchall())
+
+
+def leave_behind(tx: Transaction, name: str) -> bool:
+    return bool(tx.db.execute(_Sql.leave_behind, (name,)).fetchall())
 
 
 def limit_key(tx: Transaction, actor: Actor, key: str, limit: int) -> None:

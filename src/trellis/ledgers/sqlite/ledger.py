@@ -34,6 +34,7 @@ from trellis.engine.records import (
     Event,
     FeedPage,
     Finding,
+    FollowerSeen,
     History,
     Job,
     JobFilter,
@@ -190,12 +191,16 @@ class SqliteLedger:
         check_held_limit(limit)
         await self._writer.run(lambda tx: control.limit_held(tx, actor, type_, limit))
 
-    async def follow(self, actor: Actor, name: str, *, lease_s: float) -> Following | None:
+    async def follow(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Following | None:
         require(actor, "follow")
-        return await self._writer.run(lambda tx: control.follow(tx, actor, name, lease_s))
+        return await self._writer.run(lambda tx: control.follow(tx, actor, name, lease_s, reads=reads))
 
     async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
         return await self._writer.run(lambda tx: control.followed(tx, following, position, lease_s))
+
+    async def leave_behind(self, actor: Actor, name: str) -> bool:
+        require(actor, "leave_behind")
+        return await self._writer.run(lambda tx: control.leave_behind(tx, name))
 
     async def unfollow(self, following: Following) -> None:
         await self.followed(following, None, lease_s=0.0)
@@ -299,6 +304,9 @@ class SqliteLedger:
 
     async def workers(self) -> list[WorkerSeen]:
         return await self._reader.run(reads.workers)
+
+    async def followers(self) -> list[FollowerSeen]:
+        return await self._reader.run(reads.followers)
 
     async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
         return await self._reader.run(lambda tx: submit.answered(tx, scope, key, fingerprint))

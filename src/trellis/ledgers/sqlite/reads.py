@@ -12,6 +12,7 @@ from trellis.engine.records import (
     DeadLetter,
     Event,
     FeedPage,
+    FollowerSeen,
     History,
     Job,
     JobFilter,
@@ -64,6 +65,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     depths: LiteralString
     types: LiteralString
     workers: LiteralString
+    followers: LiteralString
     job_keys: LiteralString
     keys_over: LiteralString
     unpaired: LiteralString
@@ -216,6 +218,19 @@ def queues(tx: Transaction) -> list[QueueDepth]:
 def workers(tx: Transaction) -> list[WorkerSeen]:
     found = tx.db.execute(_Sql.workers).fetchall()
     return [WorkerSeen(name=name, seen_at=rows.moment(at), held=held, info=info) for name, at, held, info in found]
+
+
+def followers(tx: Transaction) -> list[FollowerSeen]:
+    return [
+        FollowerSeen(
+            name=name,
+            actor=who,
+            until=rows.moment(until),
+            waits=bool(waits),
+            unread_since=None if since is None else rows.moment(since),
+        )
+        for name, who, until, waits, since in tx.db.execute(_Sql.followers)
+    ]
 
 
 def histories(tx: Transaction, after: int, limit: int) -> tuple[list[History], int]:

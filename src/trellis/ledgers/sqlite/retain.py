@@ -13,11 +13,14 @@ KEY_US_MIN = 24 * 3600 * US
 """An idempotency key answers at least this long, whatever the retention of its job."""
 CLAIM_S = 24 * 3600.0
 WORKER_S = 7 * 24 * 3600.0
+LOOK_AGAIN_US = 3600 * US
+"""How soon a job that was passed by, and that a follower has not read, is looked at again."""
 
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
     position: LiteralString
     write_position: LiteralString
+    read_up_to: LiteralString
     next_events: LiteralString
     keep: LiteralString
     kept: LiteralString
@@ -41,16 +44,38 @@ class _Purged:
     events: int = 0
     keys: int = 0
     more: bool = False
+    unread: int = 0
 
-    def purge(self, tx: Transaction, job: int, events: int, keys: int) -> None:
+    def purge(self, tx: Transaction, job: int, events: int, keys: int, *, unread: bool) -> None:
         tx.db.execute(_Sql.purge, (job,))
+        self.unread += unread
         self.jobs, self.events, self.keys = self.jobs + 1, self.events + events, self.keys + keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Horizon:
+    """How far everybody has read for whom is waited, and how old is what nobody is waited for any more."""
+
+    read_up_to: int | None
+    unread_before: int
+
+    @classmethod
+    def now(cls, tx: Transaction, options: RetentionOptions) -> "_Horizon":
+        read_up_to: int | None = tx.db.execute(_Sql.read_up_to).fetchall()[0][0]
+        return cls(read_up_to, tx.now - int((options.ended_s + options.unread_s) * US))
+
+    def is_unread(self, seq: int) -> bool:
+        return self.read_up_to is not None and seq > self.read_up_to
+
+    def holds(self, seq: int, at: int) -> bool:
+        return self.is_unread(seq) and at > self.unread_before
 
 
 def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
     """Remove at most a batch of each kind."""
-    purged = _purge_ended(tx, options)
-    _purge_kept(tx, options, purged)
+    horizon = _Horizon.now(tx, options)
+    purged = _purge_ended(tx, options, horizon)
+    _purge_kept(tx, options, horizon, purged)
     tx.db.execute(_Sql.drop_results, (tx.now, options.batch))
     results = changed(tx)
     before = tx.now - int(options.signals_s * US)
@@ -62,7 +87,13 @@ def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
     full = options.batch in {results, signals, claims}
     more = _prune_keys(tx, options.batch) or purged.more or full
     return RetentionReport(
-        jobs=purged.jobs, events=purged.events, results=results, signals=signals, keys=purged.keys, more=more
+        jobs=purged.jobs,
+        events=purged.events,
+        results=results,
+        signals=signals,
+        keys=purged.keys,
+        more=more,
+        unread=purged.unread,
     )
 
 
@@ -82,20 +113,20 @@ def _prune_keys(tx: Transaction, limit: int) -> bool:
     return dropped > 0 and len(seen) == limit
 
 
-def _purge_ended(tx: Transaction, options: RetentionOptions) -> _Purged:
-    """Walk the history from where the last pass stopped; stop where the first event is too young."""
+def _purge_ended(tx: Transaction, options: RetentionOptions, horizon: _Horizon) -> _Purged:
+    """Walk the history from where the last pass stopped; stop where the first event is too young, or has still to be read."""
     stored = tx.db.execute(_Sql.position).fetchall()
     position: int = stored[0][0] if stored else 0
     ended_before = tx.now - int(options.ended_s * US)
     done = _Purged()
     rows = tx.db.execute(_Sql.next_events, (position, options.batch)).fetchall()
     for seq, at, job, version, key_count, key_at in rows:
-        if at > ended_before:
+        if at > ended_before or horizon.holds(seq, at):
             break
         if job is not None and _answers(tx, key_at):
             tx.db.execute(_Sql.keep, (job, key_at + KEY_US_MIN))
         elif job is not None:
-            done.purge(tx, job, version, key_count)
+            done.purge(tx, job, version, key_count, unread=horizon.is_unread(seq))
         position = seq
     else:
         done.more = len(rows) == options.batch
@@ -103,17 +134,19 @@ def _purge_ended(tx: Transaction, options: RetentionOptions) -> _Purged:
     return done
 
 
-def _purge_kept(tx: Transaction, options: RetentionOptions, done: _Purged) -> None:
+def _purge_kept(tx: Transaction, options: RetentionOptions, horizon: _Horizon, done: _Purged) -> None:
     """The jobs that were passed by for their keys. One that lives again is met by the walk once more when it has ended."""
     rows = tx.db.execute(_Sql.kept, (tx.now, options.batch)).fetchall()
-    for job, place, at, version, key_count, key_at in rows:
+    for job, place, seq, at, version, key_count, key_at in rows:
         over = at + int(options.ended_s * US)
         if place < ENDED_WELL:
             tx.db.execute(_Sql.forget_kept, (job,))
         elif over > tx.now or _answers(tx, key_at):
             tx.db.execute(_Sql.keep, (job, max(over, (key_at or 0) + KEY_US_MIN)))
+        elif horizon.holds(seq, at):
+            tx.db.execute(_Sql.keep, (job, tx.now + LOOK_AGAIN_US))
         else:
-            done.purge(tx, job, version, key_count)
+            done.purge(tx, job, version, key_count, unread=horizon.is_unread(seq))
     done.more = done.more or len(rows) == options.batch
 
 

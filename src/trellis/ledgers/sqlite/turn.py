@@ -120,6 +120,7 @@ def _fits(row: Standing, advance: Advance, step: Step) -> bool:
         and row.place == HELD
         and row.state == step.source
         and advance.version in {None, row.version}
+        and not (advance.unless_cancelled and step.ended and row.cancel_at is not None)
     )
 
 

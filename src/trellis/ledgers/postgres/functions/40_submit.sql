@@ -73,6 +73,24 @@ begin
   end if;
 end $$;
 
+-- Takes a key, or gives the job that has it: with its row locked, so that retention, which passes over what is locked, does not remove it
+-- before we have committed. A key whose job is gone is nobody's.
+create or replace function _take_key(p_scope text, p_key text, p_now timestamptz, p_id bigint, p_fingerprint bytea, out taken boolean, out id bigint,
+  out job_id text, out fingerprint bytea) language plpgsql set search_path from current as $$
+#variable_conflict use_column
+begin
+  for n in 1..10 loop
+    insert into idempotency (scope, key, at, id, fingerprint) values (p_scope, p_key, p_now, p_id, p_fingerprint) on conflict do nothing;
+    taken := found;
+    if taken then return; end if;
+    select j.id, j.job_id, k.fingerprint into id, job_id, fingerprint from idempotency k join job j on j.id = k.id
+     where k.scope = p_scope and k.key = p_key for key share of j;
+    if found then return; end if;
+    delete from idempotency k where k.scope = p_scope and k.key = p_key and not exists (select from job j where j.id = k.id);
+  end loop;
+  raise exception 'key % changes hands all the time', p_key using errcode = '40001';
+end $$;
+
 -- outcome: 'created', 'existing', 'mismatch' or 'mismatched_id'; an existing job that carries our own id is our own earlier submit.
 create or replace function _submit_one(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint,
@@ -90,10 +108,8 @@ declare
   t token;
 begin
   if p_key is not null then
-    insert into idempotency (scope, key, at, id, fingerprint) values (p_scope, p_key, p_now, new_id, p_fingerprint)
-      on conflict do nothing;
-    if not found then
-      select j.job_id, k.fingerprint into old from idempotency k join job j on j.id = k.id where k.scope = p_scope and k.key = p_key;
+    select had.* into old from _take_key(p_scope, p_key, p_now, new_id, p_fingerprint) had;
+    if not old.taken then
       job_id := old.job_id;
       outcome := case when old.fingerprint <> p_fingerprint then 'mismatch' when old.job_id = p_job_id and p_asked_before
                       then 'created' else 'existing' end;
@@ -101,10 +117,8 @@ begin
     end if;
   end if;
   if p_given and p_scope <> 'job_id' then
-    insert into idempotency (scope, key, at, id, fingerprint) values ('job_id', p_job_id, p_now, new_id, p_fingerprint)
-      on conflict do nothing;
-    if not found then
-      select j.id, k.fingerprint into old from idempotency k join job j on j.id = k.id where k.scope = 'job_id' and k.key = p_job_id;
+    select had.* into old from _take_key('job_id', p_job_id, p_now, new_id, p_fingerprint) had;
+    if not old.taken then
       job_id := p_job_id;
       if old.fingerprint = p_fingerprint then
         update idempotency k set id = old.id where k.id = new_id;
@@ -140,7 +154,8 @@ begin
     job_id := p_job_id;
     select j.id, coalesce((select k.fingerprint = p_fingerprint from idempotency k where k.scope = 'job_id' and k.key = p_job_id
                               and k.id <> new_id), (j.lifecycle, j.type, j.payload) = (p_lifecycle, p_type, p_payload)) as same
-      into old from job j where j.job_id = p_job_id;
+      into old from job j where j.job_id = p_job_id for key share;
+    if not found then raise exception 'job % was removed just now', p_job_id using errcode = '40001'; end if;
     outcome := case when p_key is null then 'created' when old.same then 'existing' else 'mismatched_id' end;
     if outcome = 'existing' then update idempotency k set id = old.id where k.id = new_id and k.scope <> 'job_id'; end if;
     delete from idempotency k where k.id = new_id;

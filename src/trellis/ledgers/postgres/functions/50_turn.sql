@@ -61,7 +61,7 @@ declare
 begin
   for o in select * from jsonb_to_recordset(p_others) as r(
       id bigint, epoch int, lifecycle smallint, source smallint, trigger text, delay float8, spare boolean, cause text, data text,
-      result text, ttl float8, reason text, stage text, error text, version int, finalizes text, n int, later int)
+      result text, ttl float8, reason text, stage text, error text, version int, finalizes text, guarded boolean, n int, later int)
       order by r.n loop
     select r.* into x from transition r where r.lifecycle = o.lifecycle and r.source = o.source and r.trigger = o.trigger and r.fenced;
     if not found then
@@ -95,7 +95,7 @@ begin
         continue;
       end if;
       delete from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
-         and (o.version is null or l.version = o.version)
+         and (o.version is null or l.version = o.version) and (l.cancel_at is null or o.guarded is not true)
       returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
                 l.state, l.lifecycle, l.prio, l.flags into t;
       if found then

@@ -1,6 +1,7 @@
--- Following the feed under a name: one at a time, each where the last one stopped, fenced by an epoch.
+-- Following the feed under a name: one at a time, each where the last one stopped, fenced by an epoch. An empty place is that of a
+-- follower that has read nothing yet; one that begins with ! is one that retention does not wait for, until somebody follows from there.
 
-create or replace function follow(p_actor int, p_name text, p_lease_s float8) returns table (epoch int, place text)
+create or replace function follow(p_actor int, p_name text, p_lease_s float8, p_reads boolean) returns table (epoch int, place text)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
 declare
@@ -9,10 +10,12 @@ declare
 begin
   perform _require(a.role, 'follow the feed under a name', array['projector', 'control-plane']);
   return query
-  insert into follower as f (name, epoch, actor, until) values (p_name, 1, p_actor, now_at + p_lease_s * interval '1 s')
-  on conflict (name) do update set epoch = f.epoch + 1, actor = p_actor, until = excluded.until
+  insert into follower as f (name, epoch, actor, until, place)
+  values (p_name, 1, p_actor, now_at + p_lease_s * interval '1 s', case when p_reads then '' end)
+  on conflict (name) do update set epoch = f.epoch + 1, actor = p_actor, until = excluded.until,
+    place = case when p_reads then ltrim(coalesce(f.place, ''), '!') else f.place end
    where f.until <= now_at or f.actor = p_actor
-  returning f.epoch, f.place;
+  returning f.epoch, nullif(ltrim(f.place, '!'), '');
 end $$;
 
 -- Also how it lets go: with nothing to remember and no time left.
@@ -24,3 +27,20 @@ begin
      and exists (select from actor o where o.id = f.actor and o.db_role = session_user);
   return found;
 end $$;
+
+create or replace function leave_behind(p_actor int, p_name text) returns boolean
+language plpgsql security definer set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+begin
+  perform _require(a.role, 'let retention go on without a follower', array['control-plane']);
+  update follower f set place = '!' || ltrim(f.place, '!') where f.name = p_name and f.place is not null;
+  return found;
+end $$;
+
+-- How far each follower has read that has a place. A place begins with a position; one that does not is before everything.
+create or replace view follower_place as
+select f.name, left(f.place, 1) <> '!' as waits, coalesce(m.at[1]::numeric, 0) as pos, coalesce(m.at[2]::numeric, 0) as id,
+       coalesce(m.at[3]::numeric, 0) as version
+  from follower f cross join lateral (select regexp_match(f.place, '^!?(\d{1,20})\.(\d{1,20})\.(\d{1,10})') as at) m
+ where f.place is not null;

@@ -57,20 +57,33 @@ begin
   return passed > 0 and page.looked = p_limit;
 end $$;
 
-create or replace function retain(p_ended_s float8, p_signals_s float8, p_limit int)
-returns table (jobs int, events int, results int, signals int, keys int, more boolean)
+-- Those of these ended jobs whose last event somebody has still to read for whom is waited. An event without a place in the feed was read by nobody.
+create or replace function _unread(p_ids bigint[]) returns bigint[] language plpgsql set search_path from current as $$
+declare
+  slowest record;
+begin
+  select p.pos, p.id, p.version into slowest from follower_place p where p.waits order by p.pos, p.id, p.version limit 1;
+  if not found then return '{}'; end if;
+  return array(select n.id from ended n where n.id = any(p_ids) and not exists (
+    select from event e join feed f on f.batch = e.batch where e.id = n.id and e.version = n.version
+       and (f.pos, e.id, e.version) <= (slowest.pos, slowest.id, slowest.version)));
+end $$;
+
+create or replace function retain(p_ended_s float8, p_signals_s float8, p_unread_s float8, p_limit int)
+returns table (jobs int, events int, results int, signals int, keys int, more boolean, unread int)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
 declare
   now_at timestamptz := trellis.now();
   gone bigint[];
+  held bigint[];
   renewals int;
 begin
   if not exists (select from authority g join role r on r.role = g.role and r.name in ('sweeper', 'control-plane')
                   where pg_has_role(session_user, g.db_role, 'member')) then
     raise exception 'database role % may not remove finished work', session_user using errcode = 'TR002';
   end if;
-  jobs := 0; events := 0; results := 0; signals := 0; keys := 0; more := false;
+  jobs := 0; events := 0; results := 0; signals := 0; keys := 0; more := false; unread := 0;
   -- One at a time: a second remover would only wait for the first.
   if not pg_try_advisory_xact_lock(hashtext('trellis.retain')) then
     return next;
@@ -91,7 +104,18 @@ begin
                  where w.at < now_at - p_ended_s * interval '1 s'
                    and not exists (select from idempotency k where k.id = w.id and k.at > now_at - interval '1 day')
                  order by w.id limit p_limit);
-  perform from ended n where n.id = any(gone) order by n.id for update;
+  -- Locked and looked at again: one that was requeued meanwhile has not ended any more, and one that got another key is kept for it. Whoever
+  -- is at one now is not waited for.
+  gone := array(select n.id from ended n join job j on j.id = n.id where n.id = any(gone) and n.at < now_at - p_ended_s * interval '1 s'
+                 order by n.id for update of n, j skip locked);
+  gone := array(select g.id from unnest(gone) g(id)
+                 where not exists (select from idempotency k where k.id = g.id and k.at > now_at - interval '1 day'));
+  held := _unread(gone);
+  if cardinality(held) > 0 then
+    gone := array(select n.id from ended n where n.id = any(gone)
+                     and (n.id <> all(held) or n.at < now_at - (p_ended_s + p_unread_s) * interval '1 s'));
+    unread := (select count(*) from unnest(held) h(id) where h.id = any(gone));
+  end if;
   delete from idempotency k where k.id = any(gone);
   get diagnostics keys = row_count;
   delete from result r where r.id = any(gone);

@@ -14,14 +14,20 @@ ON CONFLICT (name) DO UPDATE SET rate = excluded.rate, burst = excluded.burst, t
 INSERT INTO trellis_type_control (name, held_max, changed_by) VALUES (?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET held_max = excluded.held_max, changed_by = excluded.changed_by;
 
+-- An empty place is that of a follower that has read nothing yet; one that begins with ! is one that retention does not wait for, until
+-- somebody follows from there.
 -- name: follow
-INSERT INTO trellis_follower (name, epoch, actor, until) VALUES (:name, 1, :actor, :until)
-ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1, actor = excluded.actor, until = excluded.until
+INSERT INTO trellis_follower (name, epoch, actor, until, place) VALUES (:name, 1, :actor, :until, iif(:reads, '', NULL))
+ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1, actor = excluded.actor, until = excluded.until,
+  place = iif(:reads, ltrim(coalesce(place, ''), '!'), place)
 WHERE trellis_follower.until <= :now OR trellis_follower.actor = :actor
-RETURNING epoch, place;
+RETURNING epoch, nullif(ltrim(place, '!'), '');
 
 -- name: followed
 UPDATE trellis_follower SET place = coalesce(:place, place), until = :until WHERE name = :name AND epoch = :epoch RETURNING epoch;
+
+-- name: leave_behind
+UPDATE trellis_follower SET place = '!' || ltrim(place, '!') WHERE name = ? AND place IS NOT NULL RETURNING name;
 
 -- name: over_limit
 SELECT max(0, (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL) - k.slots)

@@ -239,6 +239,11 @@ SELECT w.name, w.seen_at, (SELECT count(*) FROM trellis_job j INDEXED BY trellis
   w.info
 FROM trellis_worker w ORDER BY w.name;
 
+-- name: followers
+SELECT f.name, a.name, f.until, coalesce(f.place NOT LIKE '!%', 0),
+  iif(f.place IS NULL, NULL, (SELECT e.at FROM trellis_event e WHERE e.seq > CAST(ltrim(f.place, '!') AS INTEGER) ORDER BY e.seq LIMIT 1))
+FROM trellis_follower f JOIN trellis_actor a ON a.id = f.actor ORDER BY f.name LIMIT 1000;
+
 -- name: keys_over
 SELECT k.name, count(*), k.slots FROM trellis_job j INDEXED BY trellis_job_held JOIN trellis_concurrency_key k ON k.id = j.ckey
 WHERE j.place = 4 GROUP BY k.id HAVING count(*) > k.slots + sum(j.slot >= k.slots) ORDER BY k.name LIMIT 1000;

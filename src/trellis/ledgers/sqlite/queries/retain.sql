@@ -8,6 +8,10 @@ SELECT value FROM trellis_meta WHERE key = 'retained_up_to';
 -- name: write_position
 INSERT INTO trellis_meta (key, value) VALUES ('retained_up_to', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
+-- How far everybody has read for whom is waited. A place begins with a position; one that does not is before everything.
+-- name: read_up_to
+SELECT min(CAST(place AS INTEGER)) FROM trellis_follower WHERE place NOT LIKE '!%';
+
 -- name: next_events
 SELECT e.seq, e.at, iif(j.seq = e.seq AND j.place >= 5, j.id, NULL), j.version,
   (SELECT count(*) FROM trellis_idempotency i WHERE i.job = j.id),
@@ -18,7 +22,7 @@ FROM trellis_event e JOIN trellis_job j ON j.id = e.job WHERE e.seq > ? ORDER BY
 INSERT INTO trellis_kept (job, until) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET until = excluded.until;
 
 -- name: kept
-SELECT k.job, j.place, e.at, j.version,
+SELECT k.job, j.place, e.seq, e.at, j.version,
   (SELECT count(*) FROM trellis_idempotency i WHERE i.job = j.id),
   (SELECT max(i.at) FROM trellis_idempotency i WHERE i.job = j.id)
 FROM trellis_kept k JOIN trellis_job j ON j.id = k.job JOIN trellis_event e ON e.seq = j.seq WHERE k.until <= ? ORDER BY k.until LIMIT ?;
