@@ -27,6 +27,10 @@ START_TIMEOUT_S = 30.0
 START_TRIES = 3
 POLL_S = 0.005
 CAUGHT_UP_S = 60.0
+LEFT_BEHIND = (
+    r"ignore:.*(StreamWriter.__del__|_SelectorTransport.__del__|<socket.socket):pytest.PytestUnraisableExceptionWarning"
+)
+"""For `filterwarnings`: the client library leaves a socket behind when a connection breaks while it is made."""
 
 
 class NatsFailed(Exception):

@@ -11,14 +11,12 @@ import pytest
 from tests.bus.chaos.storm import a_storm
 from tests.faults.conftest import SEED
 from tests.faults.fleet import Nursery
-
-LEFT_BEHIND = r"StreamWriter.__del__|_SelectorTransport.__del__|<socket.socket"
+from tests.servers.nats import LEFT_BEHIND
 
 pytestmark = [
     pytest.mark.serial,
     pytest.mark.requirement("BUS-2", "BUS-10", "BUS-11", "BUS-12", "D29", "D30"),
-    # The client library leaves a socket behind when a connection breaks while it is made.
-    pytest.mark.filterwarnings(f"ignore:.*({LEFT_BEHIND}):pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(LEFT_BEHIND),
 ]
 
 FAULTS = ("cut", "restart", "erase", "cut", "restart", "erase")

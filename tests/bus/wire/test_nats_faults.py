@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import gc
+import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import nats
 import pytest
 
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net, net_at, said, until
-from tests.servers.nats import NatsServer, caught_up, running_nats
+from tests.servers.nats import LEFT_BEHIND, NatsServer, caught_up, running_nats
+from tests.servers.nats_proxy import NatsProxy
 from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import BusUnavailable, BusUncertain, NoResponders
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
@@ -112,6 +116,53 @@ async def test_a_server_that_hangs_counts_as_gone(server: NatsServer, monkeypatc
         server.thaw()
         await until(lambda: bus.connected)
         await bus.publish(net.subject(), said("!"), trace_id="t")
+
+
+@dataclass(kw_only=True)
+class Stranger(NatsProxy):
+    """Now and then something else than a NATS server answers at the address."""
+
+    rubbish: list[bytes] = field(default_factory=list[bytes])
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.rubbish:
+            await super()._accept(reader, writer)
+            return
+        writer.write(self.rubbish.pop())
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+RUBBISH = [
+    b"INFO []\r\n",
+    b"HTTP/1.1 503 Busy\r\n",
+    b"INFO {\r\n",
+    b"INFO {}\r\n-ERR\r\n",
+    b"x" * 200_000 + b"\r\n",
+    b"",
+]
+
+
+@pytest.mark.filterwarnings(LEFT_BEHIND)
+async def test_whatever_answers_at_its_address_a_bus_goes_on_trying(server: NatsServer):
+    stranger = Stranger(port=server.port, rng=random.Random(1), rubbish=[RUBBISH[0]])
+    await stranger.open()
+    try:
+        async with net_at(stranger.address) as net:
+            bus = await net.bus()
+            assert not bus.connected, "the first try fails, which is no reason not to open"
+            bus._connection.options = replace(bus._connection.options, reconnect_s=0.02)
+            await until(lambda: bus.connected)
+            for rubbish in RUBBISH:
+                stranger.rubbish, link = [rubbish], link_of(bus)
+                stranger.cut(99)
+                await until(lambda link=link: bus.connected and link_of(bus) is not link)
+                await bus.publish(net.subject(), said("!"), trace_id="t")
+                assert not stranger.rubbish
+    finally:
+        await stranger.close()
+        gc.collect()
 
 
 async def test_a_bus_opened_before_its_server_listens_once_it_is_there(server: NatsServer):

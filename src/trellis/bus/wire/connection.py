@@ -26,7 +26,7 @@ from nats.errors import UnexpectedEOF
 from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusUnavailable, BusUncertain
 from trellis.bus.wire import credentials
-from trellis.engine.clock import Clock
+from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.logs import log_of
 
@@ -229,15 +229,14 @@ class NatsConnection:
             try:
                 await client.connect(**self._arguments(client, closed))
                 await self._use(client, closed)
-            except (NatsError, OSError, SettingsInvalid) as error:
+            except Exception as error:  # noqa: BLE001 - the library lets out whatever a server makes it stumble over
                 self._note(error)
-            except asyncio.CancelledError:
+            finally:
                 await client.close()
-                raise
             await self._clock.sleep(self.options.reconnect_s)
 
     async def _use(self, client: Client, closed: asyncio.Event) -> None:
-        """Until the client gives up, which it does when the server throws it out."""
+        """Until the client gives up: when the server throws it out, or on an answer that it does not understand."""
         try:
             await subscribe(client, f"{self._inbox}.*", self._on_inbox)
             begun: list[Callable[[Client], Awaitable[None]]] = []
@@ -246,11 +245,11 @@ class NatsConnection:
                 await waiting[0](client)
             self.client = client
             self._came_up(client)
-            await closed.wait()
+            while not await sleep_or_stop(self._clock, closed, self.options.reconnect_s):
+                _raise_if_given_up(client)
         finally:
             self.client = None
             self._went_down()
-            await client.close()
 
     def _arguments(self, client: Client, closed: asyncio.Event) -> dict[str, Any]:
         async def reconnected() -> None:
@@ -314,6 +313,15 @@ class NatsConnection:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _raise_if_given_up(client: Client) -> None:
+    """The library's reconnecting ends without a word on whatever it did not expect of a server."""
+    untyped: Any = client  # nothing public tells
+    reconnecting: asyncio.Task[None] | None = untyped._reconnection_task  # noqa: SLF001
+    if reconnecting is not None and reconnecting.done() and not client.is_connected:
+        reconnecting.result()
+        raise NatsError("it gave up")
 
 
 async def subscribe(
