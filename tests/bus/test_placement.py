@@ -92,6 +92,24 @@ def test_a_worker_without_an_ear_of_its_own_is_reached_through_the_topic():
 
 
 @pytest.mark.requirement("BUS-3")
+def test_a_worker_that_hears_is_chosen_before_one_that_only_speaks():
+    deaf = Subjects(quiet={direct_subject("idle"), TOPIC})
+    assert put(seen("idle"), seen("busy", load=3), subjects=deaf) == to("busy")
+    assert put(seen("idle"), seen("busy", load=3), subjects=deaf, labels={"preferred_worker": "idle"}) == to("busy")
+
+
+@pytest.mark.requirement("BUS-3")
+def test_what_only_some_workers_may_have_does_not_go_to_whoever_listens_on_the_topic():
+    deaf = Subjects(quiet={direct_subject("w1")})
+    able, other = seen(labels={"kind": "gpu"}), seen("w2", labels={"kind": "cpu"})
+    wish = {"worker.kind": "gpu"}
+    assert put(able, subjects=deaf, labels=wish) == Placed(subject=TOPIC), "everybody who serves it may have it"
+    placed = put(able, other, subjects=deaf, labels=wish)
+    assert isinstance(placed, Unfit)
+    assert "own subjects" in placed.reason
+
+
+@pytest.mark.requirement("BUS-3")
 def test_a_label_about_the_worker_must_be_the_workers():
     here, there = seen("a", labels={"zone": "here"}), seen("b", labels={"zone": "there"})
     assert put(here, there, labels={"worker.zone": "there"}) == to("b")
@@ -209,3 +227,19 @@ async def test_a_worker_that_named_the_topic_is_preferred_to_the_topic_itself(ri
     await quiet()
     assert sorted(named.jobs) == sorted(jobs)
     assert silent.jobs == []
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_a_worker_that_speaks_and_does_not_hear_keeps_nobody_waiting(rig_of: Opens):
+    async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
+        deaf = await rig.worker("deaf", direct=False, beats={"pool": "p", "max_parallel_jobs": 100})
+        good = await rig.worker("good", beats={"pool": "p", "max_parallel_jobs": 10})
+        for second in range(1, 31):
+            jobs = await rig.submit_many(2)
+            await rig.advance(1)
+            await deaf.beat(pool="p", max_parallel_jobs=100)
+            await good.beat(pool="p", max_parallel_jobs=10)
+            await rig.run()
+            assert set(jobs) <= set(good.jobs), f"after {second} s"
+            for order in good.orders[-2:]:
+                await good.finish(order)

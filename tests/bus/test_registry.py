@@ -9,7 +9,15 @@ from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig, quiet
 from trellis.bus.messages import Handshake, Heartbeat, direct_subject
 from trellis.bus.scheduling import registry
-from trellis.bus.scheduling.registry import FIRST_TOLD_MAX, LASTING_S_MAX, SILENCE_S_MAX, Workers
+from trellis.bus.scheduling.registry import (
+    FIRST_TOLD_MAX,
+    LASTING_S_MAX,
+    LOST_KEPT_S,
+    PATTERNS_MAX,
+    SILENCE_S_MAX,
+    Workers,
+)
+from trellis.bus.topics import fits
 from trellis.testing import FakeClock
 
 POOL = {"topics": {"job.>": {"pools": ["p"]}}, "pools": {"p": {}}}
@@ -74,6 +82,34 @@ def test_a_lost_worker_that_comes_back_begins_anew():
     seen = known.alive("w1")
     assert seen is not None
     assert seen.load == 0
+
+
+@pytest.mark.requirement("BUS-3")
+@pytest.mark.parametrize("away", ["unheard", "not listening"])
+def test_a_worker_that_comes_back_still_serves_what_it_named_once(away: str):
+    known, clock = workers()
+    known.met(Handshake(component_id="w1", ready_topics=("job.a",), supported_versions=(1, 2)), clock.monotonic())
+    known.heard(beat(), clock.monotonic())
+    if away == "unheard":
+        clock.advance(60)
+    else:
+        known.unanswered(direct_subject("w1"), "w1")
+    assert known.alive("w1") is None
+    known.heard(beat(), clock.monotonic())
+    assert [seen.ready_topics for seen in known.live()] == [("job.a",)], "it introduces itself once in its life"
+    known.met(Handshake(component_id="w1", ready_topics=("job.b",)), clock.monotonic())
+    assert [seen.ready_topics for seen in known.live()] == [("job.b",)]
+
+
+def test_workers_that_have_been_lost_for_long_are_forgotten():
+    known, clock = workers()
+    for number in range(100):
+        known.heard(beat(f"pod-{number}"), clock.monotonic())
+    clock.advance(LOST_KEPT_S / 2)
+    known.heard(beat("late"), clock.monotonic())
+    clock.advance(LOST_KEPT_S / 2 + 200)
+    assert list(known.live()) == []
+    assert list(known._workers) == ["late"]
 
 
 def test_a_worker_that_speaks_another_version_is_not_used():
@@ -300,6 +336,28 @@ def test_a_worker_that_tells_more_than_can_be_kept_is_not_taken_in(said: Heartbe
     assert list(known.live()) == []
 
 
+def test_a_worker_that_names_thousands_of_topics_is_not_compared_with_each():
+    known, clock = workers()
+    for number in range(500):
+        known.unanswered(f"job.t{number}")
+    before = fits.cache_info()
+    topics = tuple(f"job.t{number}" for number in range(3_000))
+    known.met(Handshake(component_id="w1", ready_topics=topics), clock.monotonic())
+    after = fits.cache_info()
+    assert after.hits + after.misses == before.hits + before.misses
+    assert not known.silent("job.t7")
+
+
+def test_a_worker_that_names_too_many_patterns_is_not_taken_in(caplog: pytest.LogCaptureFixture):
+    known, clock = workers()
+    patterns = tuple(f"job.{number}.*" for number in range(PATTERNS_MAX + 1))
+    known.met(Handshake(component_id="w1", ready_topics=patterns), clock.monotonic())
+    assert list(known.live()) == []
+    assert "worker_tells_too_much" in caplog.text
+    known.met(Handshake(component_id="w1", ready_topics=patterns[1:]), clock.monotonic())
+    assert [seen.worker_id for seen in known.live()] == ["w1"]
+
+
 # --- on the bus -------------------------------------------------------------------------------------------------------
 
 
@@ -374,3 +432,6 @@ async def test_the_scheduler_is_called_when_a_worker_appears_and_when_one_has_ro
     assert len(calls) == 2
     await worker.beat(max_parallel_jobs=1, active_jobs=0)
     assert len(calls) == 2, "nothing is new"
+    for _ in range(3):
+        await worker.beat(max_parallel_jobs=1, active_jobs=1)
+    assert len(calls) == 2, "it is full, and stays so"

@@ -10,7 +10,7 @@ from tests.bus.rig import Rig
 from trellis.bus.errors import BusConfigInvalid, TopicFull
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.room import COST, COUNT_S, COUNT_S_MAX, Room
-from trellis.bus.topics import Topics, read_topics
+from trellis.bus.topics import Topics, fits, read_topics
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
@@ -164,3 +164,26 @@ def test_a_limit_that_is_none_is_refused_with_its_place(tmp_path: Any):
     file.write_text('waiting_max = 500\n[topics."job.>"]\nwaiting_max = 5\n')
     read = read_topics(file)
     assert (read.waiting_max, read.of("job.x").waiting_max, Topics().of("job.x").waiting_max) == (500, 5, 100_000)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["job.>.x", "job..x", "job.", "job code", "job.co*", "job.>x", "jöb.x", ".".join(["a"] * 17)]
+)
+def test_a_pattern_that_fits_no_topic_is_refused_with_its_place(tmp_path: Any, pattern: str):
+    file = tmp_path / "bus.toml"
+    file.write_text(f'[topics."{pattern}"]\nidempotent = true\n', encoding="utf-8")
+    with pytest.raises(BusConfigInvalid) as refused:
+        read_topics(file)
+    assert f"topics.{pattern} fits no topic" in str(refused.value)
+    for fine in ("job.x", "*", ">", "job.*.x", "job.*.>", "*.a_b-c"):
+        file.write_text(f'[topics."{fine}"]\nidempotent = true\n')
+        assert fine in read_topics(file).topics
+
+
+def test_the_settings_of_a_topic_are_looked_for_once():
+    topics = Topics.model_validate({"topics": {f"job.t{number}": {"lease_s": 1 + number} for number in range(1_000)}})
+    assert topics.of("job.t999").lease_s == 1_000
+    before = fits.cache_info()
+    assert topics.of("job.t999").lease_s == 1_000
+    assert fits.cache_info() == before
+    assert topics == Topics.model_validate(topics.model_dump())

@@ -16,10 +16,14 @@ from trellis.bus.safety.errors import KernelRefuses
 from trellis.bus.scheduling import scheduler
 from trellis.bus.scheduling.approved import HOLD_S
 from trellis.bus.scheduling.options import Did, SchedulerOptions
-from trellis.engine.errors import LedgerUnavailable
+from trellis.bus.scheduling.tenants import SAID_AT_ONCE
+from trellis.bus.topics import Topics
+from trellis.engine.errors import LedgerUnavailable, NotAllowed
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, NewJob, RequestId, Turn
-from trellis.engine.records import Children, Place
+from trellis.engine.records import Children, Job, Place
 from trellis.engine.restoring import GIVEN_BACK
+from trellis.ledgers.postgres import reads as postgres_reads
+from trellis.ledgers.sqlite import reads as sqlite_reads
 from trellis.lifecycles import Role, Trigger
 
 ACCEPTED = ["job_accepted", "job_scheduled"]
@@ -359,6 +363,20 @@ async def test_jobs_that_the_kernel_cannot_decide_about_keep_nobody_else_waiting
         assert (await rig.said(odd[0], "job_deferred"))["hold"] == "kernel"
 
 
+async def test_an_answer_of_the_kernel_that_no_event_can_record_keeps_nobody_else_waiting(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+
+    def answer(request: JobRequest) -> Decision:
+        said = {"constraints": {"hosts": {"a", "b"}}} if "odd" in request.labels else {}
+        return decision(request, Kind.ALLOW_WITH_CONSTRAINTS, **said)
+
+    rig.kernel.answer = answer
+    odd, even = await rig.submit(labels={"odd": "yes"}), await rig.submit()
+    await rig.run()
+    assert worker.jobs == [even]
+    assert (await rig.said(odd, "job_deferred"))["hold"] == "kernel"
+
+
 # --- what the kernel says ---------------------------------------------------------------------------------------------
 
 
@@ -535,6 +553,21 @@ async def test_a_critical_job_does_not_wait_behind_a_long_queue_of_old_ones(rig_
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-3")
+async def test_a_critical_job_does_not_wait_until_all_that_came_before_it_are_validated(rig_of: Opens):
+    async with rig_of(SchedulerOptions(validate_max=10, newest_max=20)) as rig:
+        worker = await rig.worker("w1", TOPIC)
+        await rig.submit_many(100, priority="batch")
+        critical = [await rig.submit(priority="interactive"), *await rig.submit_many(3, priority="critical")]
+        await rig.scheduler.run_once()
+        await quiet()
+        assert set(worker.jobs) >= set(critical)
+        assert worker.jobs.index(critical[0]) > worker.jobs.index(critical[1])
+        await rig.run()
+        assert len(worker.jobs) == 104
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-3")
 async def test_a_tenant_has_no_more_under_way_than_it_may(rig_of: Opens):
     async with rig_of(tenants={"acme": {"held_max": 2}}) as rig:
         worker = await rig.worker("w1", TOPIC)
@@ -543,6 +576,42 @@ async def test_a_tenant_has_no_more_under_way_than_it_may(rig_of: Opens):
         await rig.run()
         assert sorted(set(worker.jobs) & set(others)) == sorted(others)
         assert len(set(worker.jobs) & set(mine)) == 2
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-3")
+@pytest.mark.parametrize("now, out", [({"held_max": 3}, 3), ({}, 5)])
+async def test_a_tenant_may_have_what_the_configuration_says_now(rig_of: Opens, now: dict[str, int], out: int):
+    async with rig_of(tenants={"acme": {"held_max": 1}}) as rig:
+        worker = await rig.worker("w1", TOPIC)
+        await rig.submit_many(5, tenant_id="acme")
+        await rig.run()
+        assert len(worker.orders) == 1
+        many = {f"tenant-{number}": {"held_max": 1} for number in range(2 * SAID_AT_ONCE)}
+        rig.topics = Topics.model_validate({"tenants": {"acme": now, **many}})
+        restarted = await rig.another("scheduler-2")
+        for _ in range(5):
+            await restarted.run_once()
+        await quiet()
+        assert len(worker.orders) == out
+
+
+async def test_a_scheduler_that_may_not_limit_tenants_says_so_once_and_goes_on(
+    rig_of: Opens, caplog: pytest.LogCaptureFixture
+):
+    async with rig_of(tenants={"acme": {"held_max": 1}}) as rig:
+
+        async def may_not(actor: Actor, key: str, limit: int) -> None:
+            raise NotAllowed(
+                role=actor.role.value, action=f"limit {key} to {limit}", reason="its token does not say so"
+            )
+
+        rig.ledger.limit_key = may_not
+        worker = await rig.worker("w1", TOPIC)
+        job_id = await rig.submit(tenant_id="acme")
+        await rig.run()
+        assert worker.jobs == [job_id]
+        assert caplog.text.count("tenant_limit_not_set") == 1
 
 
 @pytest.mark.requirement("BUS-3")
@@ -579,6 +648,67 @@ async def test_jobs_that_nobody_may_have_are_put_aside_together(rig: Rig, monkey
     report = await rig.run()
     assert report.did[Did.DEFERRED] == 40
     assert under_way[1] == rig.scheduler.options.at_once, "one by one they would keep everything else waiting"
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_jobs_behind_the_first_of_their_topic_are_not_read_again_and_again(rig: Rig):
+    await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.DENY)
+    jobs = await rig.submit_many(40, env={str(number): "x" * 2_000 for number in range(5)})
+    read, reads = rig.ledger.job, list[str]()
+
+    async def counted(job_id: JobId) -> Job | None:
+        reads.append(job_id)
+        return await read(job_id)
+
+    rig.ledger.job = counted
+    report = await rig.run()
+    assert report.did[Did.DENIED] == len(jobs)
+    assert len(reads) <= 4 * len(jobs)
+
+
+@pytest.mark.requirement("BUS-3", "BUS-4")
+async def test_an_urgent_job_does_not_wait_until_a_slow_kernel_has_judged_all_that_waited(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    await rig.submit_many(90)
+    late: list[str] = []
+
+    def slow(request: JobRequest) -> Decision:
+        rig.clock.advance(0.1)
+        return decision(request)
+
+    async def check(request: JobRequest) -> Decision:
+        if not late:
+            late.append("late")
+            await rig.submit(job_id="late", priority="critical")
+        return slow(request)
+
+    rig.kernel.check = check
+    await rig.run()
+    assert len(worker.jobs) == 91
+    assert worker.jobs.index("late") < 60
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-3")
+async def test_more_topics_without_workers_than_a_look_shows_do_not_hide_the_others(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    for module in (scheduler, sqlite_reads, postgres_reads):
+        monkeypatch.setattr(module, "HEADS_MAX", 10)
+    for number in range(25):
+        await rig.submit(f"job.nobody{number}")
+    for pause_s in (3, 5, 9, 17, 0, 0, 0, 0):  # until all of those topics are left alone for long
+        await rig.run()
+        await rig.advance(pause_s)
+    worker = await rig.worker("w1", TOPIC)
+    job_id = await rig.submit()
+    for _ in range(3):
+        await rig.run()
+        await rig.advance(1)
+    assert worker.jobs == [job_id]
+    said = await rig.said("j1", "job_deferred")
+    assert (said["hold"], said["reason"]) == ("placement", "nobody listens on its topic")
 
 
 # --- several at once --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from trellis.bus.errors import RequestInvalid
-from trellis.bus.topics import Topics
+from trellis.bus.topics import TENANT_KEY, Topics
 from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, JobId, NewJob, Priority
 from trellis.engine.records import Job
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -207,7 +207,7 @@ def new_bus_job(
         deadline_s=deadline_ms / 1000 if deadline_ms else topic.deadline_s,
         max_attempts=attempts,
         max_deaths=attempts,
-        concurrency_key=None if limit is None else f"bus-tenant:{tenant}",
+        concurrency_key=None if limit is None else f"{TENANT_KEY}{tenant}",
         concurrency_limit=limit or 1,
         idempotency_key=key or None,
         idempotency_scope=f"bus:{tenant}",

@@ -18,8 +18,10 @@ The first pattern that fits a topic counts, in the file's order; `*` stands for 
 nothing fits has no pool and is its own subject (D53).
 """
 
+import re
 import tomllib
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -27,11 +29,20 @@ import pydantic
 
 from trellis.bus.errors import BusConfigInvalid
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX
+from trellis.engine.recent import Recent
 
 FILE_NAME = "bus.toml"
 HELD_ACTION = "bus-dispatch"
 """What the inbox calls the decision about a job that waits for a person: there is nothing to apply, the scheduler goes on by itself."""
 NAMES_MAX = 1_000
+FOUND_MAX = 10_000
+HELD_MAX_MAX = 100_000
+TENANT_KEY = "bus-tenant:"
+"""Before the name of a tenant: the key under which the ledger counts what of it is under way."""
+PATTERN_SHAPE = (
+    "write up to 16 words of letters, digits, _ and - with dots between them, or * for a word, or > at the end"
+)
+_PATTERN = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)\.){0,15}(?:[A-Za-z0-9_-]+|[*>])")
 LEASE_S_DEFAULT = 30.0
 RUNNING_S_DEFAULT = 3600.0
 DEADLINE_S_DEFAULT = 7 * 24 * 3600.0
@@ -82,7 +93,7 @@ class Pool(_Shape):
 class Tenant(_Shape):
     """How much of a tenant may be under way."""
 
-    held_max: int | None = pydantic.Field(None, ge=1, le=100_000)
+    held_max: int | None = pydantic.Field(None, ge=1, le=HELD_MAX_MAX)
 
 
 class Topics(_Shape):
@@ -98,6 +109,8 @@ class Topics(_Shape):
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> "Topics":
         for name, topic in self.topics.items():
+            if not _PATTERN.fullmatch(name):
+                raise ValueError(f"topics.{name} fits no topic; {PATTERN_SHAPE}")
             missing = [pool for pool in topic.pools if pool not in self.pools]
             if missing:
                 raise ValueError(f"topics.{name} names the pool {missing[0]!r}, which is not in [pools]")
@@ -105,7 +118,16 @@ class Topics(_Shape):
 
     def of(self, topic: str) -> Topic:
         """The settings of a topic."""
-        return next((found for pattern, found in self.topics.items() if fits(pattern, topic)), _PLAIN)
+        found = self._found.get(topic)
+        if found is None:
+            fitting = (settings for pattern, settings in self.topics.items() if fits(pattern, topic))
+            found = self._found[topic] = next(fitting, _PLAIN)
+        return found
+
+    @cached_property
+    def _found(self) -> Recent[str, Topic]:
+        """By topic: a file may have a thousand patterns, and a pass of the scheduler asks about thousands of jobs."""
+        return Recent(FOUND_MAX)
 
     def tenant(self, name: str) -> Tenant:
         """The settings of a tenant."""
@@ -113,6 +135,30 @@ class Topics(_Shape):
 
 
 _PLAIN = Topic.model_validate({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patterns:
+    """Several patterns: those without `*` and `>`, of which there may be thousands, are looked up together."""
+
+    names: frozenset[str]
+    wild: tuple[str, ...]
+
+    def fit(self, subject: str) -> bool:
+        """Whether a subject fits one of them."""
+        return subject in self.names or any(fits(pattern, subject) for pattern in self.wild)
+
+
+@lru_cache(maxsize=200)
+def patterns(said: tuple[str, ...]) -> Patterns:
+    """These patterns, to be asked together."""
+    wild = tuple(filter(is_wild, said))
+    return Patterns(names=frozenset(said).difference(wild), wild=wild)
+
+
+def is_wild(pattern: str) -> bool:
+    """Whether it may fit more than itself."""
+    return "*" in pattern or ">" in pattern
 
 
 @lru_cache(maxsize=10_000)

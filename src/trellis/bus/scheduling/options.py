@@ -11,9 +11,13 @@ class SchedulerOptions:
 
     poll_s: float = 0.5
     validate_max: int = 100
+    newest_max: int = 500
+    """Where more wait to be validated than that: how many of the newest it looks at for urgent ones."""
     each: int = 100
     """Ready jobs of each topic and priority that a pass looks at."""
     at_once: int = 16
+    pass_s: float = 2.0
+    """How long it goes on with what it saw at its beginning: what has come since may be more urgent."""
     subject_max: int = 1_000
     """How many attempts may be under way at a topic's own subject, where nobody says how busy it is."""
 

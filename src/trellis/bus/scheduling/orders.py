@@ -8,10 +8,13 @@ from typing import Any
 from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, LEASE_IN_ENV, Dispatch, Order
 from trellis.bus.requests import REQUEUE_CAUSE, Budget, JobRequest
 from trellis.engine import tracing
+from trellis.engine.jobs import DELAY_S_MAX
 
 CONSTRAINTS_IN_ENV = "TRELLIS_POLICY_CONSTRAINTS"
 """In a request's env: what the policy allows the job, as JSON. Only the policy says it: what the request says there does not go out."""
 RUNTIME = "max_runtime_ms"
+DEADLINE_MS_MAX = int(DELAY_S_MAX * 1000)
+"""The longest that a budget says; a policy that allows more allows this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,15 +44,15 @@ def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Terms
 
 def _within(budget: Budget | None, constraints: Mapping[str, Any]) -> Budget | None:
     """The budget with the shorter of both times."""
-    runtime = _runtime_ms(constraints)
+    runtime = runtime_ms(constraints)
     if runtime is None:
         return budget
     asked = budget.deadline_ms if budget else 0
-    shorter = min(asked, runtime) if asked else runtime
+    shorter = min(asked or DEADLINE_MS_MAX, runtime)
     return (budget or Budget.model_validate({})).model_copy(update={"deadline_ms": shorter})
 
 
-def _runtime_ms(constraints: Mapping[str, Any]) -> int | None:
+def runtime_ms(constraints: Mapping[str, Any]) -> int | None:
     """Said beside the others, or among the budgets as CAP has it."""
     budgets: Any = constraints.get("budgets")
     places: list[Mapping[str, Any]] = [constraints, budgets if isinstance(budgets, Mapping) else {}]

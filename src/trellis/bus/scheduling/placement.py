@@ -16,12 +16,13 @@ from typing import Protocol, TypeAlias
 from trellis.bus.messages import direct_subject
 from trellis.bus.requests import JobRequest
 from trellis.bus.scheduling.registry import Seen
-from trellis.bus.topics import Topic, Topics, fits
+from trellis.bus.topics import Topic, Topics, patterns
 
 OVERLOADED_CPU = 95.0
 WORKER_LABEL = "worker."
 PREFERRED_WORKER = "preferred_worker"
 PREFERRED_POOL = "preferred_pool"
+DEAF = "the workers that may have it do not listen at their own subjects, and others listen on its topic"
 
 
 class Subjects(Protocol):
@@ -46,6 +47,13 @@ class Why(StrEnum):
     """Nobody listened on the topic lately."""
 
 
+_REASONS = {
+    Why.FULL: "the workers that may have it are busy",
+    Why.NOBODY: "no worker that serves its topic is there",
+    Why.SILENT: "nobody listens on its topic",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
     """Where it goes; `worker_id` is empty when it is for whoever listens."""
@@ -60,6 +68,11 @@ class Stays:
 
     why: Why
     all_do: bool
+
+    @property
+    def reason(self) -> str:
+        """For people."""
+        return _REASONS[self.why]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,25 +96,36 @@ def place(
             return Stays(why=Why.NOBODY, all_do=True)
         problem = _unfit_for_anyone(request)
         return Unfit(reason=problem) if problem else _own_subject(request.topic, subjects, subject_max)
-    fitting = [seen for seen in serving if _unfit(request, topics, seen) is None]
+    fitting = [seen for seen in serving if _unfit(request, topics, seen) is None] if _is_choosy(request) else serving
     if not fitting:
         return Unfit(reason=f"{_unfit(request, topics, serving[0])} ({len(serving)} workers serve {request.topic})")
     free = [seen for seen in fitting if _free(seen)]
     if not free:
         return Stays(why=Why.FULL, all_do=len(fitting) == len(serving) or not any(map(_free, serving)))
-    chosen = _best(request, free)
-    subject = direct_subject(chosen.worker_id)
-    if not subjects.silent(subject):
-        return Placed(subject=subject, worker_id=chosen.worker_id)
-    # It lives and has no ear of its own: it listens on the topic, if at all.
-    return _own_subject(request.topic, subjects, subject_max)
+    chosen = _hearing(request, free, subjects)
+    if chosen is None and len(fitting) == len(serving):
+        return _own_subject(request.topic, subjects, subject_max)
+    return chosen or Unfit(reason=DEAF)
+
+
+def _hearing(request: JobRequest, free: Sequence[Seen], subjects: Subjects) -> Placed | None:
+    """The best of those that listen at their own subject. The others listen on the topic, if at all, and there with everybody who serves it."""
+    hearing = [seen for seen in free if not subjects.silent(direct_subject(seen.worker_id))]
+    if not hearing:
+        return None
+    chosen = _best(request, hearing)
+    return Placed(subject=direct_subject(chosen.worker_id), worker_id=chosen.worker_id)
 
 
 def _serves(seen: Seen, topic: str, settings: Topic) -> bool:
-    named = any(fits(ready, topic) for ready in seen.ready_topics)
-    if settings.pools:
-        return seen.pool in settings.pools and (named or not seen.ready_topics)
-    return named
+    if settings.pools and (seen.pool not in settings.pools or not seen.ready_topics):
+        return seen.pool in settings.pools
+    return patterns(seen.ready_topics).fit(topic)
+
+
+def _is_choosy(request: JobRequest) -> bool:
+    """Whether there are workers that may not have it. Most jobs are not, and there may be thousands of workers."""
+    return bool(_required(request)) or any(label.startswith(WORKER_LABEL) for label in request.labels)
 
 
 def _unfit(request: JobRequest, topics: Topics, seen: Seen) -> str | None:

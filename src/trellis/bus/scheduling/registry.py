@@ -27,7 +27,7 @@ from trellis.bus.messages import (
     read_wire_id,
 )
 from trellis.bus.port import Bus, Listening, Received
-from trellis.bus.topics import fits
+from trellis.bus.topics import is_wild, patterns
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor
@@ -52,6 +52,12 @@ LASTING_AFTER_S = 600.0
 LASTING_S_MAX = 300.0
 SAID_CHARS_MAX = 32_000
 """Of all names, labels and topics that one worker tells; one that tells more is not taken in."""
+PATTERNS_MAX = 100
+"""Of its topics that have `*` or `>` in them: those are compared one by one."""
+LOST_KEPT_S = 3600.0
+"""How long it is remembered what a lost worker said of itself: it may come back without saying it again."""
+SWEPT_EVERY_S = 60.0
+"""How often it is forgotten what those said that have been lost for so long."""
 LOOKED_EVERY_S = 1.0
 """How often those that are lost are looked for when there is no room for another worker."""
 SAID_EVERY_S = 10.0
@@ -98,13 +104,15 @@ class Seen:
 @dataclass(slots=True)
 class _Worker:
     worker_id: str
+    met_at: float
     beat: Heartbeat | None = None
     beats: int = 0
     heard_at: float | None = None
-    met_at: float | None = None
     interval_s: float = INTERVAL_S_DEFAULT
     ready_topics: tuple[str, ...] = ()
     speaks: bool = True
+    gone_at: float = math.inf
+    """When it did not listen where it alone listens."""
     told_at: float = -math.inf
     given: dict[str, int] = field(default_factory=dict[str, int])
     """By wire id: after which heartbeat it was handed out."""
@@ -119,8 +127,8 @@ class _Worker:
         return max(max(0, active - self.ended) + since, len(self.given))
 
     def lost_at(self) -> float:
-        last = max(at for at in (self.heard_at, self.met_at, -math.inf) if at is not None)
-        return last + MISSED_MAX * self.interval_s
+        heard_at = self.met_at if self.heard_at is None else max(self.heard_at, self.met_at)
+        return min(self.gone_at, heard_at + MISSED_MAX * self.interval_s)
 
 
 @dataclass(slots=True)
@@ -176,6 +184,7 @@ class Workers:
     _ended: Recent[str, str] = field(default_factory=lambda: Recent(ENDED_MAX))
     _listening: list[Listening] = field(default_factory=list[Listening])
     _looked_at: float = -math.inf
+    _swept_at: float = -math.inf
     _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_TOLD_MAX))
     _said_at: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -201,12 +210,15 @@ class Workers:
         known.ended = 0
         if first:
             self._break_silence(known.ready_topics, at)
-        if was_full:
+        if first or (was_full and known.load() < max(1, heartbeat.max_parallel_jobs)):
             self._call()
 
     def met(self, handshake: Handshake, at: float) -> None:
         """A component introduces itself; only workers are of interest here."""
         told = handshake.ready_topics
+        if sum(map(is_wild, told)) > PATTERNS_MAX:
+            self._not_taken_in("worker_tells_too_much", handshake.component_id, at)
+            return
         known = self._known(handshake.component_id, at, told) if handshake.role == "worker" else None
         if known is None:
             return
@@ -247,11 +259,13 @@ class Workers:
         known.given[wire_id] = self.clock.monotonic() + for_s
         self._given_to[wire_id] = known
 
-    def forget(self, worker_id: str) -> None:
-        """It is not there, whatever it said."""
-        known = self._workers.pop(worker_id, None)
-        for wire_id in list(known.given) if known else ():
-            self._given_to.pop(wire_id, None)
+    def lose(self, worker_id: str) -> None:
+        """It is not there, whatever it said; what it serves is remembered, in case it comes back."""
+        known = self._workers.get(worker_id)
+        if known is not None:
+            known.gone_at = min(known.gone_at, math.nextafter(self.clock.monotonic(), -math.inf))
+            for wire_id in list(known.given):
+                self._forget_given(known, wire_id)
 
     # --- who is there ----------------------------------------------------------------------------------------------
 
@@ -263,6 +277,9 @@ class Workers:
     def live(self) -> Iterator[Seen]:
         """Every worker that is not lost and speaks our version."""
         now = self.clock.monotonic()
+        if now >= self._swept_at + SWEPT_EVERY_S:
+            self._swept_at = now
+            self._forget_lost(now - LOST_KEPT_S)
         return (_seen(known) for known in self._workers.values() if known.speaks and now <= known.lost_at())
 
     def outstanding(self, subject: str) -> int:
@@ -293,7 +310,7 @@ class Workers:
 
     def unanswered(self, subject: str, worker_id: str = "") -> None:
         """Nobody listens there: it is left alone, longer each time. The worker whose own it is, is not there either."""
-        self.forget(worker_id)
+        self.lose(worker_id)
         known, now = self._subject(subject), self.clock.monotonic()
         if now < known.silent_until:
             return  # several were on their way when the first came back
@@ -348,12 +365,12 @@ class Workers:
             return known
         if len(worker_id) > WORKER_ID_CHARS_MAX or not WORKER_ID.fullmatch(worker_id):
             return self._not_taken_in("worker_id_unusable", worker_id, at)
-        if known is not None:
-            self.forget(worker_id)
-        elif len(self._workers) >= WORKERS_MAX and not self._make_room(at):
+        if known is None and len(self._workers) >= WORKERS_MAX and not self._make_room(at):
             return self._not_taken_in("too_many_workers", worker_id, at)
-        made = self._workers[worker_id] = _Worker(worker_id)
-        made.met_at = at
+        self.lose(worker_id)
+        made = self._workers[worker_id] = _Worker(worker_id, met_at=at)
+        if known is not None:  # whoever was not heard for a while says how it is, and not again what it is
+            made.ready_topics, made.speaks, made.told_at = known.ready_topics, known.speaks, known.told_at
         return made
 
     def _not_taken_in(self, why: str, worker_id: str, at: float) -> None:
@@ -366,9 +383,13 @@ class Workers:
         if at < self._looked_at + LOOKED_EVERY_S:
             return False
         self._looked_at = at
-        for worker_id in [known.worker_id for known in self._workers.values() if known.lost_at() < at]:
-            self.forget(worker_id)
+        self._forget_lost(at)
         return len(self._workers) < WORKERS_MAX
+
+    def _forget_lost(self, before: float) -> None:
+        for worker_id in [known.worker_id for known in self._workers.values() if known.lost_at() < before]:
+            self.lose(worker_id)
+            del self._workers[worker_id]
 
     def _subject(self, name: str) -> _Subject:
         known = self._subjects.get(name)
@@ -398,9 +419,10 @@ class Workers:
 
     def _break_silence(self, topics: tuple[str, ...], at: float) -> None:
         """Somebody is there now: the topics it named are tried, or all when it named none."""
+        named = patterns(topics)
         for subject, known in self._subjects.items():
             silent = at < known.silent_until and known.of_topic
-            if silent and (not topics or any(fits(topic, subject) for topic in topics)):
+            if silent and (not topics or named.fit(subject)):
                 known.hope(at)
 
     def _call(self) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from trellis.bus.ends.families import Families
+from trellis.bus.ends.retrying import ATTEMPTS, attempts_of
 from trellis.bus.errors import BusError, BusUnavailable, BusUncertain, KernelUnavailable, NoResponders, RequestInvalid
 from trellis.bus.messages import Dispatch, Order, wire_id
 from trellis.bus.port import Bus
@@ -29,13 +30,15 @@ from trellis.bus.scheduling.ordering import Never, NotYet, Turns
 from trellis.bus.scheduling.orders import Terms, order_of
 from trellis.bus.scheduling.placement import Placed, Stays, Unfit, place
 from trellis.bus.scheduling.registry import Workers
-from trellis.bus.scheduling.urgency import age_s, in_turn
+from trellis.bus.scheduling.tenants import TenantLimits
+from trellis.bus.scheduling.urgency import age_s, in_turn, urgent_first
 from trellis.bus.topics import Topics
 from trellis.bus.waking import Waking
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import (
+    HEADS_MAX,
     Actor,
     Advance,
     CancelMode,
@@ -69,7 +72,6 @@ _OUT = frozenset({Did.DISPATCHED, Did.UNCERTAIN})
 
 _log = log_of("trellis.bus.scheduling.scheduler")
 
-
 _Work: TypeAlias = Callable[[], Coroutine[Any, Any, Did]]
 
 
@@ -78,6 +80,8 @@ class _Room:
     """What a pass has found out: whose turn it is, and what room there is."""
 
     turns: Turns
+    crowded: bool
+    """There are more topics than one look shows: those of which nothing can go hide others."""
     full: set[str] = field(default_factory=set[str])
     """Topics of which nothing more can go."""
     stuck: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
@@ -122,9 +126,9 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._families = Families(ledger=self.ledger, topics=self.topics)
-        role, name = Role.SAFETY_KERNEL, self.actor.name
-        self._kernel_actor = Actor(role=role, name=name)
-        self._reconciler = Actor(role=Role.RECONCILER, name=name)
+        self._kernel_actor = replace(self.actor, role=Role.SAFETY_KERNEL)
+        self._reconciler = replace(self.actor, role=Role.RECONCILER)
+        self._tenants = TenantLimits(ledger=self.ledger, topics=self.topics, name=self.actor.name)
         self._waking = Waking(run=self._pass, more=lambda report: report.moved)
 
     # --- the pass --------------------------------------------------------------------------------------------------
@@ -154,11 +158,14 @@ class Scheduler:
     # --- validation ------------------------------------------------------------------------------------------------
 
     async def _validate(self) -> list[Did]:
-        """PENDING → SCHEDULED, oldest first."""
+        """PENDING → SCHEDULED, oldest first; where many wait, the urgent ones among the newest do not stand behind them all."""
         where = JobFilter(lifecycle=BUS_JOB.name, state=PENDING)
         page = await self.ledger.jobs(where, limit=self.options.validate_max, oldest_first=True)
-        done: list[Did] = []
-        for group in _groups(self._elsewhere(page.jobs), self.options.at_once):
+        jobs, done = self._elsewhere(page.jobs), list[Did]()
+        if page.cursor is not None:
+            newest = (await self.ledger.jobs(where, limit=self.options.newest_max)).jobs
+            jobs = urgent_first(newest, jobs, self.options.validate_max // 2)
+        for group in _groups(jobs, self.options.at_once):
             done += await _all(self._validate_one(job.job_id) for job in group)
         return done
 
@@ -176,11 +183,14 @@ class Scheduler:
     # --- handing out -----------------------------------------------------------------------------------------------
 
     async def _hand_out(self, did: Counter[Did]) -> Passed:
+        await self._tenants.say()
         now = await self.ledger.now()
-        waiting = self._in_order(await self.ledger.heads(BUS_JOB.name, each=self.options.each), now)
-        room = _Room(Turns(families=self._families))
+        heads = await self.ledger.heads(BUS_JOB.name, each=self.options.each)
+        waiting, until = self._in_order(heads, now), self.clock.monotonic() + self.options.pass_s
+        kinds = len({(job.type, job.priority) for job in heads})
+        room = _Room(Turns(families=self._families), crowded=kinds >= HEADS_MAX)
         bus_away = kernel_away = False
-        while waiting and not (bus_away or kernel_away):
+        while waiting and not (bus_away or kernel_away) and self.clock.monotonic() < until:
             group, waiting, left = await self._next_group(waiting, room, now)
             outcomes = await _all(work() for work in group)
             did.update([*left, *outcomes])
@@ -227,12 +237,15 @@ class Scheduler:
         group: list[_Work] = []
         left: list[Did] = []
         later: list[Job] = []
-        tried: set[str] = set()
+        tried, behind = set[str](), set[str]()
         for number, job in enumerate(waiting):
             if len(group) >= self.options.at_once:
                 return group, [*later, *waiting[number:]], left
             if job.type in room.full:
                 left.append(Did.WAITING)
+                continue
+            if job.type in behind:
+                later.append(job)
                 continue
             ready = await self._in_turn(job, room.turns, now)
             if not isinstance(ready, _Ready):
@@ -242,6 +255,7 @@ class Scheduler:
             if isinstance(placed, Placed) and not self.workers.proven(placed.subject):
                 if placed.subject in tried:
                     later.append(job)  # one goes first, to see whether anybody listens
+                    behind.add(job.type)
                     continue
                 tried.add(placed.subject)
             if isinstance(placed, Placed):
@@ -251,12 +265,12 @@ class Scheduler:
             elif self._stays(ready, placed, room):
                 left.append(Did.WAITING)
             else:
-                reason = placed.reason if isinstance(placed, Unfit) else "the workers that may have it are busy"
-                group.append(partial(self._defer, job, "placement", reason, resting.placement_s(ready.age_s)))
+                group.append(partial(self._defer, job, "placement", placed.reason, resting.placement_s(ready.age_s)))
         return group, later, left
 
     async def _in_turn(self, job: Job, turns: Turns, now: datetime) -> _Ready | _Work:
         """The job when it is its turn, or what is to become of it."""
+        await asyncio.sleep(0)  # among thousands of workers a look takes its time, and others want a turn
         whole = job if job.payload is not None else await self.ledger.job(job.job_id)
         try:
             request = request_of(whole or job)
@@ -285,7 +299,7 @@ class Scheduler:
             return False
         if placed.all_do:
             room.full.add(ready.job.type)
-            return True
+            return not room.crowded
         kind = (ready.job.type, ready.job.priority)
         room.stuck[kind] += 1
         return room.stuck[kind] <= self.options.each // 2
@@ -319,6 +333,7 @@ class Scheduler:
         try:
             async with asyncio.timeout(CHECK_S_MAX):
                 decision = await self.kernel.check(request)
+            json.dumps(decision.to_dict())  # what no event can record is no decision
         except KernelUnavailable:
             raise
         except TimeoutError:
@@ -376,6 +391,7 @@ class Scheduler:
             "dispatch_id": dispatch.dispatch_id,
             "worker_id": placed.worker_id,
             "subject": placed.subject,
+            ATTEMPTS: attempts_of(self.topics.of(job.type)),
             "decision": decision.to_dict(),
             **({"approved_by": approval} if approval else {}),
         }
@@ -430,9 +446,8 @@ class Scheduler:
         """Steps that were put aside just when their turn came."""
         data = {"hold": "none", "reason": "the steps before it have ended"}
         for job in jobs:
-            move = self._move(
-                replace(job, version=job.version + 1), SCHEDULED, "turn", data["reason"], data, delay_s=0.0
-            )
+            aside = replace(job, version=job.version + 1)
+            move = self._move(aside, SCHEDULED, "turn", data["reason"], data, delay_s=0.0)
             await self.ledger.move(self.actor, move)
 
     async def _end(self, job_id: JobId, cause: str, did: Did) -> Did:

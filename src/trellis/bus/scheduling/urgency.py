@@ -38,3 +38,9 @@ def in_turn(jobs: Sequence[Job], now: datetime, gone: int) -> list[Job]:
         job = source.pop()
         order[job.job_id] = job
     return list(order.values())
+
+
+def urgent_first(newest: Sequence[Job], oldest: Sequence[Job], most: int) -> list[Job]:
+    """The oldest, and before them so many of the newest that are more urgent than a batch: the most urgent first, each once."""
+    urgent = sorted((job for job in newest if job.priority < Priority.BATCH), key=lambda job: job.priority)[:most]
+    return list({job.job_id: job for job in (*urgent, *oldest)}.values())
