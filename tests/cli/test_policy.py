@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.bus.safety.holding import PEOPLE, held, scheduled
+from tests.bus.safety.holding import PEOPLE, SCHEDULER, held, moved, scheduled
 from tests.cli.conftest import Terminal
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
@@ -138,7 +138,30 @@ def test_a_held_job_is_decided_about_as_a_job_and_as_a_proposal(local: Terminal)
     rejected = local("proposals", "reject", "approval-held-3", "--note", "these are still needed", "--json").record
     assert rejected == {"proposal": "approval-held-3", "status": "rejected", "decided": True}
     assert local("proposals", "--state", "pending").err == "No proposals.\n"
-    again = local("job", "approve", "held-0")
+    again = local("job", "approve", "approval-held-0")
     assert (again.code, "does not wait for a person" in again.err) == (1, True)
     assert local("job", "approve", "nobody").code == 1
     assert local("proposals", "show", "approval-nobody").code == 1
+
+
+@pytest.mark.requirement("D45")
+def test_a_job_is_called_by_its_own_id_before_the_inboxes_name_for_another(local: Terminal):
+    async def jobs(ledger: Ledger) -> None:
+        await held(ledger, job_id="one")
+        await held(ledger, job_id="approval-one")
+
+    on_ledger(local, jobs)
+    assert local("job", "deny", "approval-one", "--note", "these are still needed").out == "approval-one is DENIED\n"
+    assert local("job", "approve", "one").code == 0
+
+
+@pytest.mark.requirement("D45")
+def test_the_inbox_shows_a_held_job_behind_many_that_rest(local: Terminal):
+    async def jobs(ledger: Ledger) -> None:
+        await held(ledger, job_id="held-1")
+        for number in range(20):
+            resting = await scheduled(ledger, job_id=f"resting-{number}")
+            await moved(ledger, SCHEDULER, resting, target="SCHEDULED", delay_s=60.0, data=b'{"hold":"throttle"}')
+
+    on_ledger(local, jobs)
+    assert "approval-held-1" in local("proposals", "--limit", "1").out

@@ -1,6 +1,7 @@
 """Held jobs and the safety policy through a gateway, for programs and at the command line."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,20 @@ def test_a_person_decides_about_held_jobs_through_a_gateway(shell: Shell, place:
     assert shell("job", "deny", "shell-2", "--note", "these are still needed") == "shell-2 is DENIED\n"
     assert shell("proposals", "approve", "approval-shell-3") == "approval-shell-3 is approved\n"
     assert "does not wait for a person" in shell("job", "approve", "shell-1", code=1)
+
+
+@pytest.mark.requirement("BUS-4")
+def test_a_person_asks_a_gateway_for_its_policy_and_not_for_that_of_his_own_machine(
+    shell: Shell, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "mine.toml").write_text(POLICY_EXAMPLE)
+    monkeypatch.setenv("TRELLIS_POLICY", "mine.toml")
+    asyncio.run(make_held(place, "asked-1"))
+    assert shell("policy", "explain", "--topic", "job.mail").startswith("allow by embedded")
+    (told,) = shell.records("policy", "explain", "--job", "asked-1")
+    (shown,) = shell.records("proposals", "show", "approval-asked-1")
+    assert (told["rule"], told["job_hash"]) == ("embedded", shown["target_hash"])
+    (mine,) = shell.records("policy", "explain", "--job", "asked-1", "--policy", "mine.toml")
+    assert (mine["rule"], mine["job_hash"]) == ("default", told["job_hash"])
+    (tried,) = shell.records("policy", "simulate", "mine.toml", "--last", "1")
+    assert (tried["job_id"], tried["before"], tried["after"]) == ("asked-1", "require_human", "deny")

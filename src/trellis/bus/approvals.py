@@ -6,9 +6,10 @@ hold named. Approved, the job is ready again and the kernel is asked once more b
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 from trellis.bus.documents import data_of, decision_of
@@ -18,7 +19,8 @@ from trellis.bus.topics import HELD_ACTION
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Job, JobFilter, Place
+from trellis.engine.records import Event, Job, JobFilter, JobPage, Place
+from trellis.engine.text import storable
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.runs.documents import timestamp
@@ -30,8 +32,13 @@ INBOX_PREFIX = "approval-"
 AGENT = "bus"
 """What stands where a proposal has its agent."""
 CAUSE_CHARS_MAX = 200
-ROUNDS_MAX = 10
-"""How many pages of resting jobs one page of held ones looks at."""
+SCAN = 200
+ROUNDS_MAX = 50
+"""How many times so many jobs one page of held ones looks at."""
+RESTING = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=Place.RESTING)
+READY = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=Place.READY)
+OVER = "over:"
+"""Where a cursor goes on among jobs whose hold is over: they are ready, and older than a hold lasts."""
 
 PEOPLE = frozenset({Role.OWNER, Role.CONTROL_PLANE})
 _DECIDED = frozenset({"job_held", "job_approved", "job_denied"})
@@ -83,7 +90,7 @@ async def decide(
     """
     if actor.role not in PEOPLE:
         raise NotAllowed(role=actor.role.value, action="decide about a held job", reason="a person does that")
-    note = note.strip()[:NOTE_CHARS_MAX] if note else None
+    note = storable(note.strip()[:NOTE_CHARS_MAX]) if note else None
     if not approve and (note is None or len(note) < NOTE_CHARS_MIN):
         raise NoteTooShort(least=NOTE_CHARS_MIN)
     job = await found(ledger, job_id)
@@ -147,11 +154,13 @@ def _last_word(events: Sequence[Event]) -> str:
 
 
 async def waiting(ledger: Ledger, *, limit: int, cursor: str | None = None) -> HeldPage:
-    """Jobs that wait for a person, newest first. Others rest beside them: a page may be short and still have a next one."""
-    where = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=Place.RESTING)
+    """Jobs that wait for a person, newest first, and then those about which the kernel could not be asked again when their hold was over.
+
+    Others rest beside them: a page may be short and still have a next one.
+    """
     items = list[tuple[Job, Sequence[Event]]]()
     for _ in range(ROUNDS_MAX):
-        page = await ledger.jobs(where, limit=limit - len(items), cursor=cursor)
+        page = await _likely(ledger, limit - len(items), cursor)
         for listed in page.jobs:
             events = await ledger.events(listed.job_id)
             job = await ledger.job(listed.job_id) if held_now(listed, events) is not None else None
@@ -161,6 +170,30 @@ async def waiting(ledger: Ledger, *, limit: int, cursor: str | None = None) -> H
         if cursor is None or len(items) >= limit:
             break
     return HeldPage(items=tuple(items), cursor=cursor)
+
+
+async def _likely(ledger: Ledger, room: int, cursor: str | None) -> JobPage:
+    """Jobs that may wait for a person, as far as their rows tell, and no more than there is room for."""
+    if cursor is None or not cursor.startswith(OVER):
+        page = await _scan(partial(ledger.jobs, RESTING, cursor=cursor), _rests_long, room)
+        return JobPage(jobs=page.jobs, cursor=page.cursor or OVER)
+    before = await ledger.now() - timedelta(seconds=HOLD_S)
+    look = partial(ledger.jobs, READY, cursor=cursor.removeprefix(OVER) or None, oldest_first=True)
+    page = await _scan(look, lambda job: job.created_at < before, room)
+    more = page.cursor is not None and len(page.jobs) > 0
+    return JobPage(jobs=page.jobs, cursor=f"{OVER}{page.cursor}" if more else None)
+
+
+async def _scan(look: Callable[..., Awaitable[JobPage]], fits: Callable[[Job], bool], room: int) -> JobPage:
+    page = await look(limit=SCAN)
+    if sum(map(fits, page.jobs)) > room:  # the cursor must not pass one that is not shown
+        page = await look(limit=room)
+    return JobPage(jobs=tuple(filter(fits, page.jobs)), cursor=page.cursor)
+
+
+def _rests_long(job: Job) -> bool:
+    """Whether it may wait for a person: nothing else has a job rest so long. Its events say whether it does."""
+    return job.due_at is not None and (job.due_at - job.updated_at).total_seconds() > HOLD_S / 2
 
 
 def inbox_id(job_id: str) -> str:
@@ -210,6 +243,7 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
             "labels": request.get("labels") or {},
             "risk_tags": meta.get("risk_tags") or [],
             "capability": meta.get("capability", ""),
+            "constraints": told.get("constraints") or {},
             **{name: told.get(name, "") for name in ("decision", "rule", "reason", "policy_hash", "job_hash")},
         },
         "target_hash": told.get("job_hash"),

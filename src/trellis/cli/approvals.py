@@ -38,7 +38,9 @@ async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> Non
     actor = owner(cli, "decide about a held job")
     ledger = await open_ledger(cli.url)
     try:
-        job_id = approvals.job_of(id_) or JobId(id_)
+        job_id = JobId(id_)
+        if await ledger.job(job_id) is None:  # perhaps as the inbox calls it; a job may be called so itself
+            job_id = approvals.job_of(id_) or job_id
         answer = await approvals.decide(
             ledger, actor, job_id, approve=approve, note=note, request_id=RequestId(new_id())
         )

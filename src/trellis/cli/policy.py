@@ -1,5 +1,6 @@
 """`trellis policy`: whether a safety policy fits, what it says about a job and why, and what it would change."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,17 +9,17 @@ import typer
 from trellis.bus.approvals import found
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import simulating
-from trellis.bus.safety.judging import Explanation
 from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
-from trellis.bus.safety.policy import Rule, read_policy_file
-from trellis.bus.safety.simulating import JOBS_MAX, Simulated
+from trellis.bus.safety.policy import Rule, read_bounded, read_policy_file
+from trellis.bus.safety.simulating import JOBS_MAX
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column
 from trellis.cli.values import pairs
-from trellis.engine.errors import OptionInvalid
+from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import JobId
 from trellis.fleet import kernel_of
+from trellis.http.job_shapes import BusJob, JobWhole
 from trellis.wiring import elapsed_s
 
 LAST_DEFAULT = 100
@@ -33,8 +34,8 @@ def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     made = group(program, "policy", section="Jobs", help_="What the safety policy lets go; check, explain, simulate.")
     command(made, "check")(check)
-    command(made, "explain")(explain)
-    command(made, "simulate")(simulate)
+    command(made, "explain", over_http=explain)(explain)
+    command(made, "simulate", over_http=simulate)(simulate)
 
 
 def check(cli: Cli, file: FileArgument) -> None:
@@ -92,13 +93,7 @@ async def explain(
         "adapter_id": adapter,
         "meta": meta,
     }
-    request = await _request(cli, topic, job, said)
-    kernel = _kernel(cli, policy)
-    try:
-        told = await kernel.explain(request)
-    finally:
-        await kernel.close()
-    _show(cli, told)
+    _show(cli, await _explained(cli, await _request(cli, topic, job, said), policy))
 
 
 async def _request(cli: Cli, topic: str | None, job: str | None, said: dict[str, Any]) -> JobRequest:
@@ -106,8 +101,34 @@ async def _request(cli: Cli, topic: str | None, job: str | None, said: dict[str,
         raise OptionInvalid(option="--topic", value=topic, expected="give a --topic, or a --job that is there")
     if job is None:
         return JobRequest.checked({"job_id": "asked", "topic": topic, **said})
+    if cli.gateway_url is not None:
+        async with cli.client() as client:
+            return _stored(await client.jobs.get(job))
     async with cli.open() as ledger:
         return JobRequest.read((await found(ledger, JobId(job))).payload or b"")
+
+
+def _stored(job: JobWhole) -> JobRequest:
+    """What a job on a topic was asked as, as a gateway tells it; raises JobNotFound for any other."""
+    if not isinstance(job, BusJob):
+        raise JobNotFound(job_id=job.job_id)
+    told = job.model_dump(mode="json", include=set(JobRequest.model_fields))
+    request = JobRequest.read(json.dumps(told).encode())
+    unsaid = request.model_copy(update={"priority": None})  # a job has a priority even if its request says none
+    return unsaid if unsaid.hash == (job.decision or {}).get("job_hash") else request
+
+
+async def _explained(cli: Cli, request: JobRequest, policy: Path | None) -> dict[str, Any]:
+    """By the policy that is given, the gateway's, or that of the settings."""
+    if policy is None and cli.gateway_url is not None:
+        async with cli.client() as client:
+            told = await client.safety.explain(request.model_dump(mode="json", exclude_defaults=True))
+        return told.model_dump(mode="json", exclude_none=True)
+    kernel = _kernel(cli, policy)
+    try:
+        return (await kernel.explain(request)).to_dict()
+    finally:
+        await kernel.close()
 
 
 def _kernel(cli: Cli, policy: Path | None) -> SafetyKernel:
@@ -118,19 +139,18 @@ def _kernel(cli: Cli, policy: Path | None) -> SafetyKernel:
     )
 
 
-def _show(cli: Cli, told: Explanation) -> None:
+def _show(cli: Cli, told: dict[str, Any]) -> None:
     if cli.out.as_json:
-        cli.out.record(told.to_dict())
+        cli.out.record(told)
         return
-    decision = told.decision
-    cli.out.line(f"{decision.kind.value} by {decision.rule}: {decision.reason}", style="bold")
-    for one in told.looked:
-        cli.out.line(f"  {'fits' if one.fits else 'no'}  {one.rule} ({one.decision.value}): {one.why}")
-    if told.not_looked:
-        cli.out.line(f"  not looked at: {', '.join(told.not_looked)}", style="dim")
-    if decision.constraints:
-        cli.out.line("  " + ", ".join(f"{name} = {value}" for name, value in decision.constraints.items()))
-    cli.out.note(f"policy {decision.policy_hash}")
+    cli.out.line(f"{told['decision']} by {told['rule']}: {told['reason']}", style="bold")
+    for one in told["looked"]:
+        cli.out.line(f"  {'fits' if one['fits'] else 'no'}  {one['rule']} ({one['decision']}): {one['why']}")
+    if told["not_looked"]:
+        cli.out.line(f"  not looked at: {', '.join(told['not_looked'])}", style="dim")
+    if told.get("constraints"):
+        cli.out.line("  " + ", ".join(f"{name} = {value}" for name, value in told["constraints"].items()))
+    cli.out.note(f"policy {told['policy_hash']}")
 
 
 async def simulate(
@@ -141,20 +161,28 @@ async def simulate(
     """Say what a policy would have decided about the last jobs on the bus, beside what was decided."""
     if not 1 <= last <= JOBS_MAX:
         raise OptionInvalid(option="--last", value=last, expected=f"it must be from 1 to {JOBS_MAX}")
-    policy = read_policy_file(file)
-    async with cli.open() as ledger:
-        made = await simulating.over_jobs(policy, ledger, last=last)
+    made = await _simulated(cli, file, last)
     if cli.out.as_json:
         for one in made:
-            cli.out.record(one.to_dict())
+            cli.out.record(one)
         return
     columns = [
-        Column[Simulated](title="JOB", cell=lambda one: one.job_id),
-        Column[Simulated](title="TOPIC", cell=lambda one: one.topic, gives_way=True),
-        Column[Simulated](title="BEFORE", cell=lambda one: one.before or "not decided"),
-        Column[Simulated](title="AFTER", cell=lambda one: one.after.kind.value),
-        Column[Simulated](title="BY", cell=lambda one: one.after.rule),
-        Column[Simulated](title="", cell=lambda one: "changes" if one.changes else ""),
+        Column[dict[str, Any]](title="JOB", cell=lambda one: one["job_id"]),
+        Column[dict[str, Any]](title="TOPIC", cell=lambda one: one["topic"], gives_way=True),
+        Column[dict[str, Any]](title="BEFORE", cell=lambda one: one["before"] or "not decided"),
+        Column[dict[str, Any]](title="AFTER", cell=lambda one: one["after"]),
+        Column[dict[str, Any]](title="BY", cell=lambda one: one["after_rule"]),
+        Column[dict[str, Any]](title="", cell=lambda one: "changes" if one["changes"] else ""),
     ]
     cli.out.listing(made, columns, empty="No jobs on the bus.")
-    cli.out.note(f"{sum(one.changes for one in made)} of {len(made)} would be decided otherwise")
+    cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")
+
+
+async def _simulated(cli: Cli, file: Path, last: int) -> list[dict[str, Any]]:
+    policy = read_policy_file(file)
+    if cli.gateway_url is not None:
+        async with cli.client() as client:
+            told = await client.safety.simulate(read_bounded(file).decode(), last=last)
+        return [one.model_dump(mode="json") for one in told.items]
+    async with cli.open() as ledger:
+        return [one.to_dict() for one in await simulating.over_jobs(policy, ledger, last=last)]

@@ -1,21 +1,22 @@
 """`trellis proposals`: what agents propose, and what a person decides about it."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from trellis.bus import approvals
-from trellis.cli import over_http, values
+from trellis.cli import values
 from trellis.cli.bus_jobs import say_context
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age
 from trellis.engine.jobs import Actor, JobId, Moved, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter
+from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
@@ -30,10 +31,10 @@ ProposalArgument = Annotated[str, typer.Argument(metavar="ID", help="The proposa
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     made = group(program, "proposals", section="Agents", help_="What agents propose; approve or reject it.", lists=True)
-    command(made, "list", over_http=over_http.list_proposals)(list_proposals)
-    command(made, "show", over_http=over_http.show_proposal)(show_proposal)
-    command(made, "approve", over_http=over_http.approve)(approve)
-    command(made, "reject", over_http=over_http.reject)(reject)
+    command(made, "list", over_http=at_gateway("list_proposals"))(list_proposals)
+    command(made, "show", over_http=at_gateway("show_proposal"))(show_proposal)
+    command(made, "approve", over_http=at_gateway("approve"))(approve)
+    command(made, "reject", over_http=at_gateway("reject"))(reject)
 
 
 async def list_proposals(
@@ -65,8 +66,14 @@ async def list_proposals(
 
 
 async def _held(ledger: Ledger, limit: int) -> list[dict[str, Any]]:
-    page = await approvals.waiting(ledger, limit=min(limit, HELD_MAX))
-    return [document for job, events in page.items if (document := approvals.inbox_document(job, events)) is not None]
+    wanted, items, cursor = min(limit, HELD_MAX), list[tuple[Job, Sequence[Event]]](), None
+    while len(items) < wanted:
+        page = await approvals.waiting(ledger, limit=wanted - len(items), cursor=cursor)
+        items += page.items
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return [document for job, events in items if (document := approvals.inbox_document(job, events)) is not None]
 
 
 async def _document(ledger: Ledger, id_: str) -> dict[str, Any]:

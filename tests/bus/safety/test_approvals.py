@@ -75,6 +75,14 @@ async def test_a_refused_job_is_denied_with_the_reason(ledger: Ledger):
 
 
 @pytest.mark.requirement("D45")
+async def test_a_note_that_no_database_keeps_is_kept_as_far_as_it_can_be(any_ledger: Ledger):
+    """As a terminal that does not speak UTF-8 hands it over."""
+    job_id = await held(any_ledger)
+    await say(any_ledger, job_id, note="fine \udcff\0")
+    assert (await last_data(any_ledger, job_id))["note"] == "fine ?\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.requirement("D45")
 async def test_a_decision_that_comes_again_is_answered_as_the_first_and_another_is_refused(any_ledger: Ledger):
     job_id = await held(any_ledger)
     first = await say(any_ledger, job_id)
@@ -176,6 +184,18 @@ async def test_the_inbox_lists_what_waits_for_a_person_and_nothing_that_rests_be
     assert seen == list(reversed(mine))
     await say(any_ledger, mine[0])
     assert [job.job_id for job, _ in (await approvals.waiting(any_ledger, limit=50)).items] == [mine[2], mine[1]]
+
+
+@pytest.mark.requirement("D45")
+async def test_what_waits_for_a_person_is_found_behind_many_that_wait_for_a_time(any_ledger: Ledger):
+    mine = [await held(any_ledger, job_id=f"held-{number}") for number in range(3)]
+    for number in range(30):
+        resting = await scheduled(any_ledger, job_id=f"resting-{number}")
+        await moved(any_ledger, SCHEDULER, resting, target="SCHEDULED", delay_s=86_400.0, data=b'{"hold":"throttle"}')
+    first = await approvals.waiting(any_ledger, limit=2)
+    assert [job.job_id for job, _ in first.items] == [mine[2], mine[1]]
+    second = await approvals.waiting(any_ledger, limit=2, cursor=first.cursor)
+    assert ([job.job_id for job, _ in second.items], second.cursor) == ([mine[0]], None)
 
 
 async def shown(ledger: Ledger, job_id: JobId) -> dict[str, Any]:

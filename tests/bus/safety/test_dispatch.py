@@ -1,13 +1,20 @@
 """Nothing is handed out without a decision about this very job, whatever a kernel does; and nobody but the policy says what it allows."""
 
 import json
+from typing import Any
 
 import pytest
 
+from tests.bus.conftest import Opens
+from tests.bus.holding_parts import Held, parts_of
 from tests.bus.rig import TOPIC, Rig, decision
-from trellis.bus.approvals import decide
+from tests.bus.safety.policies import policy, rule
+from trellis.bus.approvals import decide, inbox_document, waiting
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.kernel import PolicyKernel
+from trellis.bus.safety.policy import CONSTRAINTS_CHARS_MAX
+from trellis.bus.scheduling.approved import HOLD_S
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
@@ -67,6 +74,9 @@ async def test_constraints_of_a_decision_that_needs_a_person_hold_after_the_appr
     await rig.run()
     held = await rig.said(job_id, "job_held")
     assert held["decision"]["constraints"] == {"max_runtime_ms": 5_000}
+    shown = inbox_document(await rig.job(job_id), await rig.events(job_id))
+    assert shown is not None
+    assert shown["content"]["constraints"] == {"max_runtime_ms": 5_000}
     owner = Actor(role=Role.OWNER, name="iryna")
     await decide(rig.ledger, owner, JobId(job_id), approve=True, note=None, request_id=RequestId("yes"))
     await rig.run()
@@ -74,6 +84,69 @@ async def test_constraints_of_a_decision_that_needs_a_person_hold_after_the_appr
     assert json.loads(order.request.env["TRELLIS_POLICY_CONSTRAINTS"]) == {"max_runtime_ms": 5_000}
     assert order.request.budget is not None
     assert order.request.budget.deadline_ms == 5_000
+
+
+@pytest.mark.requirement("BUS-4")
+@pytest.mark.parametrize(
+    "constraints",
+    [{"max_runtime_ms": 2**53 - 1}, {"allowed_tools": ["t" * 100] * 19 + ["u" * (CONSTRAINTS_CHARS_MAX - 1_999)]}],
+    ids=["longest", "most"],
+)
+async def test_whatever_constraints_a_policy_may_have_a_job_goes_with_them(rig: Rig, constraints: dict[str, Any]):
+    worker = await rig.worker("w1", TOPIC)
+    rig.scheduler.kernel = PolicyKernel(policy(rule("a", "allow_with_constraints", constraints=constraints)))
+    await rig.submit()
+    await rig.run()
+    (order,) = worker.orders
+    assert json.loads(order.request.env["TRELLIS_POLICY_CONSTRAINTS"]) == constraints
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D45")
+async def test_the_inbox_shows_a_job_whose_hold_is_over_while_nobody_can_be_asked_about_it(rig: Rig):
+    await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    first, second = await rig.submit(budget={"deadline_ms": 10**9}), await rig.submit(budget={"deadline_ms": 10**9})
+    await rig.run()
+    rig.kernel.away = True
+    await rig.advance(HOLD_S + 60)
+    young = await rig.submit()
+    await rig.run()
+    seen, cursor = list[str](), None
+    for _ in range(5):
+        page = await waiting(rig.ledger, limit=1, cursor=cursor)
+        seen += [job.job_id for job, _ in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert (cursor, seen) == (None, [first, second])
+    rig.kernel.away = False
+    await rig.run()
+    assert {job.job_id for job, _ in (await waiting(rig.ledger, limit=9)).items} == {first, second, young}
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_an_attempt_is_kept_alive_no_longer_than_the_policy_lets_it_take(rig_of: Opens):
+    """Its worker lives and says so, and knows nothing of constraints; one that speaks for the job itself is told."""
+    async with rig_of(topics={TOPIC: {"lease_s": 9.0}}) as rig:
+        parts = parts_of(rig)
+        worker = await rig.worker("w1", TOPIC, beats={"max_parallel_jobs": 4})
+        await worker.shake(TOPIC)
+        rig.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 20_000})
+        silent, speaking = await rig.submit(), await rig.submit()
+        await rig.run()
+        orders = {order.request.env["job_id"]: order.request for order in worker.orders}
+        held = Held(job_id=speaking, wire_id=orders[speaking].job_id, dispatch_id="")
+        states, answers = list[str](), list[str]()
+        for _ in range(8):
+            await parts.renewals.run_once()
+            await parts.pass_time(4)
+            await worker.beat(active_jobs=2, max_parallel_jobs=4)
+            answers.append((await parts.progress(held, "w1", message="at it")).message)
+            states.append(await rig.state(silent))
+        assert (states[4], answers[4]) == ("DISPATCHED", "accepted")
+        assert "refused: an attempt may take 20 s" in answers
+        assert [await rig.state(job_id) for job_id in (silent, speaking)] == ["TIMEOUT", "TIMEOUT"]
 
 
 @pytest.mark.requirement("BUS-4")

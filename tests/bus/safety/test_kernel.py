@@ -1,6 +1,8 @@
 """Kernels: one that reads a file, one behind gRPC. Whatever goes wrong with either, nothing is let go."""
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.bus.rig import quiet
 from tests.bus.safety.policies import policy, request, rule
 from tests.net.listening import make_certificates
 from trellis.bus.errors import KernelUnavailable
@@ -99,6 +102,26 @@ async def test_half_of_a_policy_that_is_being_written_lets_nothing_go_although_i
     clock.advance(LOOK_S)
     assert not (await kernel.check(request(tenant_id="beta"))).lets_go
     assert (await kernel.check(request(tenant_id="acme"))).lets_go
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_disk_that_hangs_takes_one_thread_however_many_ask(tmp_path: Path):
+    """Nobody reads a pipe before somebody writes."""
+    pipe = tmp_path / "policy.toml"
+    os.mkfifo(pipe)
+    kernel = FileKernel(pipe, monotonic=FakeClock().monotonic)
+    for _ in range(5):
+        asked = asyncio.ensure_future(kernel.check(request()))
+        await quiet()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+    taken = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
+    with pipe.open("r+b", buffering=0) as writer:
+        writer.write(ALLOW.encode())
+        write(pipe, ALLOW)
+    assert (await kernel.check(request())).lets_go
+    assert len(taken) == 1
 
 
 def test_what_is_configured_decides_which_kernel_it_is(tmp_path: Path):
@@ -206,12 +229,16 @@ class Scripted:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.odd: str | None = None
+        """A job that it breaks at."""
         self.asked = 0
 
     async def explain(self, asked: JobRequest) -> Explanation:
         self.asked += 1
         if self.error is not None:
             raise self.error
+        if asked.job_id == self.odd:
+            raise ValueError(asked.job_id)
         return await PolicyKernel().explain(asked)
 
     async def check(self, asked: JobRequest) -> Decision:
@@ -297,6 +324,23 @@ async def test_one_odd_question_does_not_keep_others_from_being_asked():
             with pytest.raises(KernelRefuses, match="INVALID_ARGUMENT"):
                 await remote.check(odd)
         assert (await remote.check(request())).lets_go
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_job_that_its_kernel_breaks_at_does_not_keep_others_from_being_asked_about():
+    """Also when it is the one that tries whether the kernel is back."""
+    clock, kernel = FakeClock(), Scripted()
+    async with asking(kernel, clock) as remote:
+        kernel.error = KernelUnavailable(detail="down")
+        for _ in range(FAILURES_MAX):
+            with pytest.raises(KernelUnavailable):
+                await remote.check(request())
+        clock.advance(OPEN_S)
+        kernel.error, kernel.odd = None, "odd"
+        for _ in range(FAILURES_MAX + 1):
+            with pytest.raises(KernelRefuses, match="UNKNOWN"):
+                await remote.check(request(job_id="odd"))
+        assert (await remote.check(request(job_id="good"))).lets_go
 
 
 async def test_an_answer_that_is_no_message_is_no_answer():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bus.safety.policies import policy, request, rule
+from trellis.bus.safety import judging
 from trellis.bus.safety.decisions import Kind
 from trellis.bus.safety.errors import PolicyInvalid
 from trellis.bus.safety.judging import decide, explain, is_like
@@ -210,10 +211,11 @@ def test_the_hash_is_of_the_rules_and_not_of_how_they_are_written():
 
 # --- hostile files -------------------------------------------------------------------------------------------------------
 
+BOUNDED = ONE.replace('"allow"', '"allow_with_constraints"')
 BAD: list[tuple[str, str]] = [
     ("", "rules: Field required"),
     ("rules = []", "rules: "),
-    ('rules = "all"', "rules: "),
+    ('rules = "all"', "rules: it must be a list"),
     ('default = "allow"\n' + ONE, "default: Extra inputs are not permitted"),
     (ONE + ONE, "rules.0 and rules.1 both have the id 'a'"),
     (ONE.replace('"allow"', '"permit"'), "rules.0.decision: "),
@@ -253,6 +255,10 @@ BAD: list[tuple[str, str]] = [
         ONE.replace('"allow"', '"allow_with_constraints"') + "constraints = { max_runtime_ms = true }",
         "rules.0.constraints.max_runtime_ms: ",
     ),
+    (
+        BOUNDED + f"constraints = {{ allowed_tools = {['t' * 30] * 60} }}",
+        "rules.0.constraints: they take 2059 characters as JSON and a worker is told at most 2000; write shorter lists",
+    ),
     ("rules = [[", "it is no TOML"),
     (ONE + ONE.replace('id = "a"', 'id = "b"\nid = "c"'), "it is no TOML"),
     ("x = " + "9" * 10_000, "it is no TOML"),
@@ -267,6 +273,17 @@ def test_a_policy_that_does_not_fit_is_refused_with_the_place(text: str, says: s
     with pytest.raises(PolicyInvalid, match=re.escape(says)) as refusal:
         read_policy(text, source="policy.toml")
     assert "policy.toml" in str(refusal.value)
+
+
+def test_a_refusal_names_what_is_wrong_and_not_what_follows_from_it():
+    with pytest.raises(PolicyInvalid) as refusal:
+        read_policy(ONE.replace("job.a", "job..a"), source="policy.toml")
+    assert str(refusal.value).endswith(": '' must be a word, * for any one, or > at the end")
+
+
+def test_a_mark_that_an_editor_put_before_the_text_changes_nothing(tmp_path: Path):
+    (tmp_path / "policy.toml").write_text(ONE, encoding="utf-8-sig")
+    assert read_policy_file(tmp_path / "policy.toml").hash == read_policy(ONE, source="here").hash
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
@@ -358,6 +375,22 @@ def test_no_request_goes_without_a_rule_that_allows_it_and_fits(
     first = next((kind for kind, match in rules if simply_fits(match, told)), Kind.DENY.value)
     assert found.kind.value == first
     assert not found.lets_go or any(kind == "allow" and simply_fits(match, told) for kind, match in rules)
+
+
+def test_a_request_that_says_a_thousand_things_is_not_held_against_each_pattern_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    looked = list[str]()
+
+    def counted(pattern: str, value: str) -> bool:
+        looked.append(pattern)
+        return is_like(pattern, value)
+
+    monkeypatch.setattr(judging, "is_like", counted)
+    rules = [rule(f"r{number}", "deny", {"risk_tags": [f"*-{number}-*"]}) for number in range(100)]
+    asked = request(meta={"risk_tags": [f"tag-{number}" for number in range(999)] + ["A-42-B"]})
+    assert decide(policy(*rules), asked).rule == "r42"
+    assert set(looked) == {"*-42-*"}
 
 
 def test_a_policy_that_would_take_too_long_to_ask_is_refused():

@@ -249,7 +249,9 @@ def _constraints(told: Any, beside: Mapping[str, str]) -> dict[str, Any]:
     try:
         return Constraints.model_validate(said).to_dict()
     except pydantic.ValidationError as error:
-        raise KernelRefuses(detail=f"its constraints do not fit: {error.errors()[0]['msg']}") from None
+        raise KernelRefuses(
+            detail=f"its constraints do not fit: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def _delay_s(text: str | None) -> float:

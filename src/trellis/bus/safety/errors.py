@@ -18,5 +18,9 @@ class PolicyDiffers(Refused):
     """Job {job_id} is held under policy {held} and not under {given}; look at it again before you decide."""
 
 
+class KernelInDoubt(KernelUnavailable):
+    """The safety kernel does not answer this question: {detail}"""
+
+
 class KernelRefuses(KernelUnavailable):
     """The safety kernel is there and gives no decision that can be used: {detail}"""

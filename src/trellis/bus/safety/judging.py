@@ -91,12 +91,22 @@ def _denied(policy: Policy, request: JobRequest, rule: str, reason: str) -> Deci
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Values:
+    """What a request says of one condition, made ready once for all rules: a request may say a thousand things."""
+
+    said: Sequence[str]
+    known: frozenset[str]
+    joined: str
+    """All of them: what is not in here is in none of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Facts:
     """A request in the words of a match. Several values: one of them is enough."""
 
     topic: str
     labels: Mapping[str, str]
-    names: Mapping[str, Sequence[str]]
+    names: Mapping[str, _Values]
 
 
 def _facts(request: JobRequest) -> _Facts | str:
@@ -119,7 +129,13 @@ def _facts(request: JobRequest) -> _Facts | str:
         "adapters": _said(request.adapter_id),
         "packs": _said(meta.pack_id if meta else ""),
     }
-    return _Facts(topic=request.topic, labels=labels, names=names)
+    values = {name: _values(said, any_case=name in _ANY_CASE) for name, said in names.items()}
+    return _Facts(topic=request.topic, labels=labels, names=values)
+
+
+def _values(said: Sequence[str], *, any_case: bool) -> _Values:
+    compared = [one.casefold() for one in said] if any_case else said
+    return _Values(said=said, known=frozenset(compared), joined="\n".join(compared))
 
 
 def _said(value: str) -> tuple[str, ...]:
@@ -136,7 +152,7 @@ def _misfit(match: Match, facts: _Facts) -> str | None:
     for condition, values in facts.names.items():
         patterns: Sequence[str] | None = getattr(match, condition)
         if patterns is not None and not _one_fits(patterns, values, any_case=condition in _ANY_CASE):
-            return f"{condition}: {_listed(values) or 'nothing'} fits none of {_listed(patterns)}"
+            return f"{condition}: {_listed(values.said) or 'nothing'} fits none of {_listed(patterns)}"
     for name, pattern in (match.labels or {}).items():
         value = facts.labels.get(name)
         if value is None or not is_like(pattern, value):
@@ -145,15 +161,14 @@ def _misfit(match: Match, facts: _Facts) -> str | None:
     return None
 
 
-def _one_fits(patterns: Iterable[str], values: Iterable[str], *, any_case: bool) -> bool:
-    if any_case:
-        patterns, values = [one.casefold() for one in patterns], [one.casefold() for one in values]
-    known = frozenset(values)
-    return any(pattern in known or ("*" in pattern and _any_like(pattern, known)) for pattern in patterns)
+def _one_fits(patterns: Iterable[str], values: _Values, *, any_case: bool) -> bool:
+    compared = (one.casefold() for one in patterns) if any_case else patterns
+    return any(pattern in values.known or ("*" in pattern and _any_like(pattern, values)) for pattern in compared)
 
 
-def _any_like(pattern: str, values: Iterable[str]) -> bool:
-    return any(is_like(pattern, value) for value in values)
+def _any_like(pattern: str, values: _Values) -> bool:
+    longest = max(pattern.split("*"), key=len)
+    return longest in values.joined and any(is_like(pattern, value) for value in values.known)
 
 
 def is_like(pattern: str, value: str) -> bool:

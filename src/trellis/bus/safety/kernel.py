@@ -69,19 +69,26 @@ class FileKernel:
         self._found: Policy | PolicyInvalid | None = None
         self._settled = True
         """Whether two looks in a row found the same, or there was but one."""
-        self._looking = asyncio.Lock()
+        self._looking: asyncio.Future[None] | None = None
+        """The look that is under way, or the last one. There is one at a time, however long the disk takes: each holds a thread."""
 
     async def policy(self) -> Policy:
         """The policy in force; raises KernelUnavailable, which says what is wrong with the file."""
-        async with self._looking:
-            now = self._monotonic()
-            if self._looked_at is None or now - self._looked_at >= LOOK_S:
-                await asyncio.to_thread(self._look)
-                self._looked_at = now
+        if self._looking is None or (self._looking.done() and self._is_due()):
+            self._looking = asyncio.ensure_future(self._look_beside())
+        await asyncio.shield(self._looking)
         if isinstance(self._found, Policy) and self._settled:
             return self._found
         changed = f"{self.file} has changed just now; it counts when it stays the same for {LOOK_S:g} s"
         raise KernelUnavailable(detail=changed if isinstance(self._found, Policy) else str(self._found))
+
+    def _is_due(self) -> bool:
+        return self._looked_at is None or self._monotonic() - self._looked_at >= LOOK_S
+
+    async def _look_beside(self) -> None:
+        now = self._monotonic()
+        await asyncio.to_thread(self._look)
+        self._looked_at = now
 
     def _look(self) -> None:
         try:

@@ -40,10 +40,14 @@ PATTERNS_ALL_MAX = 10_000
 DELAY_S_DEFAULT = 10.0
 DELAY_S_MAX = 24 * 3600.0
 NAME_CHARS_MAX = 200
+CONSTRAINTS_CHARS_MAX = 2_000
+"""Of one decision as JSON: they travel in one value of a job's environment, and no value there is longer."""
 RULE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 RESERVED_IDS = frozenset({"default", "ambiguous"})
 """What a decision is attributed to when no rule made it."""
 
+MARK = "\ufeff"
+"""What some editors put before a text."""
 _TOPIC_WORD = re.compile(r"[A-Za-z0-9_-]+|\*")
 
 
@@ -136,6 +140,16 @@ class Constraints(_Shape):
     max_lines: int | None = pydantic.Field(None, ge=0, lt=2**31)
     deny_path_globs: Allowed | None = None
 
+    @pydantic.model_validator(mode="after")
+    def _can_be_sent(self) -> "Constraints":
+        size = len(json.dumps(self.to_dict(), sort_keys=True))
+        if size > CONSTRAINTS_CHARS_MAX:
+            raise ValueError(
+                f"they take {size} characters as JSON and a worker is told at most {CONSTRAINTS_CHARS_MAX};"
+                " write shorter lists, or a pattern for what they share"
+            )
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Those that were said."""
         return self.model_dump(mode="json", exclude_none=True)
@@ -221,7 +235,7 @@ def read_policy(text: str, *, source: str) -> Policy:
     try:
         if len(text.encode()) > FILE_BYTES_MAX:
             raise PolicyInvalid(source=source, detail=f"it has more than {FILE_BYTES_MAX} bytes")
-        return Policy.model_validate(tomllib.loads(text))
+        return Policy.model_validate(tomllib.loads(text.removeprefix(MARK)))
     except pydantic.ValidationError as error:
         raise PolicyInvalid(source=source, detail=_told(error)) from None
     except ValueError as error:  # beside TOML's own also numbers that are too long, and half of a pair
@@ -261,8 +275,19 @@ def read_bounded(file: Path) -> bytes:
 
 def _told(error: pydantic.ValidationError) -> str:
     """The first places that do not fit."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)[:3]
-    return "; ".join(f"{_place(one['loc'])}{one['msg'].removeprefix('Value error, ')}" for one in found)
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    inner = [one["loc"] for one in found]
+    deepest = [one for one in found if not any(_is_within(loc, one["loc"]) for loc in inner)]
+    return "; ".join(f"{_place(one['loc'])}{_words(one['type'], one['msg'])}" for one in deepest[:3])
+
+
+def _words(kind: str, said: str) -> str:
+    return "it must be a list: [ … ]" if kind == "tuple_type" else said.removeprefix("Value error, ")
+
+
+def _is_within(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    """Whether this place is a part of that one: a list that has lost a wrong part is told to be too short, too."""
+    return len(location) > len(outer) and location[: len(outer)] == outer
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -1,7 +1,7 @@
 """A kernel in another process, asked over gRPC with CAP's SafetyKernel service (BUS-4). Whatever goes wrong, nothing is let go."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,7 +13,7 @@ from trellis.bus.requests import JobRequest
 from trellis.bus.safety import cap_kernel
 from trellis.bus.safety.breaker import Breaker
 from trellis.bus.safety.decisions import Decision
-from trellis.bus.safety.errors import KernelRefuses
+from trellis.bus.safety.errors import KernelInDoubt, KernelRefuses
 from trellis.bus.safety.judging import Explanation
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.logs import log_of
@@ -30,8 +30,10 @@ _CHANNEL: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
 
-_ABOUT_THE_QUESTION = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
+_IS_THERE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED"})
 """Codes of a kernel that is there: one odd job must not keep it from being asked about the others."""
+_IS_AWAY = "UNAVAILABLE"
+"""Every other code may mean the kernel or the question: another question tells."""
 
 _log = log_of("trellis.bus.safety")
 
@@ -89,7 +91,10 @@ def _no_address(text: str, expected: str) -> OptionInvalid:
 
 
 class RemoteKernel:
-    """Asks within two seconds. After three failures in a row the kernel is left alone for 30 seconds, and then one question tries."""
+    """Asks within two seconds. After three failures in a row the kernel is left alone for 30 seconds, and then one question tries.
+
+    A question that fails while the kernel answers another is no failure of the kernel: only its own job waits.
+    """
 
     def __init__(
         self,
@@ -115,12 +120,11 @@ class RemoteKernel:
 
     async def snapshot(self) -> str:
         """The first of the policies that the kernel names."""
-        safety = self._cap.safety
         async with _Watched(self._breaker, self.address):
-            answer, _ = await self._ask("ListSnapshots", safety.ListSnapshotsRequest(), safety.ListSnapshotsResponse)
-            if not answer.snapshots:
+            named = await self._snapshots()
+            if not named:
                 raise KernelRefuses(detail="it names no policy")
-        return answer.snapshots[0]
+        return named[0]
 
     async def close(self) -> None:
         """End the connection."""
@@ -134,8 +138,26 @@ class RemoteKernel:
                 question = cap_kernel.question(self._cap, request)
             except (ValueError, TypeError) as error:
                 raise KernelRefuses(detail=f"it cannot be asked about this job: {error}") from None
-            answer, beside = await self._ask(method, question, self._cap.safety.PolicyCheckResponse)
+            try:
+                answer, beside = await self._ask(method, question, self._cap.safety.PolicyCheckResponse)
+            except KernelInDoubt as error:
+                if await self._is_there():
+                    raise KernelRefuses(**error.data) from None
+                raise
             return cap_kernel.decided(answer, beside, request)
+
+    async def _is_there(self) -> bool:
+        """Whether it answers a question that is about no job."""
+        try:
+            await self._snapshots()
+        except KernelUnavailable as error:
+            return isinstance(error, KernelRefuses)
+        return True
+
+    async def _snapshots(self) -> Sequence[str]:
+        safety = self._cap.safety
+        answer, _ = await self._ask("ListSnapshots", safety.ListSnapshotsRequest(), safety.ListSnapshotsResponse)
+        return answer.snapshots
 
     async def _ask(self, method: str, question: Any, kind: Any) -> tuple[Any, Mapping[str, str]]:
         """The answer, and what came beside it; raises KernelUnavailable."""
@@ -152,11 +174,11 @@ class RemoteKernel:
         except (self._cap.grpc.aio.UsageError, OSError) as error:
             raise KernelUnavailable(detail=f"{self.address.target}: {error}") from None
         if answer is None:  # what gRPC makes of bytes that are no message
-            raise KernelUnavailable(detail=f"{self.address.target} answers with what is no {kind.DESCRIPTOR.name}")
+            raise KernelInDoubt(detail=f"{self.address.target} answers with what is no {kind.DESCRIPTOR.name}")
         return answer, beside
 
     def _failure(self, code: str, detail: str) -> KernelUnavailable:
-        kind = KernelRefuses if code in _ABOUT_THE_QUESTION else KernelUnavailable
+        kind = KernelRefuses if code in _IS_THERE else KernelUnavailable if code == _IS_AWAY else KernelInDoubt
         return kind(detail=f"{self.address.target} says {code}: {detail[:500]}")
 
     def _connected(self) -> Any:
