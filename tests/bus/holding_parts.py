@@ -19,6 +19,7 @@ from trellis.bus.ends.aftermath import Aftermath
 from trellis.bus.ends.following import Follower
 from trellis.bus.ends.publisher import FOLLOWS_AS as PUBLISHER
 from trellis.bus.ends.publisher import Publisher
+from trellis.bus.ends.retrying import ATTEMPTS, attempts_of
 from trellis.bus.messages import (
     CANCEL,
     PROGRESS,
@@ -80,8 +81,9 @@ class Parts:
     async def dispatch(self, job_id: str, worker_id: str = "") -> Held:
         """As the scheduler does it, without a bus."""
         dispatch_id, job = f"d{next(_numbers)}", await self.rig.job(job_id)
-        lease_s = self.rig.topics.of(job.type).lease_s
-        told = {"dispatch_id": dispatch_id, "worker_id": worker_id, "subject": job.type}
+        topic = self.rig.topics.of(job.type)
+        lease_s = topic.lease_s
+        told = {"dispatch_id": dispatch_id, "worker_id": worker_id, "subject": job.type, ATTEMPTS: attempts_of(topic)}
         moved = await self.move(
             job_id,
             "DISPATCHED",

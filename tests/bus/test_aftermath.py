@@ -9,9 +9,11 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.ends.derived import ids_after
+from trellis.bus.ends.families import Families
+from trellis.bus.ends.requeueing import run_again
 from trellis.bus.messages import Status
 from trellis.bus.requests import JobRequest
-from trellis.engine.jobs import CancelMode, JobId
+from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.engine.records import Place
 from trellis.lifecycles import Role
 
@@ -246,6 +248,19 @@ async def test_a_cancelled_retry_takes_the_children_of_the_job_before_it_along(r
         assert await rig.state("c") == "CANCELLED"
 
 
+@pytest.mark.requirement("BUS-8", "D39")
+async def test_a_job_that_is_run_again_right_after_its_retry_was_cancelled_is_not_cancelled_with_it(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts, operator = parts_of(rig), Actor(role=Role.GATEWAY, name="olha")
+        await parts.result(await parts.dispatched(job_id="p"), "w1", Status.FAILED_RETRYABLE)
+        await parts.follow_up()
+        await rig.submit(job_id="c", parent_job_id="p")
+        await parts.cancel("p.r1")
+        again = await run_again(rig.ledger, operator, await rig.job("p"), rig.topics, RequestId("again"))
+        await parts.follow_up()
+        assert (await rig.state(again.job_id), await rig.state("c")) == ("PENDING", "CANCELLED")
+
+
 @pytest.mark.requirement("BUS-8")
 async def test_a_child_that_comes_after_its_parent_was_cancelled_is_cancelled(rig: Rig):
     parts = parts_of(rig)
@@ -255,6 +270,137 @@ async def test_a_child_that_comes_after_its_parent_was_cancelled_is_cancelled(ri
     await rig.submit(job_id="c", parent_job_id="p")
     await parts.follow_up()
     assert await rig.state("c") == "CANCELLED"
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-7", "BUS-8")
+async def test_a_child_that_comes_after_a_retry_of_its_parent_was_cancelled_is_cancelled(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        await parts.result(await parts.dispatched(job_id="p"), "w1", Status.FAILED_RETRYABLE)
+        await rig.submit(job_id="early", parent_job_id="p")
+        await parts.follow_up()
+        await rig.submit(job_id="meanwhile", parent_job_id="p")
+        await parts.follow_up()
+        assert await rig.state("meanwhile") == "PENDING"
+        await parts.cancel("p.r1")
+        await parts.follow_up()
+        await rig.submit(job_id="late", parent_job_id="p")
+        await parts.follow_up()
+        states = await parts.jobs()
+        assert {states[name] for name in ("early", "meanwhile", "late")} == {"CANCELLED"}
+        assert (await parts.last("late")).cause == "p.r1 was cancelled"
+        again = Actor(role=Role.GATEWAY, name="olha")
+        await run_again(rig.ledger, again, await rig.job("p"), rig.topics, RequestId("again"))
+        await rig.submit(job_id="later", parent_job_id="p")
+        await parts.follow_up()
+        assert await rig.state("later") == "PENDING", "its parent is done again"
+
+
+@pytest.mark.requirement("BUS-8", "D36")
+async def test_what_comes_below_an_ended_child_of_a_cancelled_job_is_cancelled_and_what_undoes_it_is_not(rig: Rig):
+    parts = parts_of(rig)
+    await rig.submit(job_id="p")
+    await _step(parts, "done", 0, compensation={"topic": "job.undo"})
+    await parts.result(await _go(parts, "done"), "w1")
+    await _step(parts, "failed", 1)
+    await parts.cancel("p")
+    await parts.follow_up()
+    assert await rig.state("done.c") == "PENDING"
+    await rig.submit(job_id="late", parent_job_id="done")
+    await rig.submit(job_id="of-undoing", parent_job_id="done.c")
+    await parts.follow_up()
+    await parts.result(await _go(parts, "done.c"), "w1", Status.FAILED_RETRYABLE)
+    await parts.follow_up()
+    await rig.submit(job_id="of-undoing-later", parent_job_id="done.c")
+    await parts.follow_up()
+    states = await parts.jobs()
+    assert states["late"] == "CANCELLED"
+    assert [states[name] for name in ("done.c.r1", "of-undoing", "of-undoing-later")] == [
+        "SCHEDULED",
+        "PENDING",
+        "PENDING",
+    ]
+
+
+@pytest.mark.requirement("BUS-8")
+async def test_jobs_that_are_each_others_parents_are_cancelled_once(rig: Rig):
+    parts = parts_of(rig)
+    for name, parent in (("a", "b"), ("b", "a"), ("own", "own")):
+        await rig.submit(job_id=name, parent_job_id=parent)
+    await parts.cancel("a")
+    await parts.cancel("own")
+    await parts.follow_up()
+    assert await parts.jobs() == {"a": "CANCELLED", "b": "CANCELLED", "own": "CANCELLED"}
+    await parts.result(await parts.dispatched(job_id="x", parent_job_id="y"), "w1")
+    await parts.result(await parts.dispatched(job_id="y", parent_job_id="x"), "w1")
+    await rig.submit(job_id="z", parent_job_id="y")
+    await parts.follow_up()
+    assert await rig.state("z") == "PENDING"
+
+
+@pytest.mark.requirement("BUS-5")
+async def test_whoever_reads_a_page_slowly_stays_the_one_who_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    parts, job = parts_of(rig), rig.ledger.job
+    other = parts_of(rig, name="process-2", ledger=await rig.bench.open_another())
+    for name in await rig.submit_many(12):
+        await parts.cancel(name)
+    await parts.aftermath.follower.page()
+    parts.aftermath._families.learn = lambda *_: None  # type: ignore[method-assign]
+
+    async def slow(job_id: JobId) -> Any:
+        rig.clock.advance(1.0)
+        await rig.bench.advance(1.0)
+        assert await other.aftermath.follower.page() is None
+        return await job(job_id)
+
+    monkeypatch.setattr(rig.ledger, "job", slow)
+    assert (await parts.aftermath.run_once()).following
+
+
+@pytest.mark.requirement("BUS-7", "BUS-8")
+async def test_to_look_for_the_retries_of_a_job_its_other_children_are_not_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    parts, job, read = parts_of(rig), rig.ledger.job, list[str]()
+    await rig.submit(job_id="p")
+    await _step(parts, "s", 0)
+    await parts.result(await _go(parts, "s"), "w1", Status.FAILED_RETRYABLE)
+    await rig.submit_many(50, parent_job_id="s")
+    await rig.submit_many(50, topic="job.other", parent_job_id="s")
+    await parts.follow_up()
+    families = Families(ledger=rig.ledger, topics=rig.topics)
+    step = await rig.job("s")
+
+    async def noting(job_id: JobId) -> Any:
+        read.append(job_id)
+        return await job(job_id)
+
+    monkeypatch.setattr(rig.ledger, "job", noting)
+    standing = await families.stands_as(step)
+    assert standing is not None
+    assert standing.job.job_id == "s.r1"
+    assert sorted(read) == ["s", "s.r1"]
+
+
+@pytest.mark.requirement("BUS-5", "BUS-8")
+async def test_whoever_cancels_many_children_stays_the_one_who_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    parts, cancel = parts_of(rig), rig.ledger.cancel
+    other = parts_of(rig, name="process-2", ledger=await rig.bench.open_another())
+    await rig.submit(job_id="p")
+    await rig.submit_many(20, parent_job_id="p")
+    await parts.follow_up()
+    await parts.cancel("p")
+
+    async def slow(*what: Any, **how: Any) -> Any:
+        rig.clock.advance(1.0)
+        await rig.bench.advance(1.0)
+        assert await other.aftermath.follower.page() is None
+        return await cancel(*what, **how)
+
+    monkeypatch.setattr(rig.ledger, "cancel", slow)
+    report = await parts.aftermath.run_once()
+    assert (report.following, report.made) == (True, 20)
 
 
 @pytest.mark.requirement("BUS-7", "BUS-8")

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,10 +12,11 @@ from urllib.parse import quote
 import pytest
 
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.collecting import BusCollector, Collected, CollectOptions, Phase
+from trellis.bus.collecting import LOOK_BYTES, BusCollector, Collected, CollectOptions, Phase, _Round
 from trellis.bus.errors import PointerGone
-from trellis.bus.pointers import BYTES_MAX, Part, Pointers, aside, below, make_pointers
+from trellis.bus.pointers import BYTES_MAX, DIGEST_CHARS, Part, Pointers, aside, below, make_pointers
 from trellis.bus.requests import JobRequest
+from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, Advance, CancelMode, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role, Trigger
@@ -287,6 +289,74 @@ async def test_a_round_that_has_enough_is_followed_by_one_that_goes_on_behind_it
             break
         assert rounds < 40
     assert rounds > 3
+
+
+async def test_what_lies_aside_does_not_keep_the_rest_from_being_collected(rig: Rig, store: Store):
+    pointers = [await store.put(b"%d" % n, part) for n in range(5) for part in Part]
+    collector, rounds = store.collector(options=replace(SMALL, names_max=2)), 0
+    while not rounds or collector.pause_s(Collected()) < 1.0:
+        await store.round(collector)
+        rounds += 1
+        assert rounds < 40
+    assert [key for key in await store.keys() if key.startswith("bus/")] == []
+    await rig.advance(8 * DAY_S)
+    while any([await store.has(pointer) for pointer in pointers]):
+        await store.round(collector)
+        rounds += 1
+        assert rounds < 80
+
+
+async def test_rounds_that_follow_each_other_look_at_each_kind_once(rig: Rig, store: Store):
+    """As many times as is needed for the larger of the two, though the smaller one is done before."""
+    for n in range(4):
+        await store.put(b"%d" % n)
+    collector = store.collector(options=replace(SMALL, names_max=100))
+    await store.round(collector)
+    names = [await store.put(b"needed %d" % n) for n in range(10)]
+    await rig.submit(job_id="a", env={f"n{n}": name for n, name in enumerate(names)})
+    collector, rounds = store.collector(options=replace(SMALL, names_max=2)), 0
+    while not rounds or collector.pause_s(Collected()) < 1.0:
+        assert await store.round(collector) == (0, 0, 0)
+        rounds += 1
+        assert rounds < 40
+    assert rounds <= 6
+
+
+async def test_a_round_goes_on_when_the_ledger_answers_again(rig: Rig, store: Store, monkeypatch: pytest.MonkeyPatch):
+    pointer, needed = await store.put(b"1"), await store.put(b"2")
+    await rig.submit(job_id="a", context_ptr=needed)
+    collector, left = store.collector(), 3
+
+    async def away() -> str:
+        nonlocal left
+        left -= 1
+        raise LedgerUnavailable(reason="it is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.ledger, "feed_end", away)
+        while left:
+            with suppress(LedgerUnavailable):
+                assert (await collector.run_once()).phase is not None
+    assert await store.round(collector) == (1, 0, 0)
+    assert await store.keys() == [f"bus-aside/{pointer.partition('://')[2]}", f"bus/{needed.partition('://')[2]}"]
+
+
+async def test_a_long_text_is_looked_through_in_parts_and_no_name_is_missed(rig: Rig, store: Store):
+    pointers = [await store.put(b"%d" % n) for n in range(6)]
+    digests = "".join(pointer[-DIGEST_CHARS:] + "0" * (LOOK_BYTES - 10 * n) for n, pointer in enumerate(pointers))
+    env = {f"n{n}": digests[2_000 * n : 2_000 * (n + 1)] for n in range(60)}
+    await rig.submit(job_id="a", env=env)
+    body = (await rig.job("a")).payload or b""
+    seen = _Round(laid={f"ctx/{pointer[-DIGEST_CHARS:]}" for pointer in pointers})
+    looking, turns = seen.find([body, None, b""]), 0
+    with suppress(StopIteration):
+        while True:
+            looking.send(None)
+            turns += 1
+    assert turns == -(-len(body) // LOOK_BYTES)
+    whole = {f"ctx/{pointer[-DIGEST_CHARS:]}" for pointer in pointers if pointer[-DIGEST_CHARS:].encode() in body}
+    assert len(whole) >= 4
+    assert seen.wanted == whole
 
 
 @pytest.mark.on_both

@@ -7,8 +7,10 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
+from trellis.bus.ends.requeueing import done_again
 from trellis.bus.messages import Status
 from trellis.bus.requests import JobRequest
+from trellis.bus.topics import Topics
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
 
@@ -171,7 +173,9 @@ async def test_undoing_waits_until_no_step_is_under_way(rig: Rig):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D36")
-async def test_a_compensation_that_fails_is_done_again_and_then_the_next_one_follows(rig_of: Opens):
+async def test_a_compensation_that_fails_is_done_again_and_then_the_next_one_follows(
+    rig_of: Opens, caplog: pytest.LogCaptureFixture
+):
     async with rig_of(topics={"job.undo": {"max_attempts": 2}}) as rig:
         parts = parts_of(rig)
         await _step(parts, "a", 1)
@@ -181,13 +185,52 @@ async def test_a_compensation_that_fails_is_done_again_and_then_the_next_one_fol
         await _end(parts, "b.c", Status.FAILED_RETRYABLE)
         await parts.follow_up()
         assert await _undone(parts) == ["b.c"]
+        assert "not_undone" not in caplog.text
         assert (await rig.job("b.c.r1")).compensates == "b"
         await _end(parts, "b.c.r1", Status.FAILED_RETRYABLE)
         await parts.follow_up()
         assert set(await _undone(parts)) == {"b.c", "a.c"}
         letters = await rig.ledger.dead_letters(JobFilter(), limit=10)
         assert [letter.reason_code.value for letter in letters] == ["compensation_failed"] * 2
+        assert caplog.text.count("not_undone") == 1
         assert "job_compensated" not in await rig.path("b")
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-7", "BUS-8", "D36")
+@pytest.mark.parametrize("change", [{"max_attempts": 5}, {"max_attempts": 5, "idempotent": False, "retry": ["LOST"]}])
+async def test_a_workflow_that_is_undone_goes_on_when_its_topics_are_configured_otherwise(
+    rig_of: Opens, change: dict[str, Any]
+):
+    """Whether a step is done again was settled when it ended, for whoever looks at it later."""
+    async with rig_of(topics={TOPIC: {"max_attempts": 1, "idempotent": "retry" in change}}) as rig:
+        parts = parts_of(rig)
+        await _step(parts, "a", 1)
+        await _step(parts, "b", 2)
+        await _step(parts, "c", 3, None)
+        status = Status.FAILED if "retry" in change else Status.FAILED_RETRYABLE
+        await parts.schedule("c")
+        await parts.result(await parts.dispatch("c"), "w1", status, error_code="LOST")
+        await parts.follow_up()
+        await parts.aftermath.let_go()
+        rig.topics = Topics.model_validate({"topics": {TOPIC: change}})
+        parts = parts_of(rig, name="process-2")
+        await _end(parts, "b.c")
+        await parts.follow_up()
+        assert set(await _undone(parts)) == {"b.c", "a.c"}
+        assert await done_again(rig.ledger, await rig.job("c"), rig.topics) is None
+
+
+@pytest.mark.requirement("BUS-7", "BUS-8")
+async def test_a_retry_that_was_due_is_made_though_its_topic_is_configured_otherwise(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"max_attempts": 2, "retry": ["LOST"]}}) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(job_id="a", parent_job_id="p", workflow_id="wf", step_index=1)
+        await parts.result(held, "w1", Status.FAILED, error_code="LOST")
+        rig.topics = Topics.model_validate({"topics": {TOPIC: {"max_attempts": 1}}})
+        parts = parts_of(rig, name="process-2")
+        await parts.follow_up()
+        assert sorted(await parts.jobs()) == ["a", "a.r1"]
 
 
 @pytest.mark.requirement("BUS-8", "D36")

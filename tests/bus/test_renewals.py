@@ -10,6 +10,7 @@ from tests.bus.rig import TOPIC, Rig
 from trellis.bus.messages import Heartbeat
 from trellis.bus.reporting.renewals import AMNESTY_S_MAX, RETURN_S
 from trellis.engine.jobs import CancelMode
+from trellis.engine.records import RetentionOptions
 
 LEASE_S = 9.0
 SHORT = {TOPIC: {"lease_s": LEASE_S, "running_s": 60.0}}
@@ -122,6 +123,21 @@ async def test_a_job_that_an_idle_worker_denied_is_not_kept_alive_by_later_ones(
         later = await parts.dispatched(worker_id="w1")
         await _pass(parts, LEASE_S, "w1", active_jobs=1)
         assert [await rig.state(one.job_id) for one in (lost, later)] == ["TIMEOUT", "DISPATCHED"]
+
+
+@pytest.mark.requirement("D30", "BUS-11")
+async def test_a_job_with_the_id_of_one_that_was_denied_and_removed_is_kept_alive(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        lost = await parts.dispatched(worker_id="w1", job_id="a")
+        await _pass(parts, 3, "w1", active_jobs=0)
+        await parts.result(lost, "w1")
+        await rig.advance(2 * 86_400)
+        while (await rig.ledger.retain(RetentionOptions(ended_s=86_400))).more:
+            pass
+        assert (await parts.dispatched(worker_id="w1", job_id="a")).wire_id == lost.wire_id
+        await _pass(parts, 2 * LEASE_S, "w1", active_jobs=1)
+        assert await rig.state("a") == "DISPATCHED"
 
 
 @pytest.mark.requirement("D30")

@@ -2,10 +2,12 @@
 
 import pytest
 
+from tests.bus.conftest import Opens
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.documents import requeue_cause
 from trellis.bus.ends.requeueing import done_again, run_again
+from trellis.bus.errors import RequestInvalid
 from trellis.bus.messages import Status
 from trellis.bus.requests import REQUEUE_CAUSE, RETRY_OF, JobRequest
 from trellis.bus.topics import Topics
@@ -81,10 +83,37 @@ async def test_a_job_that_failed_under_fewer_attempts_can_be_run_again_after_the
     last = await rig.job("a.r2")
     assert last.state == "FAILED"
     assert await done_again(rig.ledger, last, rig.topics) is None
+    assert await done_again(rig.ledger, last, generous) is None, "how often it may be done was settled when it ended"
     made = await run_again(rig.ledger, OPERATOR, last, generous, RequestId("r"), cause="more attempts now")
-    assert (made.job_id, made.created) == ("a.r3", True)
-    with pytest.raises(InvalidTransition, match=r"as a\.r3, which is PENDING"):
+    assert made.created
+    with pytest.raises(InvalidTransition, match=rf"as {made.job_id}, which is PENDING"):
         await run_again(rig.ledger, OPERATOR, await rig.job("a"), generous, RequestId("other"))
+
+
+@pytest.mark.requirement("D39")
+async def test_a_job_whose_labels_leave_no_room_for_ours_is_refused_and_not_made(rig: Rig):
+    parts = parts_of(rig)
+    full = {f"n{n}": "x" for n in range(1_000)}
+    await parts.result(await parts.dispatched(job_id="a", labels=full), "w1", Status.FAILED)
+    with pytest.raises(RequestInvalid, match="labels"):
+        await requeued(rig, "a", "try once more")
+    assert list(await parts.jobs()) == ["a"]
+
+
+@pytest.mark.requirement("BUS-7", "BUS-13")
+async def test_how_often_a_job_may_be_done_is_settled_when_it_is_handed_out(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"max_attempts": 1, "lease_s": 3}}) as rig:
+        parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
+        for name in ("failed", "lost"):
+            await rig.submit(job_id=name)
+        await rig.run()
+        (order,) = (one for one in worker.orders if one.request.env["job_id"] == "failed")
+        await parts.result(order.request.job_id, "w1", Status.FAILED_RETRYABLE)
+        await parts.pass_time(4)
+        assert await parts.jobs() == {"failed": "FAILED", "lost": "TIMEOUT"}
+        generous = Topics.model_validate({"topics": {TOPIC: {"max_attempts": 5}}})
+        for name in ("failed", "lost"):
+            assert await done_again(rig.ledger, await rig.job(name), generous) is None
 
 
 @pytest.mark.on_both

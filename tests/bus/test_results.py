@@ -10,13 +10,14 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
+from trellis.bus.ends.requeueing import run_again
 from trellis.bus.messages import NOT_BEGUN, RESULT, Dispatch, JobProgress, JobResult, Status
 from trellis.bus.reporting.reports import GIVE_BACKS_MAX
 from trellis.bus.requests import JobRequest
-from trellis.engine.jobs import CancelMode, Hold, JobId
+from trellis.engine.jobs import Actor, Advance, CancelMode, Hold, JobId, RequestId, Turn, TurnResult
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter, Place
-from trellis.lifecycles import Role
+from trellis.engine.records import JobFilter, Place, RetentionOptions
+from trellis.lifecycles import Role, Trigger
 
 BEFORE = ["job_accepted", "job_scheduled", "job_dispatched"]
 
@@ -186,6 +187,25 @@ async def test_a_job_that_was_to_stop_is_not_done_again_when_it_fails(rig_of: Op
 
 
 @pytest.mark.on_both
+@pytest.mark.requirement("BUS-7", "BUS-13")
+async def test_a_wish_to_stop_that_comes_while_a_failure_is_written_is_heard(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    parts, turn = parts_of(rig), rig.ledger.turn
+    held = await parts.dispatched(job_id="a")
+    await parts.start(held, "w1")
+
+    async def after_a_wish(asked: Turn) -> TurnResult:
+        await parts.cancel("a", CancelMode.SOFT)
+        return await turn(asked)
+
+    monkeypatch.setattr(rig.ledger, "turn", after_a_wish)
+    answer = await parts.result(held, "w1", Status.FAILED_RETRYABLE)
+    monkeypatch.undo()
+    assert (answer.status, answer.message) == (Status.CANCELLED, "accepted")
+    await parts.follow_up()
+    assert await parts.jobs() == {"a": "CANCELLED"}
+
+
+@pytest.mark.on_both
 @pytest.mark.requirement("BUS-5", "BUS-7", "D30")
 async def test_what_a_worker_did_not_begin_costs_no_attempt_and_keeps_its_id(rig: Rig):
     """Its topic is not idempotent: a deployment must not fail jobs, nor make others of them."""
@@ -217,6 +237,21 @@ async def test_a_worker_that_begins_nothing_does_not_have_a_job_for_ever(rig_of:
             held = await parts.dispatch("a", "w1")
         await parts.follow_up()
         assert await parts.jobs() == {"a": "FAILED", "a.r1": "PENDING"}
+
+
+@pytest.mark.requirement("BUS-5", "BUS-7")
+async def test_a_job_that_found_nobody_for_long_is_still_given_back_by_a_worker_that_did_not_begin_it(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"backoff_s": 0, "max_attempts": 1}}) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(job_id="a")
+        for _ in range(GIVE_BACKS_MAX + 1):
+            (hold,) = await rig.ledger.holds([JobId("a")])
+            back = Advance(hold.lease, "DISPATCHED", Trigger.RETRY, spare_attempt=True, cause="nobody listens")
+            await rig.ledger.turn(Turn(actor=Actor(role=Role.SCHEDULER, name="scheduler"), advances=(back,)))
+            held = await parts.dispatch("a", "w1")
+        answer = await parts.result(held, "w1", Status.FAILED_RETRYABLE, error_code=NOT_BEGUN)
+        assert (answer.status, answer.message) == (Status.SCHEDULED, "accepted")
+        assert await parts.jobs() == {"a": "SCHEDULED"}
 
 
 class Racing:
@@ -310,6 +345,11 @@ async def test_a_compensation_that_fails_is_kept_among_the_dead_letters(rig: Rig
     other = await parts.dispatched(job_id="other.c")
     await parts.result(other, "w1", Status.FAILED)
     assert len(await rig.ledger.dead_letters(JobFilter(), limit=10)) == 1
+    by = Actor(role=Role.GATEWAY, name="olha")
+    again = await run_again(rig.ledger, by, await rig.job("step.c"), rig.topics, RequestId("once more"))
+    await parts.schedule(again.job_id)
+    await parts.result(await parts.dispatch(again.job_id), "w1", Status.FAILED)
+    assert {one.job_id for one in await rig.ledger.dead_letters(JobFilter(), limit=10)} == {"step.c", again.job_id}
 
 
 # --- what does not ---------------------------------------------------------------------------------------------------
@@ -319,6 +359,28 @@ async def _ended(parts: Parts) -> Held:
     held = await parts.dispatched()
     await parts.result(held, "w1", Status.FAILED, error_code="FIRST")
     return held
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-6", "BUS-11")
+async def test_what_is_remembered_of_a_job_that_was_removed_says_nothing_about_another_with_its_id(rig: Rig):
+    parts = parts_of(rig)
+    first = await parts.dispatched(job_id="a", worker_id="w1")
+    await parts.start(first, "w1")
+    await parts.cancel("a", CancelMode.SOFT)
+    await parts.progress(first, "w1")
+    await parts.result(first, "w1")
+    await rig.advance(2 * 86_400)
+    while (await rig.ledger.retain(RetentionOptions(ended_s=86_400))).more:
+        pass
+    second = await parts.dispatched(job_id="a", worker_id="w2", context_ptr="redis://other")
+    assert second.wire_id == first.wire_id
+    await parts.start(second, "w2", "other token")
+    await parts.cancel("a", CancelMode.SOFT)
+    await parts.progress(second, "w2")
+    assert len(parts.stops) == 2
+    assert (await parts.result(second, "w2")).message == "accepted"
+    assert await rig.state("a") == "SUCCEEDED"
 
 
 @pytest.mark.on_both

@@ -12,6 +12,7 @@ two processes do each other no harm; one at a time is elected, because reading t
 Only names that `Pointers.put` gives are looked at. What others keep in these folders under names of their own is theirs.
 """
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ PAUSE_S_MIN = 0.05
 FOLDERS = tuple((f"{folder}/{part}/", folder == ASIDE) for folder in (ASIDE, FOLDER) for part in Part)
 NAMED = re.compile(rb"(?=([0-9a-f]{%d}))" % DIGEST_CHARS)
 """What is called a name in a request or an event: the digest alone, however the pointer around it is written or escaped."""
+LOOK_BYTES = 16_384
+"""Looked through at once."""
 
 _log = log_of("trellis.bus.collecting")
 
@@ -52,7 +55,7 @@ class CollectOptions:
     removals: int = 100
     """Set aside, brought back or removed in one pass."""
     names_max: int = 100_000
-    """Looked for in one round; the next one goes on behind them."""
+    """Looked for in one round, of what is old and of what lies aside; the next one goes on behind them."""
 
 
 class Phase(StrEnum):
@@ -88,8 +91,14 @@ class _Round:
     position: str | None = None
     end: str = ""
 
-    def found(self, names: Iterable[str]) -> None:
-        """Somebody needs these."""
+    async def find(self, bodies: Iterable[bytes | None]) -> None:
+        """Somebody needs what these name. A long text is much work: others have their turn in between."""
+        for body in bodies:
+            for start in range(0, len(body or b""), LOOK_BYTES):
+                self._found(names_in((body or b"")[start : start + LOOK_BYTES + DIGEST_CHARS - 1]))
+                await asyncio.sleep(0)
+
+    def _found(self, names: Iterable[str]) -> None:
         for name in names:
             self.old.discard(name)
             if name in self.laid:
@@ -108,14 +117,16 @@ class BusCollector:
     name: str = "bus-collector"
     _following: Following | None = None
     _round: _Round | None = None
-    _resume: str | None = None
-    """The last key of a round that had enough: the next one goes on behind it."""
+    _resume: dict[bool, str | None] = field(default_factory=dict[bool, str | None])
+    """Of what lies aside and of what does not, while more rounds have to follow: behind which key they go on; None where all was seen."""
 
     async def run_once(self) -> Collected:
         """A part of a round; nothing while another process is at it."""
         if (self._round is None or self._round.phase is Phase.REMOVING) and not await self._is_ours():
             return Collected()
-        now = self._round = self._round or _Round()
+        now = self._round = self._round or _Round(
+            folders=[one for one in FOLDERS if self._resume.get(one[1], "") is not None]
+        )
         match now.phase:
             case Phase.LISTING:
                 done = await self._list(now)
@@ -129,7 +140,7 @@ class BusCollector:
 
     def pause_s(self, report: Collected) -> float:
         """Short while the round is not finished."""
-        return self.options.interval_s if report.phase is None and self._resume is None else PAUSE_S_MIN
+        return self.options.interval_s if report.phase is None and not self._resume else PAUSE_S_MIN
 
     async def let_go(self) -> None:
         """Let another process go on at once; it begins anew."""
@@ -142,15 +153,16 @@ class BusCollector:
         lease_s = 2 * self.options.interval_s
         if self._following is not None and await self.ledger.followed(self._following, None, lease_s=lease_s):
             return True
-        self._round = self._resume = None
-        self._following = await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=lease_s)
+        self._round = None
+        self._resume.clear()
+        self._following = await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=lease_s, reads=False)
         return self._following is not None
 
     async def _list(self, now: _Round) -> Collected:
         """A page of what lies aside, or of what is old."""
         (prefix, is_aside), after = now.folders[0], now.after
-        if after is None and not is_aside and self._resume is not None and self._resume > prefix:
-            after = self._resume
+        behind = self._resume.get(is_aside) or ""
+        after = after or (behind if behind > prefix else None)
         page = await self.objects.list(prefix, after=after, limit=self.options.objects)
         before = await self._ago(self.options.keep_s)
         for one in page.items:
@@ -164,24 +176,34 @@ class BusCollector:
         now.after = page.items[-1].key if page.more else None
         if not page.more:
             now.folders.pop(0)
-        enough = len(now.old) + len(now.laid) >= self.options.names_max
-        if now.folders and not enough:
+        self._go_on(now, page.items[-1].key if page.items else prefix, is_aside=is_aside)
+        if now.folders:
             return Collected(phase=Phase.LISTING)
-        if not is_aside:
-            self._resume = page.items[-1].key if now.folders and page.items else None
+        if not any(self._resume.values()):
+            self._resume.clear()
         if not now.old and not now.laid:
             return Collected()
-        now.phase, now.end = Phase.READING, await self.ledger.feed_end()
+        now.phase = Phase.READING
         return Collected(phase=now.phase)
+
+    def _go_on(self, now: _Round, last: str, *, is_aside: bool) -> None:
+        """Each kind has a bound of its own, or what lies aside would keep what is old from being seen."""
+        left = any(kind is is_aside for _, kind in now.folders)
+        if left and len(now.laid if is_aside else now.old) < self.options.names_max:
+            return
+        self._resume[is_aside] = last if left else None
+        if left:
+            now.folders, now.after = [one for one in now.folders if one[1] is not is_aside], None
 
     async def _read(self, now: _Round) -> Collected:
         """A page of what jobs name."""
+        now.end = now.end or await self.ledger.feed_end()
         page = await self.ledger.feed(now.position, limit=self.options.events, lifecycle=BUS_JOB.name)
-        now.found(names_in([event.data for event in page.events]))
+        await now.find(event.data for event in page.events)
         first = [event for event in page.events if event.source is None]
         if first:
             asked = [one.submission for one in await self.ledger.recorded(first)]
-            now.found(names_in([one.payload for one in asked if one is not None]))
+            await now.find(one.payload for one in asked if one is not None)
         now.position = page.position
         if page.position >= now.end or not page.events:
             now.phase = Phase.REMOVING
@@ -243,8 +265,7 @@ class BusCollector:
         return await self.ledger.now() - timedelta(seconds=ago_s)
 
 
-def names_in(bodies: Iterable[bytes | None]) -> Iterator[str]:
-    """Every name that may be meant in these, wherever it stands."""
-    for body in bodies:
-        for found in NAMED.finditer(body or b""):
-            yield from (f"{part}/{found[1].decode()}" for part in Part)
+def names_in(body: bytes) -> Iterator[str]:
+    """Every name that may be meant in this, wherever it stands."""
+    for found in NAMED.finditer(body):
+        yield from (f"{part}/{found[1].decode()}" for part in Part)

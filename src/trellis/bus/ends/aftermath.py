@@ -33,6 +33,8 @@ AT_ONCE = 16
 """Families that are looked after at the same time."""
 TREE_MAX = 100_000
 """Jobs of one tree that a cancellation looks at."""
+ABOVE_MAX = 16
+"""Jobs above a new one that have ended, of which it is asked whether they were cancelled."""
 
 _log = log_of("trellis.bus.ends.aftermath")
 
@@ -59,6 +61,8 @@ class Aftermath:
     name: str = FOLLOWS_AS
     _families: Families = field(init=False)
     _workflows: Workflows = field(init=False)
+    _above: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    """By parent, for one page: the cancelled job above its children. A cancel that comes later finds them itself."""
     _begun: int = 0
     _made: int = 0
 
@@ -101,6 +105,7 @@ class Aftermath:
     # --- one page --------------------------------------------------------------------------------------------------
 
     async def _take(self, events: Sequence[Event]) -> None:
+        self._above.clear()
         accepted = [event for event in events if event.source is None]
         for record in await self.ledger.recorded(accepted):
             if record.submission is not None:
@@ -111,6 +116,7 @@ class Aftermath:
                 request = await self._families.request(event.job_id)
                 if request is not None and _concerns(event, request):
                     by_family.setdefault(await self._family(event, request), []).append((event, request))
+                await self.follower.keep()
         room = asyncio.Semaphore(AT_ONCE)
         await _all(self._look_after(family, room) for family in by_family.values())
 
@@ -163,8 +169,8 @@ class Aftermath:
 
     async def _retry(self, event: Event, request: JobRequest) -> None:
         topic = self.topics.of(request.topic)
-        job = None if topic.idempotent else await self.ledger.job(event.job_id)
-        if job is None or not is_wanted(job, request, event, topic):
+        job, events = await self.ledger.job(event.job_id), await self.ledger.events(event.job_id)
+        if job is None or not is_wanted(job, request, events, topic):
             return
         if await self._families.is_cancelled(request.step_of):
             return
@@ -186,25 +192,56 @@ class Aftermath:
     async def _cascade(self, event: Event, request: JobRequest) -> None:
         """Cancel everything below a cancelled job, also below those of its retries that ended before; each tells of its own children."""
         waiting = await self._families.incarnations(event.job_id, request)
+        before = set(waiting[1:])
         seen = set(waiting)
         while waiting and len(seen) < TREE_MAX:
-            for child in await self._families.children(waiting.pop()):
+            parent = waiting.pop()
+            for child in await self._families.children(parent):
                 if child.job_id in seen or child.compensates is not None:
                     continue
                 seen.add(child.job_id)
+                if parent in before and await self._is_retry(child.job_id):
+                    continue  # somebody runs the same job again
                 if child.place is Place.ENDED:
                     waiting.append(child.job_id)
                 else:
                     await self._cancel(child.job_id, f"cascade:{event.job_id}", f"{event.job_id} was cancelled")
+                    await self.follower.keep()
             await self.follower.keep()
         if waiting:
             _log.error("tree_too_large", job_id=event.job_id, looked_at=len(seen))
 
+    async def _is_retry(self, job_id: JobId) -> bool:
+        request = await self._families.request(job_id)
+        return request is not None and request.is_retry
+
     async def _not_after_cancel(self, event: Event, request: JobRequest) -> None:
-        """A child that came when its parent was cancelled already."""
-        if await self._families.is_cancelled(request.step_of):
-            cause = f"{request.step_of} was cancelled"
-            await self._cancel(event.job_id, f"cascade:{request.step_of}", cause)
+        """A child that came when what is above it was cancelled already."""
+        parent = request.step_of
+        if COMPENSATES in request.labels:
+            return
+        if parent not in self._above:
+            self._above[parent] = await self._cancelled_above(request)
+        cancelled = self._above[parent]
+        if cancelled is not None:
+            await self._cancel(event.job_id, f"cascade:{cancelled}", f"{cancelled} was cancelled")
+
+    async def _cancelled_above(self, request: JobRequest) -> str | None:
+        """The nearest job whose cancel would have reached this one: its parent or a retry of it, or above those that ended otherwise."""
+        for _ in range(ABOVE_MAX):
+            if not request.step_of or COMPENSATES in request.labels:
+                break
+            job = await self.ledger.job(JobId(request.step_of))
+            above = None if job is None else self._families.request_in(job)
+            if job is None or above is None:
+                break
+            last = await self._families.standing(job, above, step_of="")
+            if last.job.state == CANCELLED:
+                return last.job.job_id
+            if last.open:
+                break
+            request = above
+        return None
 
     async def _cancel(self, job_id: JobId, request_id: str, cause: str) -> bool:
         answer = await self.ledger.cancel(
@@ -280,6 +317,9 @@ class Aftermath:
             elif undoing.open:
                 return
             else:
+                if undoing.failed:
+                    ended = undoing.job
+                    _log.error("not_undone", job_id=one.job_id, compensation=ended.job_id, state=ended.state)
                 workflow.has_undone(one)
             await self.follower.keep()
 

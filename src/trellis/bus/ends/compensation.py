@@ -14,8 +14,8 @@ from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.records import Job
 
 SUFFIX = ".c"
-COMPENSATION_ID = re.compile(r"\.c(\.r[0-9]+)?$")
-"""How the ids of compensations and their retries end; others may, too."""
+COMPENSATION_ID = re.compile(r"\.(c|r[0-9]+|q-[0-9a-f]+)$")
+"""How the ids of compensations end, and of what does them again; others may, too."""
 
 
 def compensation_of(job: Job, request: JobRequest, topics: Topics) -> list[NewJob]:

@@ -5,6 +5,7 @@ so a job that is to be done again has not come to its end, whether its retry is 
 happens when two operators ask at once, one that succeeded stands for it, else one that has not ended: so what has succeeded stays so.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from trellis.bus.ends.retrying import is_wanted, retry_of
@@ -25,6 +26,9 @@ CHILDREN_MAX = 100_000
 REMEMBERED_MAX = 20_000
 REMEMBERED_BYTES_MAX = 4_096
 """Larger requests are read each time."""
+
+RETRY_ID = re.compile(r"\.(r[0-9]+|q-[0-9a-f]+)$")
+"""How the ids of retries end; others may, too. Of many children only such are read."""
 
 _log = log_of("trellis.bus.ends.families")
 
@@ -133,8 +137,9 @@ class Families:
         """Those that do this job again, newest first, or how it stands itself."""
         if job.place is not Place.ENDED or job.state not in DONE_AGAIN:
             return Standing(job=job, request=request)
-        children = [(child, await self.request(child.job_id)) for child in await self.children(job.job_id)]
-        retries = [(child, said) for child, said in children if said is not None and said.is_retry]
+        alike = [child for child in await self.children(job.job_id) if child.type == job.type]
+        again = [(one, await self.request(one.job_id)) for one in alike if RETRY_ID.search(one.job_id)]
+        retries = [(child, said) for child, said in again if said is not None and said.is_retry]
         if retries:
             return retries
         due = await self._is_to_be_retried(job, request) and not await self.is_cancelled(step_of)
@@ -142,7 +147,7 @@ class Families:
 
     async def _is_to_be_retried(self, job: Job, request: JobRequest) -> bool:
         events = await self.ledger.events(job.job_id)
-        if not events or not is_wanted(job, request, events[-1], self.topics.of(job.type)):
+        if not is_wanted(job, request, events, self.topics.of(job.type)):
             return False
         for made in retry_of(job, request, events[-1], self.topics):
             there = await self.ledger.job(made.job_id)

@@ -49,8 +49,7 @@ async def run_again(
 ) -> Submitted:
     """The job that does it again, with a label that says why; the same request asked twice is one.
 
-    A retry that is about to be made anyway is made now, under the id that it would have: it may have become due by more attempts in the
-    configuration, long after everybody has looked at the job's end. Raises InvalidTransition, RequestInvalid.
+    A retry that is about to be made anyway is made now, under the id that it would have. Raises InvalidTransition, RequestInvalid.
     """
     if job.state not in DONE_AGAIN:
         raise _refused(job, actor, f"only {', '.join(sorted(DONE_AGAIN))} is run again")
@@ -69,7 +68,7 @@ async def run_again(
     if again is not None and not again.in_vain:
         raise _refused(job, actor, again.words)
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
-    made = request.model_copy(update=changes | {"meta": _unkeyed(request)})
+    made = JobRequest.read(request.model_copy(update=changes | {"meta": _unkeyed(request)}).body)
     new = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
     (answer,) = await ledger.submit(actor, [new])
     if isinstance(answer, Mismatch):

@@ -2,18 +2,25 @@
 
 Attempts are counted over the links by a label, and the deadline is what the first job had left. Jobs of idempotent topics keep their id:
 the ledger counts their attempts, and when they have ended there is none left.
+
+Whether a job is done again was settled when it ended, by what its events say: how many attempts there were when it was handed out, and
+whether its failure was worth another. So all processes agree, and a configuration that changes later opens nothing that was over.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from trellis.bus.documents import data_of, dispatch_of
 from trellis.bus.ends.derived import ids_after, is_whole
-from trellis.bus.reporting.reports import is_retryable, report_in
+from trellis.bus.reporting.reports import RETRYABLE, is_retryable, report_in
 from trellis.bus.requests import FIRST_PARENT, REQUEUE_CAUSE, RETRY_ATTEMPT, RETRY_OF, Budget, JobRequest, new_bus_job
 from trellis.bus.topics import Topic, Topics
 from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.records import Event, Job
 
 RETRIED = frozenset({"FAILED", "TIMEOUT"})
+ATTEMPTS = "attempts"
+"""In the event of a handing-out: how many attempts there are, as its topic was configured then."""
 
 
 def retries_before(request: JobRequest) -> int:
@@ -22,16 +29,32 @@ def retries_before(request: JobRequest) -> int:
     return int(said) if said.isascii() and said.isdigit() else 0
 
 
-def is_wanted(job: Job, request: JobRequest, ended: Event, topic: Topic) -> bool:
-    """Whether a job that ended with this event is done again as a new one; the caller knows whether anybody still wants it."""
-    if topic.idempotent or job.state not in RETRIED or retries_before(request) + 1 >= topic.max_attempts:
+def attempts_of(topic: Topic) -> int:
+    """How many attempts there are over linked jobs; one where a job keeps its id."""
+    return 1 if topic.idempotent else topic.max_attempts
+
+
+def is_wanted(job: Job, request: JobRequest, events: Sequence[Event], topic: Topic) -> bool:
+    """Whether a job with these events is done again as a new one; the caller knows whether anybody still wants it."""
+    if not events or job.state not in RETRIED or retries_before(request) + 1 >= _attempts(events, topic):
         return False
-    left_s = _left_s(job, ended)
+    left_s = _left_s(job, events[-1])
     if left_s is not None and left_s < 0.001:
         return False
-    if job.state != "TIMEOUT" and not is_retryable(report_in(ended), topic):
+    if job.state != "TIMEOUT" and not _is_worth_it(events[-1], topic):
         return False
-    return is_whole(_retry(job, request, ended, retries_before(request) + 1, job.job_id))
+    return is_whole(_retry(job, request, events[-1], retries_before(request) + 1, job.job_id))
+
+
+def _attempts(events: Sequence[Event], topic: Topic) -> int:
+    handed_out = dispatch_of(events)
+    said = None if handed_out is None else data_of(handed_out).get(ATTEMPTS)
+    return said if isinstance(said, int) else attempts_of(topic)
+
+
+def _is_worth_it(failed: Event, topic: Topic) -> bool:
+    said = data_of(failed).get(RETRYABLE)
+    return said if isinstance(said, bool) else is_retryable(report_in(failed), topic)
 
 
 def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> list[NewJob]:

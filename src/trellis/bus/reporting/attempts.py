@@ -7,7 +7,7 @@ from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import CANCEL, JobCancel, wire_id
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import Attempt, attempt_in
-from trellis.engine.jobs import Epoch, Hold, JobId
+from trellis.engine.jobs import Epoch, Hold, JobKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.recent import Recent
@@ -45,34 +45,38 @@ class Signs(Protocol):
         ...
 
 
+def attempt_key(hold: Hold) -> tuple[JobKey, Epoch]:
+    """What no other attempt ever has: a wire id comes again when a job was removed and another has its id."""
+    return hold.lease.key, hold.lease.epoch
+
+
 class Attempts:
     """Reads attempts and remembers them; an attempt changes once, when it is started."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._known: Recent[tuple[JobId, Epoch], Attempt] = Recent(REMEMBERED_MAX)
+        self._known: Recent[tuple[JobKey, Epoch], Attempt] = Recent(REMEMBERED_MAX)
 
     async def of(self, hold: Hold) -> Attempt | None:
         """The attempt that holds a job now; None when its events do not tell of one."""
         if hold.lease.lifecycle != BUS_JOB.name:
             return None
-        key = (hold.lease.job_id, hold.lease.epoch)
-        known = self._known.get(key)
+        known = self._known.get(attempt_key(hold))
         if known is not None and (known.starter is not None or hold.state == "DISPATCHED"):
             return known
-        return await self.read(*key)
+        return await self.read(hold)
 
-    async def read(self, job_id: JobId, epoch: Epoch) -> Attempt | None:
+    async def read(self, hold: Hold) -> Attempt | None:
         """As it is in the ledger now."""
-        found = attempt_in(await self._ledger.events(job_id), epoch)
+        found = attempt_in(await self._ledger.events(hold.lease.job_id), hold.lease.epoch)
         if found is not None:
-            self._known[(job_id, epoch)] = found
+            self._known[attempt_key(hold)] = found
         return found
 
-    def began(self, job_id: JobId, attempt: Attempt, worker_id: str, token: str) -> Attempt:
+    def began(self, hold: Hold, attempt: Attempt, worker_id: str, token: str) -> Attempt:
         """The same attempt, now that this worker has started it."""
         started = replace(attempt, starter=worker_id, token=token)
-        self._known[(job_id, attempt.epoch)] = started
+        self._known[attempt_key(hold)] = started
         return started
 
 
@@ -81,19 +85,19 @@ class Stopping:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._told: Recent[str, bool] = Recent(REMEMBERED_MAX)
+        self._told: Recent[tuple[JobKey, Epoch], bool] = Recent(REMEMBERED_MAX)
 
     async def tell(self, hold: Hold, attempt: Attempt) -> None:
         """Ask the holder to stop; while the bus is down a later call does it."""
-        named = wire_id(hold.lease.job_id, hold.lease.epoch)
-        if self._told.get(named):
+        named, key = wire_id(hold.lease.job_id, hold.lease.epoch), attempt_key(hold)
+        if self._told.get(key):
             return
-        self._told[named] = True
+        self._told[key] = True
         cancel = JobCancel(
             job_id=named, reason=CANCEL_ASKED, requested_by=self._bus.sender_id, dispatch=attempt.dispatch
         )
         try:
             await self._bus.publish(CANCEL, cancel, trace_id=hold.correlation_id, message_id=f"stop:{named}")
         except BusUnavailable as error:
-            self._told.drop(named)
+            self._told.drop(key)
             _log.info("stop_not_told", job_id=hold.lease.job_id, error=str(error))

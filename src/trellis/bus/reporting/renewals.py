@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from trellis.bus.port import Bus
-from trellis.bus.reporting.attempts import Attempts, Signs, Stopping
+from trellis.bus.reporting.attempts import Attempts, Signs, Stopping, attempt_key
 from trellis.bus.reporting.reports import Attempt
 from trellis.bus.topics import LEASE_S_DEFAULT, Topics
 from trellis.engine.clock import Clock
-from trellis.engine.jobs import CLAIM_MAX, Actor, Hold, Renewed
+from trellis.engine.jobs import CLAIM_MAX, Actor, Epoch, Hold, JobKey, Renewed
 from trellis.engine.ledger import Ledger
 from trellis.engine.recent import Recent
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -62,11 +62,11 @@ class Renewals:
     stopping: Stopping
     bus: Bus
     name: str = "bus-renewals"
-    _seen: Recent[tuple[str, int], float] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    _seen: Recent[tuple[JobKey, Epoch], float] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
     """By job and epoch: this process's clock when it was seen first."""
-    _idle: Recent[tuple[str, int], float] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    _idle: Recent[tuple[JobKey, Epoch], float] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
     """By job and epoch: when its worker said since then that it has none; one heartbeat may cross with the order, or come between two jobs."""
-    _denied: Recent[tuple[str, int], bool] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    _denied: Recent[tuple[JobKey, Epoch], bool] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
     """By job and epoch: its worker said so twice."""
     _cut_off_at: float | None = None
     """When this process lost the bus, until workers had the time to be heard again."""
@@ -117,8 +117,8 @@ class Renewals:
         return [LEASE_S_DEFAULT, *(topic.lease_s for topic in self.topics.topics.values())]
 
     def _see(self, hold: Hold) -> None:
-        if self._seen.get(_key(hold)) is None:
-            self._seen[_key(hold)] = self.clock.monotonic()
+        if self._seen.get(attempt_key(hold)) is None:
+            self._seen[attempt_key(hold)] = self.clock.monotonic()
 
     def _living(self, worker_id: str, has: Sequence[tuple[Hold, Attempt]]) -> Iterable[tuple[Hold, Attempt]]:
         """Those of a worker's attempts that its last heartbeat can mean."""
@@ -128,15 +128,15 @@ class Renewals:
             return ()
         counted = [one for one in has if heard_at > self._first_seen(one[0])]
         for hold, _ in counted:
-            self._note(_key(hold), heard_at, idle=sign.active_jobs <= 0)
+            self._note(attempt_key(hold), heard_at, idle=sign.active_jobs <= 0)
         if sign.active_jobs <= 0:
             return ()
-        meant = [one for one in counted if not self._denied.get(_key(one[0]))]
+        meant = [one for one in counted if not self._denied.get(attempt_key(one[0]))]
         running = [one for one in meant if one[0].state == "RUNNING"]
         spoken_for = meant if sign.active_jobs > len(running) else running
         return [one for one in spoken_for if not one[1].token]
 
-    def _note(self, key: tuple[str, int], heard_at: float, *, idle: bool) -> None:
+    def _note(self, key: tuple[JobKey, Epoch], heard_at: float, *, idle: bool) -> None:
         if not idle:
             self._idle.drop(key)
         elif (before := self._idle.get(key)) is None:
@@ -145,7 +145,7 @@ class Renewals:
             self._denied[key] = True
 
     def _first_seen(self, hold: Hold) -> float:
-        seen_at = self._seen.get(_key(hold))
+        seen_at = self._seen.get(attempt_key(hold))
         return self.clock.monotonic() if seen_at is None else seen_at
 
     async def _renew(self, living: Sequence[tuple[Hold, Attempt]]) -> int:
@@ -158,8 +158,4 @@ class Renewals:
         return sum(isinstance(answer, Renewed) for answer in answers)
 
     def _hangs(self, hold: Hold, attempt: Attempt, now: datetime) -> bool:
-        return (now - attempt.dispatched_at).total_seconds() > self.topics.of(hold.type).running_s
-
-
-def _key(hold: Hold) -> tuple[str, int]:
-    return hold.lease.job_id, hold.lease.epoch
+        return (now - attempt.dispatched_at).total_seconds() > attempt.may_take_s(self.topics.of(hold.type))

@@ -13,13 +13,15 @@ refused and remarked with the reason:
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any, cast
 
-from trellis.bus.documents import data_of
+from trellis.bus.documents import data_of, decision_of
 from trellis.bus.messages import NOT_BEGUN, Dispatch, JobResult, Status
+from trellis.bus.scheduling.orders import runtime_ms
 from trellis.bus.topics import Topic
 from trellis.engine.jobs import ERROR_CHARS_MAX, Epoch, Hold
 from trellis.engine.records import Event
@@ -34,7 +36,9 @@ INTERMEDIATE = frozenset({Status.PENDING, Status.SCHEDULED, Status.DISPATCHED, S
 SETTLING = frozenset({"job_succeeded", "job_failed", "job_retry_scheduled", "job_cancelled"})
 """Events that can have a report in their data."""
 GIVE_BACKS_MAX = 50
-"""Handings-out of one job after which it counts as an attempt that its worker did not begin it."""
+"""How often a worker gives back what it did not begin; from then on it counts as an attempt."""
+RETRYABLE = "retryable"
+"""In the event of a failure: whether it was worth another attempt, as its topic was configured then."""
 STATUS_MISSING = "STATUS_MISSING"
 CANCELLED_BY_WORKER = "CANCELLED_BY_WORKER"
 
@@ -82,7 +86,15 @@ class Report:
     @property
     def body(self) -> bytes:
         """As events and results keep it."""
-        told = {
+        return _json(self._told)
+
+    def judged(self, *, retryable: bool) -> bytes:
+        """As the event of a failure keeps it."""
+        return _json({**self._told, RETRYABLE: retryable})
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
             "status": self.status,
             "worker_id": self.worker_id,
             "execution_ms": self.execution_ms,
@@ -93,12 +105,16 @@ class Report:
         }
         if self.dispatch_id:
             told["dispatch_id"] = self.dispatch_id
-        return json.dumps(told, ensure_ascii=False).encode()
+        return told
 
     @property
     def problem(self) -> str | None:
         """What went wrong, in one line; None when nothing did."""
         return ": ".join(filter(None, (self.error_code, self.error_message))) or None
+
+
+def _json(told: Mapping[str, Any]) -> bytes:
+    return json.dumps(told, ensure_ascii=False).encode()
 
 
 def reported(said: JobResult, dispatch_id: str) -> Report:
@@ -162,14 +178,20 @@ def is_retryable(report: Report | None, topic: Topic) -> bool:
     return report.status != Status.FAILED_FATAL.name and report.error_code in topic.retry
 
 
-def meaning(report: Report, topic: Topic, hold: Hold) -> Meaning:
-    """What becomes of a job that is held, by its worker's last word."""
+def give_backs(events: Sequence[Event]) -> int:
+    """How often workers gave it back; what found nobody who listens was in no worker's hands."""
+    reports = [report_in(event) for event in events if event.type == "job_retry_scheduled"]
+    return sum(report is not None and report.error_code == NOT_BEGUN for report in reports)
+
+
+def meaning(report: Report, topic: Topic, hold: Hold, given_back: int = 0) -> Meaning:
+    """What becomes of a job that is held, by its worker's last word; it was given back so often before."""
     if report.status == Status.SUCCEEDED.name:
         return Meaning.SUCCEED
     again = is_retryable(report, topic)
     if hold.cancel and (again or report.status == Status.CANCELLED.name):
         return Meaning.CANCEL
-    if again and report.error_code == NOT_BEGUN and hold.lease.epoch <= GIVE_BACKS_MAX:
+    if again and report.error_code == NOT_BEGUN and given_back < GIVE_BACKS_MAX:
         return Meaning.GIVE_BACK
     attempts_left = hold.attempt + 1 < hold.max_attempts
     retries = topic.idempotent and attempts_left and again
@@ -189,6 +211,12 @@ class Attempt:
     starter: str | None = None
     token: str = ""
     """What the start was asked with, when the worker asked."""
+    runtime_s: float | None = None
+    """How long the safety policy lets it take; None when it says nothing."""
+
+    def may_take_s(self, topic: Topic) -> float:
+        """How long it is kept alive: as long as its topic and the policy let it."""
+        return topic.running_s if self.runtime_s is None else min(topic.running_s, self.runtime_s)
 
     @property
     def worker(self) -> str:
@@ -224,7 +252,14 @@ def attempt_in(events: Sequence[Event], epoch: Epoch) -> Attempt | None:
         number=first.attempt,
         starter=None if started is None else started.actor,
         token="" if started is None else str(data_of(started).get("token", "")),
+        runtime_s=_runtime_s(first),
     )
+
+
+def _runtime_s(dispatched: Event) -> float | None:
+    constraints: Any = (decision_of([dispatched]) or {}).get("constraints")
+    allowed_ms = runtime_ms(cast("dict[str, Any]", constraints)) if isinstance(constraints, dict) else None
+    return None if allowed_ms is None else allowed_ms / 1000
 
 
 def settled_by(events: Sequence[Event], epoch: Epoch) -> Report | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from trellis.bus.ends.compensation import COMPENSATION_ID
 from trellis.bus.messages import (
     ACCEPTED,
+    NOT_BEGUN,
     PROGRESS,
     REFUSED,
     RESULT,
@@ -29,11 +30,14 @@ from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.reporting.attempts import Attempts, Signs, Stopping
 from trellis.bus.reporting.reports import (
     AGAIN,
+    GIVE_BACKS_MAX,
     INTERMEDIATE,
     Attempt,
     Meaning,
     Refusal,
     Report,
+    give_backs,
+    is_retryable,
     kept,
     meaning,
     refusal,
@@ -208,7 +212,7 @@ class Results:
 
     async def _carry_out(self, word: _Said, hold: Hold, report: Report) -> Answer:
         topic = self.topics.of(hold.type)
-        meant = meaning(report, topic, hold)
+        meant = meaning(report, topic, hold, await self._given_back(hold, report))
         if meant is Meaning.CANCEL:
             made = await self._cancelled(hold, report)
         elif meant in AGAIN:
@@ -231,10 +235,16 @@ class Results:
         status = Status.SCHEDULED if meant in AGAIN else _END[meant]
         return Answer(status=status, message=ACCEPTED)
 
+    async def _given_back(self, hold: Hold, report: Report) -> int:
+        """How often a worker did not begin it, where that can be too often: it was handed out as many times at least."""
+        if report.error_code != NOT_BEGUN or hold.lease.epoch <= GIVE_BACKS_MAX:
+            return 0
+        return give_backs(await self.ledger.events(hold.lease.job_id))
+
     async def _not_made(self, word: _Said, hold: Hold, report: Report) -> Answer:
-        """The attempt is not as it was seen: its start was told meanwhile, which happens once, or it is over."""
+        """The attempt is not as it was seen: its start was told or its end wished meanwhile, which happens once, or it is over."""
         now = await self._looks.put(word.job_id)
-        if now is not None and now.lease.epoch == word.epoch and now.state != hold.state:
+        if now is not None and now.lease == hold.lease and (now.state, now.cancel) != (hold.state, hold.cancel):
             return await self._judge(word, report, forged=False)
         return await self._refuse(word, report, None, tried=True)
 
@@ -242,7 +252,16 @@ class Results:
         if meant is Meaning.SUCCEED:
             return Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=report.body, result=report.body)
         death = await self._death(hold.lease.job_id, report)
-        return Advance(hold.lease, "RUNNING", Trigger.FAIL, cause=report.problem, data=report.body, death=death)
+        again = is_retryable(report, self.topics.of(hold.type))
+        return Advance(
+            hold.lease,
+            "RUNNING",
+            Trigger.FAIL,
+            cause=report.problem,
+            data=report.judged(retryable=again),
+            death=death,
+            unless_cancelled=again,
+        )
 
     async def _death(self, job_id: JobId, report: Report) -> DeathCertificate | None:
         """What could not be undone is kept among the dead letters, for a person to look at (D36)."""
@@ -354,9 +373,9 @@ class Results:
         if isinstance(outcome, LeaseLost):
             return await self._not_now(word)
         if outcome.repeated:
-            started = await self.attempts.read(word.job_id, word.epoch) or attempt
+            started = await self.attempts.read(hold) or attempt
         else:
-            started = self.attempts.began(word.job_id, attempt, word.worker_id, told.get("token", ""))
+            started = self.attempts.began(hold, attempt, word.worker_id, told.get("token", ""))
         return _may_go_on(started, word, started.token if token is None else token)
 
     async def _keep(self, word: _Said, hold: Hold, attempt: Attempt, said: JobProgress) -> Answer:
@@ -366,9 +385,10 @@ class Results:
         last = self._beaten.get(word.wire_id)
         if last is not None and now < last + min(HEARTBEAT_EVERY_S, topic.lease_s / 3):
             return going
-        if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > topic.running_s:
+        longest_s = attempt.may_take_s(topic)
+        if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > longest_s:
             # Not the word that asks for an end by choice: nobody wishes it, and the job goes on with its next attempt.
-            return refused(going.status, f"an attempt may take {topic.running_s:g} s")
+            return refused(going.status, f"an attempt may take {longest_s:g} s")
         self._beaten[word.wire_id] = now
         renewed = await self._renewals.put(hold.lease)
         if isinstance(renewed, LeaseLost):
