@@ -1,5 +1,6 @@
 """Pointers: what can be followed, and what never can."""
 
+import asyncio
 import os
 import socket
 import threading
@@ -128,6 +129,31 @@ async def test_what_is_written_again_is_kept_longer_and_never_shorter(pointers: 
     await pointers.put(b"kept", part=Part.CONTEXT, scheme=REDIS, keep_s=5000)
     assert await client.pttl(key) > 4_000_000
     await client.aclose()
+
+
+@pytest.mark.requirement("BUS-9")
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+        "LOADING Redis is loading the dataset in memory",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    ],
+    ids=lambda refusal: refusal.split()[0],
+)
+async def test_what_a_redis_refuses_just_now_is_no_fault_of_the_pointer(refusal: str):
+    async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096):
+            writer.write(f"-{refusal}\r\n".encode())
+        writer.close()
+
+    server = await asyncio.start_server(refuses, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    made = make_pointers(None, url)
+    with pytest.raises(PointerUnavailable):
+        await made.read("redis://ctx:1")
+    await made.close()
+    server.close()
 
 
 async def test_a_redis_that_is_down_says_so_when_it_is_asked(objects: ObjectStore, free_port: int):

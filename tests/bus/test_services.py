@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import JobFailed
+from trellis.engine.errors import JobFailed, PayloadInvalid
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.engine.verify import verify
@@ -134,6 +135,22 @@ async def test_jobs_go_all_the_way_and_clients_hear_how_they_ended(
         }
         assert [event.correlation_id for event in await good.events()] == ["press-1"] * 5
         assert (await verify(trellis.ledger)).ok
+
+
+@pytest.mark.requirement("BUS-2")
+@pytest.mark.parametrize("payload", [{1, 2}, b"x", float("nan"), "half \ud800", {"a": object()}, {(1, 2): 3}])
+async def test_a_payload_that_json_cannot_hold_is_refused_and_nothing_is_stored(tmp_path: Path, payload: Any):
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    ledger = await open_ledger(":memory:")
+    room = Room(ledger=ledger, clock=SystemClock())
+    asking = Asking(topics=Topics(), pointers=make_pointers(objects, None), room=room, new_id=new_id)
+    try:
+        with pytest.raises(PayloadInvalid, match=r"job\.echo"):
+            await asking.job({"topic": "job.echo"}, payload=payload, principal="me")
+        assert not (await objects.list("bus/")).items
+    finally:
+        await ledger.close()
+        await objects.close()
 
 
 @pytest.mark.requirement("BUS-2")

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.cli.conftest import Terminal
 from trellis.bus.ends.aftermath import FOLLOWS_AS, Aftermath
@@ -128,6 +130,34 @@ def test_a_job_on_a_topic_is_submitted_with_its_payload_behind_a_pointer(local: 
     assert asyncio.run(read()) == b'{"n":1}'
 
 
+@pytest.mark.requirement("BUS-2", "BUS-11")
+def test_what_a_request_says_counts_where_no_option_says_otherwise(local: Terminal):
+    more = {
+        "job_id": "mine",
+        "priority": "critical",
+        "tenant_id": "acme",
+        "parent_job_id": "order-7",
+        "labels": {"a": "1", "b": "1"},
+        "budget": {"deadline_ms": 5000, "max_total_tokens": 9},
+        "memory_id": None,
+    }
+    job_id = local.submit("--topic", "job.echo", "1", "--request", json.dumps(more))
+    asked = local("job", "show", job_id, "--json").record["payload"]
+    assert (job_id, {name: asked.get(name) for name in more}) == ("mine", more)
+
+    options = ("--id", "other", "--tenant", "b", "--label", "b=2", "--deadline", "1s", "--priority", "batch")
+    job_id = local.submit("--topic", "job.echo", "1", "--request", json.dumps(more), *options)
+    asked = local("job", "show", job_id, "--json").record["payload"]
+    told = {name: asked[name] for name in ("job_id", "tenant_id", "labels", "budget", "priority")}
+    assert told == {
+        "job_id": "other",
+        "tenant_id": "b",
+        "labels": {"a": "1", "b": "2"},
+        "budget": {"deadline_ms": 1000, "max_total_tokens": 9},
+        "priority": "batch",
+    }
+
+
 @pytest.mark.requirement("BUS-11", "DJ-5")
 def test_the_same_again_is_the_same_job_whichever_process_asks(local: Terminal, monkeypatch: pytest.MonkeyPatch):
     first = local("submit", "--topic", "job.echo", "[1]", "--id", "mine", "--json").record
@@ -155,6 +185,11 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("--topic", "job.echo", "--agent", "a"), "--agent"),
     (("--topic", "job.echo", "--request", "[]"), "JSON object"),
     (("--topic", "job.echo", "--request", '{"surprise": 1}'), "surprise"),
+    (("--topic", "job.echo", "--request", '{"payload": 1}'), "say all else beside it"),
+    (("--topic", "job.echo", "--request", '{"idempotency_key": "k"}'), "say all else beside it"),
+    (("--topic", "job.echo", "--request", '{"budget": 5}', "--deadline", "1s"), "must be an object"),
+    (("--topic", "job.echo", "--request", '{"labels": []}', "--label", "a=b"), "must be an object"),
+    (("--topic", "job.echo", '"half \\ud800"'), "surrogate"),
     (("work", "--tenant", "acme"), "--topic TOPIC"),
     (("work", "--label", "a=b"), "--topic TOPIC"),
 ]
@@ -257,6 +292,21 @@ def test_a_failure_is_told_with_worker_code_and_time(local: Terminal):
     assert local("job", "result", job_id).code == 1
     waited = local("submit", "--topic", "job.echo", "--wait", "0.01")
     assert (waited.code, "has not ended" in waited.err) == (1, True)
+
+
+def test_what_a_worker_says_commands_no_terminal(local: Terminal):
+    local.submit("--topic", "job.echo", "--id", "a")
+    failed(local.url, "a", error_code="E\x1b[31m", error_message="\x1b]0;mine\x07 \x9b2J \u202e txt.exe")
+    for arguments in (
+        ("job", "show", "a"),
+        ("job", "explain", "a"),
+        ("events", "a"),
+        ("submit", "--topic", "job.echo", "--id", "a", "--wait", "1s"),
+    ):
+        answer = local(*arguments)
+        told = answer.out + answer.err
+        assert "\\x1b[31m" in told, arguments
+        assert not set("\x1b\x07\x9b\u202e") & set(told), arguments
 
 
 @pytest.mark.requirement("D45", "BUS-9")
@@ -363,6 +413,32 @@ def test_doctor_looks_at_what_is_set_about_the_bus(local: Terminal, tmp_path: Pa
     monkeypatch.delenv("TRELLIS_POLICY")
     found = {one["check"]: one["severity"] for one in local("doctor", "--json").records if "check" in one}
     assert (found["bus config"], found["policy"]) == ("ok", "warning")
+
+
+def test_doctor_looks_at_the_keys_of_the_bus(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def found() -> tuple[str, str] | None:
+        records = [one for one in local("doctor", "--json").records if one.get("check") == "bus keys"]
+        return (records[0]["severity"], records[0]["detail"]) if records else None
+
+    def written(name: str, curve: ec.EllipticCurve) -> Path:
+        private = ec.generate_private_key(curve)
+        plain = serialization.NoEncryption(), serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
+        (tmp_path / name).write_bytes(private.private_bytes(plain[2], plain[1], plain[0]))
+        public = private.public_key().public_bytes(plain[2], serialization.PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / name).with_suffix(".public").write_bytes(public)
+        return tmp_path / name
+
+    monkeypatch.setenv("TRELLIS_BUS", "nats://127.0.0.1:1")
+    assert found() is None
+    monkeypatch.setenv("TRELLIS_BUS_KEY_FILE", str(written("other.key", ec.SECP384R1())))
+    assert "P-256" in str(found())
+    (tmp_path / "keys").mkdir()
+    monkeypatch.setenv("TRELLIS_BUS_KEY_FILE", str(written("own.key", ec.SECP256R1())))
+    monkeypatch.setenv("TRELLIS_BUS_KEYS_DIR", str(tmp_path / "keys"))
+    monkeypatch.setenv("TRELLIS_BUS_REQUIRE_SIGNATURES", "true")
+    assert found() == ("error", f"0 keys of others in {tmp_path / 'keys'}: every packet is dropped")
+    (tmp_path / "keys" / "w-1.pem").write_bytes((tmp_path / "own.public").read_bytes())
+    assert found() == ("ok", "packets are signed, 1 key of others")
 
 
 def test_settings_of_the_bus_are_checked_and_secrets_not_repeated(local: Terminal, monkeypatch: pytest.MonkeyPatch):

@@ -150,3 +150,11 @@ def test_an_application_checks_type_and_payload(local: Terminal, tmp_path: Path,
     assert (answer.code, jobs(local)) == (2, [])
     assert says in answer.err
     assert local("submit", "double", "1", "--app", "checked_shop:app").code == 0
+
+
+def test_a_job_has_the_priority_of_its_handler_unless_somebody_says_another(local: Terminal, tmp_path: Path):
+    (tmp_path / "urgent_shop.py").write_text(APPLICATION.replace('"double"', '"double", priority="critical"'))
+    for option, priority in (((), "critical"), (("--priority", "interactive"), "interactive")):
+        job_id = local.submit("double", "1", "--app", "urgent_shop:app", *option)
+        assert local("job", "show", job_id, "--json").record["priority"] == priority
+    assert local("job", "show", local.submit("other"), "--json").record["priority"] == "batch"

@@ -9,13 +9,26 @@ import pytest
 
 from tests.worker.on_bus_rig import TOPIC, WORKER, Rig
 from trellis.bus.errors import PointerUnavailable
-from trellis.bus.messages import LEASE_IN_ENV, NOT_BEGUN, Dispatch, ErrorCode, JobProgress, JobResult, Order, Status
+from trellis.bus.messages import (
+    LEASE_IN_ENV,
+    NOT_BEGUN,
+    Dispatch,
+    ErrorCode,
+    JobProgress,
+    JobResult,
+    Order,
+    Packet,
+    Status,
+)
 from trellis.bus.port import Received
 from trellis.bus.requests import RETRY_ATTEMPT
+from trellis.bus.wire.cap import decode, encode
+from trellis.bus.wire.signing import Keys
 from trellis.engine.errors import OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.on_bus.context import BusContext, SyncBusContext
+from trellis.worker.on_bus.presence import Presence
 from trellis.worker.outcomes import Snooze
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -167,9 +180,45 @@ async def test_a_start_that_nobody_answers_is_given_up(rig: Rig):
     rig.control.answer = lambda said: None
     async with rig.serving(echo.app) as worker:
         await rig.control.dispatch()
-        await rig.until(lambda: len(rig.control.starts) == 3, step_s=0.5)
+        await rig.until(lambda: bool(rig.control.starts))
+        began = rig.clock.monotonic()
         await rig.until(lambda: not worker.attempts, step_s=0.5)
+        took_s = rig.clock.monotonic() - began
     assert (echo.called, rig.control.results) == ([], [])
+    assert 30 <= took_s <= 35, "not before its lease is over, and not much later"
+
+
+@pytest.mark.requirement("BUS-5", "BUS-10")
+async def test_a_control_plane_that_begins_anew_finds_the_worker_still_asking(rig: Rig):
+    echo = Echo()
+    rig.control.answer = lambda said: None
+    async with rig.serving(echo.app):
+        order = await rig.control.dispatch()
+        await rig.pass_time(20)
+        assert echo.called == []
+        rig.control.answer = lambda said: "accepted"
+        result = await rig.result(order, step_s=0.5)
+    assert (result.status, len(echo.called)) == (Status.SUCCEEDED, 1)
+    assert len({start.message for start in rig.control.starts}) == 1
+
+
+@pytest.mark.parametrize("why", ["drains", "cancelled"])
+async def test_nobody_asks_on_for_a_start_that_is_not_wanted_any_more(rig: Rig, why: str):
+    echo = Echo()
+    rig.control.answer = lambda said: None
+    async with rig.serving(echo.app, drain_s=60) as worker:
+        order = await rig.control.dispatch(env={LEASE_IN_ENV: "50"})
+        await rig.until(lambda: bool(rig.control.starts))
+        began, draining = rig.clock.monotonic(), None
+        if why == "drains":
+            draining = asyncio.ensure_future(worker.drain())
+        else:
+            await rig.control.cancel(order.request.job_id)
+        await rig.until(lambda: not worker.attempts, step_s=0.5)
+        assert rig.clock.monotonic() - began <= 10
+        if draining is not None:
+            await draining
+    assert echo.called == []
 
 
 @pytest.mark.parametrize("then, runs", [("accepted", 1), ("refused: stale", 0)])
@@ -361,6 +410,38 @@ async def test_a_very_long_error_is_cut(rig: Rig):
     assert len(result.error_message) <= 2_000
 
 
+class Speechless(Exception):
+    """An error whose own code fails."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (Speechless(), "Speechless"),
+        (PermanentError("no", error_code="half \ud800 and \0"), "half \\ud800 and \\0"),
+        (KeyboardInterrupt("no"), "RuntimeError"),
+    ],
+    ids=["speechless", "half a character", "interrupt"],
+)
+async def test_whatever_a_handler_raises_is_reported_and_can_be_sent(rig: Rig, error: BaseException, code: str):
+    app = App()
+
+    @app.job(TOPIC)
+    async def broken(ctx: Context) -> None:
+        raise error
+
+    async with rig.serving(app):
+        result = await rig.result(await rig.control.dispatch())
+        assert encode(Packet(trace_id="t", sender_id=WORKER, created_at=rig.now(), body=result), Keys())
+    assert result.error_code == code
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("beats")]
+
+
 @pytest.mark.requirement("BUS-9")
 @pytest.mark.parametrize(
     "pointer, status, code",
@@ -376,12 +457,21 @@ async def test_a_pointer_that_leads_nowhere_fails_the_job_for_good(rig: Rig, poi
     assert (result.status, result.error_code, echo.called) == (status, code, [])
 
 
-async def test_a_store_that_does_not_answer_is_worth_a_retry(rig: Rig):
+async def test_a_store_that_is_away_for_seconds_costs_no_attempt(rig: Rig):
     echo = Echo()
-    rig.kept.failing = [PointerUnavailable(pointer="mem://0", reason="away")]
+    rig.kept.failing = [PointerUnavailable(pointer="mem://0", reason="away") for _ in range(5)]
     async with rig.serving(echo.app):
-        result = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put("x")))
+        result = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put("x")), step_s=0.5)
+    assert (result.status, echo.called) == (Status.SUCCEEDED, ["x"])
+
+
+async def test_a_store_that_does_not_answer_for_long_is_worth_a_retry(rig: Rig):
+    echo = Echo()
+    rig.kept.failing = [PointerUnavailable(pointer="mem://0", reason="away") for _ in range(50)]
+    async with rig.serving(echo.app):
+        result = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put("x")), step_s=0.5)
     assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, "POINTER_UNAVAILABLE")
+    assert (echo.called, result.execution_ms <= 90_000) == ([], True)
 
 
 async def test_a_payload_that_does_not_fit_never_reaches_the_handler(rig: Rig):
@@ -402,12 +492,43 @@ async def test_work_is_not_lost_to_a_store_that_fails_once(rig: Rig):
 
     @app.job(TOPIC)
     async def number(ctx: Context) -> int:
-        rig.kept.failing = [OSError("away"), OSError("away")]
+        rig.kept.failing = [OSError("away") for _ in range(20)]
         return 7
 
     async with rig.serving(app):
         result = await rig.result(await rig.control.dispatch(), step_s=0.5)
     assert (result.status, rig.kept.value(result.result_ptr)) == (Status.SUCCEEDED, 7)
+
+
+@pytest.mark.requirement("BUS-7")
+async def test_work_whose_result_no_store_takes_is_not_called_worth_a_retry(rig: Rig):
+    app = App()
+
+    @app.job(TOPIC)
+    async def pay(ctx: Context) -> int:
+        rig.kept.failing = [OSError("away") for _ in range(1_000)]
+        return 7
+
+    async with rig.serving(app, result_s=60):
+        result = await rig.result(await rig.control.dispatch(), step_s=0.5)
+    assert (result.status, result.error_code) == (Status.FAILED, "RESULT_NOT_KEPT")
+    assert "the handler has returned" in result.error_message
+    assert rig.control.beats, "it is alive meanwhile, and says so"
+
+
+async def test_a_draining_worker_has_time_to_store_what_a_handler_returned(rig: Rig):
+    app, returned = App(), asyncio.Event()
+
+    @app.job(TOPIC)
+    async def pay(ctx: Context) -> int:
+        rig.kept.failing = [OSError("away") for _ in range(5)]
+        returned.set()
+        return 7
+
+    async with rig.serving(app, settle_s=1):
+        order = await rig.control.dispatch()
+        await rig.until(returned.is_set)
+    assert rig.control.result_of(order).status is Status.SUCCEEDED
 
 
 async def test_a_result_that_has_no_json_form_fails_for_good(rig: Rig):
@@ -558,6 +679,9 @@ def test_a_job_type_that_is_no_topic_is_refused(rig: Rig):
         {"pool": "x" * 300},
         {"labels": {"a": "x" * 300}},
         {"capabilities": ("x" * 300,)},
+        {"capabilities": tuple(f"{number:0200}" for number in range(200))},
+        {"labels": {"zone": "\udcff"}},
+        {"region": "a\0b"},
     ],
 )
 def test_options_out_of_bounds_are_refused(rig: Rig, changes: dict[str, Any]):
@@ -566,3 +690,22 @@ def test_options_out_of_bounds_are_refused(rig: Rig, changes: dict[str, Any]):
 
     with pytest.raises(OptionInvalid):
         asyncio.run(open_worker())
+
+
+def test_the_most_that_a_worker_may_say_of_itself_is_taken_and_more_is_refused(rig: Rig):
+    async def introduced(topics: int) -> Presence:
+        app = App()
+        for number in range(topics):
+
+            @app.job(f"job.{number:0190}")
+            async def handler(ctx: Context) -> None: ...
+
+        most = tuple(f"{number:0190}" for number in range(119))
+        return rig.worker(app, capabilities=most).presence
+
+    presence = asyncio.run(introduced(118))
+    for body in (presence.heartbeat(), presence.handshake()):
+        packet = Packet(trace_id="t" * 200, sender_id=WORKER, created_at=rig.now(), body=body)
+        assert decode(encode(packet, Keys()), Keys()).body == body
+    with pytest.raises(OptionInvalid, match="share it between several workers"):
+        asyncio.run(introduced(122))

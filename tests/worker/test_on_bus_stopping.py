@@ -267,6 +267,23 @@ async def test_the_handshake_names_the_topics_and_heartbeats_say_how_the_worker_
     assert met.capabilities["cancel"]
 
 
+async def test_a_handler_that_lets_nothing_else_run_is_named_in_the_log(rig: Rig, caplog: pytest.LogCaptureFixture):
+    app = App()
+
+    @app.job(TOPIC)
+    async def blocks(ctx: BusContext) -> None:
+        await asyncio.sleep(0)
+        rig.clock.advance(40)  # as long as it blocks
+
+    async with rig.serving(app):
+        await rig.pass_time(20)
+        assert "event_loop_stood_still" not in caplog.text
+        order = await rig.control.dispatch()
+        await rig.result(order)
+    (told,) = [line for line in caplog.text.splitlines() if "event_loop_stood_still" in line]
+    assert order.request.job_id in told
+
+
 async def test_the_handshake_is_repeated_after_the_bus_was_away_and_every_now_and_then(rig: Rig):
     slow = Slow()
     async with rig.serving(slow.app):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import json
 import random
 import sys
 import threading
@@ -102,6 +103,43 @@ async def test_a_handler_that_exits_ends_itself_and_not_the_worker(stand: Stand)
     await stand.run_until_idle(app)
     with pytest.raises(JobDeadLettered, match="SystemExit: 3"):
         await job.result(timeout_s=0)
+
+
+async def test_an_error_that_cannot_say_what_it_is_ends_its_attempt_like_any_other(stand: Stand):
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+        __repr__ = __str__
+
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        raise Speechless
+
+    job = await stand.submit("t", max_attempts=1)
+    await stand.run_until_idle(app)
+    with pytest.raises(JobDeadLettered, match="Speechless"):
+        await job.result(timeout_s=0)
+
+
+async def test_what_a_handler_logs_never_fails_it(stand: Stand):
+    app, round_and_round = App(), list[Any]()
+    round_and_round.append(round_and_round)
+
+    @app.job("t")
+    async def handler(ctx: Context) -> str:
+        ctx.logger.info("a file called %s", "half \udcff")
+        ctx.logger.info("%s and %s", *[1])
+        ctx.logger.info("pairs", found={(1, 2): 3}, again=round_and_round)
+        return "done"
+
+    job = await stand.submit("t", max_attempts=1, returns=str)
+    await stand.run_until_idle(app)
+    assert await job.result(timeout_s=0) == "done"
+    lines = [json.loads(signal.data or b"") for signal in await stand.trellis.ledger.signals(job.id, limit=10)]
+    assert [line["event"] for line in lines] == ["a file called half ?", "%s and %s (1,)", "pairs"]
 
 
 async def test_a_batch_handler_decides_for_each_job(stand: Stand):

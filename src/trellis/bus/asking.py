@@ -15,7 +15,7 @@ from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.room import Room
 from trellis.bus.topics import Topics
 from trellis.engine import tracing
-from trellis.engine.errors import PayloadTooLarge
+from trellis.engine.errors import PayloadInvalid, PayloadTooLarge
 from trellis.engine.jobs import NewJob
 
 AskedAs = tuple[str, str]
@@ -49,8 +49,8 @@ class Asking:
             return await self._let_in(self._made(JobRequest.checked(whole), correlation_id), asked_as)
         if whole.get("context_ptr"):
             raise RequestInvalid(detail="payload and context_ptr exclude each other; give one")
-        body = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
-        scheme = self.topics.of(JobRequest.checked(whole).topic).context
+        topic = JobRequest.checked(whole).topic
+        body, scheme = _body(payload, topic), self.topics.of(topic).context
         try:
             pointer = self.pointers.pointer_to(body, part=Part.CONTEXT, scheme=scheme)
         except PointerTooLarge:
@@ -72,3 +72,16 @@ class Asking:
     def _made(self, request: JobRequest, correlation_id: str | None) -> NewJob:
         made = new_bus_job(request, self.topics, trace_id=correlation_id or "", trace=tracing.here())
         return replace(made, correlation_id=correlation_id)
+
+
+def _body(payload: Any, topic: str) -> bytes:
+    """The payload as workers of any language read it; raises PayloadInvalid."""
+    try:
+        return json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        detail = "it holds half of a surrogate pair, which UTF-8 cannot hold"
+    except (TypeError, ValueError) as error:
+        detail = f"{error}; give what JSON can hold"
+    except RecursionError:
+        detail = "it is nested too deeply"
+    raise PayloadInvalid(type=topic, detail=detail)

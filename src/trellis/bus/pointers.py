@@ -35,6 +35,8 @@ KEPT_S_DEFAULT = 30 * 24 * 3600.0
 
 KEPT_FOR_GOOD = -1
 """What Redis says of a key that has no end."""
+WRONG_TYPE = "WRONGTYPE"
+"""What Redis says of a key that is no string. Whatever else it refuses (busy, loading, without its master) it may do later."""
 
 DIGEST_CHARS = 64
 
@@ -224,9 +226,9 @@ class InRedis:
             found = await self._server.getrange(key, 0, BYTES_MAX)
             if not found and not await self._server.exists(key):
                 return None
-        except ResponseError as error:
-            raise KeyInvalid(key=key, reason=str(error)) from error
         except (RedisError, OSError) as error:
+            if isinstance(error, ResponseError) and str(error).startswith(WRONG_TYPE):
+                raise KeyInvalid(key=key, reason=str(error)) from error
             raise PointerUnavailable(pointer=f"{REDIS}://{key}", reason=str(error)) from error
         if len(found) > BYTES_MAX:
             raise ObjectTooLarge(key=key, size=len(found), limit=BYTES_MAX)

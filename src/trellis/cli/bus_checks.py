@@ -25,6 +25,7 @@ async def bus_findings(settings: Settings, url: str) -> list[Finding]:
     found = [] if file is None else [_config(settings, file)]
     if settings.bus != LOCAL_BUS:
         found.append(await _server(settings))
+        found += _keys(settings)
     if settings.policy is not None or settings.bus != LOCAL_BUS:
         found.append(await _policy(settings, url))
     if settings.redis is not None:
@@ -91,6 +92,31 @@ async def _server(settings: Settings) -> Finding:
         return Finding(check="bus", severity=Severity.OK, detail=detail)
     remedy = "start nats-server with -js: without it a packet that comes while no scheduler listens is lost"
     return Finding(check="bus", severity=Severity.WARNING, detail=detail, remedy=remedy)
+
+
+def _keys(settings: Settings) -> list[Finding]:
+    """Whether packets can be signed, and whose signatures are known; nothing when no keys are set."""
+    if settings.bus_key_file is None and settings.bus_keys_dir is None:
+        return []
+    try:
+        from trellis.bus.wire.signing import read_keys
+
+        keys = read_keys(
+            sender_id=settings.bus_sender,
+            key_file=settings.bus_key_file,
+            keys_dir=settings.bus_keys_dir,
+            required=settings.bus_require_signatures,
+        )
+    except ImportError:
+        return []  # said of the server already
+    except TrellisError as error:
+        return [error_finding("bus keys", str(error), "correct the setting; nothing that uses the bus starts before")]
+    others = counted(keys.known, "key") + " of others"
+    if settings.bus_require_signatures and not keys.known:
+        remedy = f"put the public key of each worker and client there as <sender id>.pem; for workers {settings.bus_sender}.pem"
+        return [error_finding("bus keys", f"{others} in {settings.bus_keys_dir}: every packet is dropped", remedy)]
+    signs = "packets are signed" if settings.bus_key_file else "packets are not signed"
+    return [Finding(check="bus keys", severity=Severity.OK, detail=f"{signs}, {others}")]
 
 
 async def _keeps(client: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.text import Text
@@ -17,6 +17,7 @@ from trellis.bus.documents import (
     requeue_cause,
     worker_of,
 )
+from trellis.bus.wishes import TopicWishes
 from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import OptionInvalid
@@ -78,22 +79,32 @@ class OnBus:
                 raise OptionInvalid(
                     option=option, value=str(given[name]), expected="the topic decides that; leave it out"
                 )
-        more = values.payload("--request", self.request)
-        if more is not None and not isinstance(more, dict):
-            raise OptionInvalid(option="--request", value=self.request, expected="give a JSON object")
+        more, deadline_s = self._more(), given.get("deadline_s")
         said: dict[str, Any] = {
-            **(more or {}),
             "topic": self.topic,
-            "priority": given.get("priority"),
+            "priority": given.get("priority") or more.get("priority", "batch"),
             "job_id": given.get("job_id"),
             "parent_job_id": given.get("parent_id"),
             "tenant_id": self.tenant,
             "context_ptr": self.context,
-            "labels": _pairs(self.label),
+            "labels": _over(more, "labels", _pairs(self.label)),
+            "budget": _over(more, "budget", deadline_s and {"deadline_ms": max(1, round(deadline_s * 1000))}),
         }
-        if (deadline_s := given.get("deadline_s")) is not None:
-            said["budget"] = {**said.get("budget", {}), "deadline_ms": max(1, round(deadline_s * 1000))}
-        return {name: value for name, value in said.items() if value is not None}
+        return more | {name: value for name, value in said.items() if value is not None}
+
+    def _more(self) -> dict[str, Any]:
+        """The fields that --request says; an option beside it counts more."""
+        more = values.payload("--request", self.request)
+        if more is not None and not isinstance(more, dict):
+            raise OptionInvalid(option="--request", value=self.request, expected="give a JSON object")
+        found = cast("dict[str, Any]", more or {})
+        for name in found:
+            if name not in TopicWishes.__annotations__:
+                fields = ", ".join(sorted(TopicWishes.__annotations__))
+                raise OptionInvalid(
+                    option="--request", value=name, expected=f"its fields are {fields}; say all else beside it"
+                )
+        return {name: value for name, value in found.items() if value is not None}
 
     def refuse(self) -> None:
         """Raise OptionInvalid for what another kind of job has not."""
@@ -111,6 +122,16 @@ _NOT_CHOSEN = {
     "concurrency_key": "--concurrency-key",
     "concurrency_limit": "--concurrency-limit",
 }
+
+
+def _over(more: Mapping[str, Any], name: str, options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the options say of a field that has names inside, over what --request says of it."""
+    if not options:
+        return None
+    said: Any = more.get(name, {})
+    if not isinstance(said, dict):
+        raise OptionInvalid(option="--request", value=said, expected=f"{name} must be an object")
+    return {**said, **options}
 
 
 def _pairs(texts: list[str] | None) -> dict[str, str] | None:

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from trellis.bus.wishes import TopicWishes
-from trellis.cli import over_http, values
+from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.bus_jobs import ContextOption, LabelOption, OnBus, RequestOption, TenantOption, TopicOption
-from trellis.cli.bus_waiting import in_ledger, last_retry
-from trellis.cli.commands import command
+from trellis.cli.commands import at_gateway, command
 from trellis.cli.invocation import Cli
 from trellis.cli.queue_jobs import (
     AgentOption,
@@ -40,7 +39,10 @@ KeyOfRequestOption = Annotated[
     str | None, typer.Option("--key", help="Idempotency key: the same again is the same job.")
 ]
 IdOption = Annotated[str | None, typer.Option("--id", help="Choose the job's id.")]
-PriorityOption = Annotated[str, typer.Option("--priority", help="critical, interactive or batch.")]
+PriorityOption = Annotated[
+    str | None,
+    typer.Option("--priority", help="critical, interactive or batch; batch unless its handler says otherwise."),
+]
 DelayOption = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Not before this long: 30s, 2h.")]
 RunAtOption = Annotated[str | None, typer.Option("--run-at", metavar="TIME", help="Not before: ISO 8601 with zone.")]
 DeadlineOption = Annotated[
@@ -68,7 +70,7 @@ KeyLimitOption = Annotated[
 
 def add_to(program: typer.Typer) -> None:
     """Put this command into the program."""
-    command(program, "submit", section=SECTION, over_http=over_http.submit)(submit)
+    command(program, "submit", section=SECTION, over_http=at_gateway("submit"))(submit)
 
 
 async def submit(
@@ -78,7 +80,7 @@ async def submit(
     *,
     key: KeyOfRequestOption = None,
     id_: IdOption = None,
-    priority: PriorityOption = "batch",
+    priority: PriorityOption = None,
     delay: DelayOption = None,
     run_at: RunAtOption = None,
     deadline: DeadlineOption = None,
@@ -173,6 +175,8 @@ async def _on_topic(
 
 async def _waited_for_work(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
     """Wait over retries that are other jobs; what came of the last one is what came of it."""
+    from trellis.cli.bus_waiting import in_ledger, last_retry  # what a gateway tells is loaded with it
+
     last, left_s = await last_retry(cli, in_ledger(cli, trellis), handle.id, wait_s, SystemClock())
     if last != handle.id:
         handle = JobHandle(trellis, JobId(last), type_=handle.type, created=handle.created, returns=Any)

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from trellis.engine.errors import JobError, OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, DeathCertificate, ReasonCode, Stage
+from trellis.engine.text import words_of
 
 RETRY_BASE_S_DEFAULT = 0.5
 RETRY_FACTOR_DEFAULT = 2.0
@@ -133,7 +134,7 @@ def on_error(
 def error_text(error: BaseException) -> str:
     """A text that names the error; never empty, never longer than the ledger keeps, storable everywhere."""
     name = type(error).__name__
-    message = storable(str(error)).strip()
+    message = storable(words_of(error))
     return (f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX]
 
 

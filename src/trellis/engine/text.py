@@ -1,11 +1,20 @@
 """Text that comes from handlers and people: made fit to be stored, or told apart from what is fit."""
 
+from contextlib import suppress
+
 
 def storable(text: str | None) -> str | None:
     """Without what a database refuses: errors of handlers may hold NUL characters and halves of surrogate pairs."""
     if text is None:
         return None
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says of itself; empty for one that says nothing, or whose own code fails when it is asked."""
+    with suppress(Exception):
+        return str(error).strip()
+    return ""
 
 
 def is_storable(text: str) -> bool:

@@ -30,6 +30,7 @@ from opentelemetry.trace import (
 from trellis.engine.jobs import Claimed
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job
+from trellis.engine.text import words_of
 
 HEADER = "traceparent"
 IN_ENV = "TRACEPARENT"
@@ -112,7 +113,7 @@ class _Recorded(Span):
             self.note({"trellis.cancelled": True})
         elif error is not None:
             self.note({"error.type": type(error).__name__})
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {words_of(error)}")
         _guarded(self._span.end)
 
     def note(self, values: Values) -> None:

@@ -26,9 +26,9 @@ class LogBuffer:
 
     def add(self, line: dict[str, Any]) -> None:
         """Keep a line, or count it."""
-        body = json.dumps(line, default=str, ensure_ascii=False).encode()
-        if len(body) > LINE_BYTES_MAX:
-            body = json.dumps({**line, "event": str(line["event"])[:1000], "fields": {}, "cut": True}).encode()
+        body = _body(line)
+        if body is None or len(body) > LINE_BYTES_MAX:
+            body = json.dumps({**line, "event": line["event"][:1000], "fields": {}, "cut": True}).encode()
         if self._lines >= LINES_MAX or self._bytes + len(body) > BYTES_MAX:
             self._dropped += 1
             return
@@ -44,6 +44,22 @@ class LogBuffer:
             taken.append((SIGNAL_LOG, json.dumps(note).encode()))
             self._told = self._dropped
         return taken
+
+
+def _body(line: dict[str, Any]) -> bytes | None:
+    """The line as it is kept; None when its fields have no JSON form. To log must never fail a handler."""
+    try:
+        return json.dumps(line, default=str, ensure_ascii=False).encode("utf-8", "replace")
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _text(event: str, args: tuple[Any, ...]) -> str:
+    """With its arguments put in; beside it when they do not fit."""
+    try:
+        return event % args if args else event
+    except (TypeError, ValueError, LookupError):
+        return f"{event} {args!r}"
 
 
 class JobLogger:
@@ -75,7 +91,7 @@ class JobLogger:
         self._write("error", event, args, {**fields, "traceback": traceback.format_exc(limit=20)})
 
     def _write(self, level: str, event: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
-        text = event % args if args else event
+        text = _text(event, args)
         at_s = round(self._elapsed_s(), 6)
         self._buffer.add({"at_s": at_s, "level": level, "event": text, "fields": fields})
         getattr(self._log, level)(text, **fields)

@@ -14,6 +14,7 @@ from trellis.engine import tracing
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import LeaseLost
 from trellis.engine.logs import log_of
+from trellis.engine.retries import error_text
 from trellis.worker.app import HandlerKind
 from trellis.worker.context import Context, Desk, Item, SyncContext
 from trellis.worker.held import Fate, Held, Holdings
@@ -230,7 +231,7 @@ def _tell(span: tracing.Span, problem: BaseException) -> None:
         span.note({"trellis.outcome": type(problem).__name__})
     else:
         span.note({"error.type": type(problem).__name__})
-        span.fail(f"{type(problem).__name__}: {problem}")
+        span.fail(error_text(problem))
 
 
 def _note_failure(held: Held, then: str, error: Exception) -> None:
@@ -242,6 +243,6 @@ def _note_failure(held: Held, then: str, error: Exception) -> None:
         type=job.type,
         attempt=attempt,
         then=then,
-        error=repr(error),
+        error=error_text(error),
         exc_info=error,
     )

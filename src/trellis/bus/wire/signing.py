@@ -37,6 +37,11 @@ class Keys:
         if self.folder is not None:
             self._known = _keys_in(self.folder)
 
+    @property
+    def known(self) -> int:
+        """How many keys of others have been read."""
+        return len(self._known)
+
     def sign(self, unsigned: bytes) -> bytes:
         """The signature, empty when we have no key."""
         return self.own.sign(unsigned, _HOW) if self.own else b""

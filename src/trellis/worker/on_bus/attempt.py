@@ -48,6 +48,8 @@ class Attempt:
         """It has neither asked for its start nor begun."""
         self.ended = False
         """Its handler is over, or will never begin: it cannot be stopped any more."""
+        self.keeping = False
+        """Its handler has returned, and what it returned is being stored."""
         self.timeout_s: float | None = None
         """How long its handler may run."""
         self.settled = asyncio.Event()

@@ -10,20 +10,22 @@ from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, PermanentError, TransientError, TrellisError, ValidationError
 from trellis.engine.logs import log_of
+from trellis.engine.retries import error_text
 from trellis.worker.app import HandlerKind, JobSpec
 from trellis.worker.context import Context, Item
 from trellis.worker.held import Fate
 from trellis.worker.on_bus.attempt import Attempt
 from trellis.worker.on_bus.context import BusContext, SyncBusContext
 from trellis.worker.on_bus.options import Resolver
-from trellis.worker.on_bus.outcomes import Ending
+from trellis.worker.on_bus.outcomes import Ending, ResultNotKept
 from trellis.worker.payloads import NULL, Unreadable
 from trellis.worker.threads import Threads
 
 IO_S = 30.0
-"""How long reading a payload or keeping a result may take."""
-WRITE_TRIES = 3
-WRITE_PAUSE_S = 1.0
+"""How long one try to read a payload or to keep a result may take."""
+READ_S = 60.0
+"""How long a store that does not answer is asked for a payload: an attempt is not worth a server that begins anew."""
+PAUSE_S_FIRST, PAUSE_S_MAX = 1.0, 10.0
 
 T = TypeVar("T")
 _log = log_of("trellis.worker")
@@ -33,9 +35,17 @@ class Calls:
     """Runs handlers, the sync ones on threads."""
 
     def __init__(
-        self, *, resolver: Resolver, clock: Clock, threads: Threads, worker_id: str, stopping: Callable[[], bool]
+        self,
+        *,
+        resolver: Resolver,
+        clock: Clock,
+        threads: Threads,
+        worker_id: str,
+        stopping: Callable[[], bool],
+        keep_s: float,
     ) -> None:
         self._resolver = resolver
+        self._keep_s = keep_s
         self._clock = clock
         self._threads = threads
         self._worker_id = worker_id
@@ -89,13 +99,17 @@ class Calls:
         attempt.called = True
         try:
             value = await self._called(attempt, spec, payload)
-        except SystemExit as error:
+        except (SystemExit, KeyboardInterrupt) as error:
             # `sys.exit()` in a handler ends the handler only; in a task of its own it would end the worker.
-            raise RuntimeError(f"the handler raised SystemExit: {error}") from error
+            raise RuntimeError(f"the handler raised {type(error).__name__}: {error}") from error
         attempt.ended = True
         if value is None or (attempt.cancel_wished and attempt.heard):
             return ""
-        return await self._kept(attempt, spec, value)
+        attempt.keeping = True
+        try:
+            return await self._kept(attempt, spec, value)
+        finally:
+            attempt.keeping = False
 
     async def _called(self, attempt: Attempt, spec: JobSpec, payload: Any) -> Any:
         context = BusContext(attempt, worker_id=self._worker_id, clock=self._clock, stopping=self._stopping)
@@ -110,15 +124,16 @@ class Calls:
 
     async def _payload(self, attempt: Attempt, spec: JobSpec) -> Any:
         pointer = attempt.request.context_ptr
-        body = await self._read(pointer) if pointer and spec.takes_payload else NULL
+        body = await self._read(attempt, pointer) if pointer and spec.takes_payload else NULL
         payload = spec.codec.read_payload(body)
         if isinstance(payload, Unreadable):
             raise ValidationError(f"{payload.reason_code.value}: {payload.detail}")
         return payload
 
-    async def _read(self, pointer: str) -> bytes:
+    async def _read(self, attempt: Attempt, pointer: str) -> bytes:
+        read = partial(self._resolver.read, pointer)
         try:
-            return await self._in_time(self._resolver.read(pointer), f"reading {pointer}")
+            return await self._patiently(attempt, read, f"reading {pointer}", READ_S)
         except InputError as error:
             found = error.code if error.code in ErrorCode.__members__ else ErrorCode.INVALID_INPUT.name
             raise PermanentError(str(error), error_code=found) from error
@@ -126,19 +141,28 @@ class Calls:
     async def _kept(self, attempt: Attempt, spec: JobSpec, value: Any) -> str:
         try:
             body = spec.codec.result_bytes(value)
-            return await self._written(attempt, body)
+            keep = partial(self._resolver.write, attempt.wire_id, body)
+            return await self._patiently(attempt, keep, "keeping the result", self._keep_s)
         except InputError as error:
             raise PermanentError(str(error), error_code="RESULT_INVALID") from error
+        except TransientError as error:
+            # The work is done: to call it worth a retry would have it done again, on topics too where that does harm.
+            raise ResultNotKept(f"the handler has returned, but {error}") from error
 
-    async def _written(self, attempt: Attempt, body: bytes) -> str:
-        """The work is done: a store that fails once or twice must not make it be done again."""
-        for number in range(1, WRITE_TRIES):
+    async def _patiently(
+        self, attempt: Attempt, work: Callable[[], Coroutine[Any, Any, T]], what: str, for_s: float
+    ) -> T:
+        """Ask a store again while it does not answer, for about so long; raises the last TransientError."""
+        began, pause_s = self._clock.monotonic(), PAUSE_S_FIRST
+        while True:
             try:
-                return await self._in_time(self._resolver.write(attempt.wire_id, body), "keeping the result")
+                return await self._in_time(work(), what)
             except TransientError as error:
-                _log.warning("result_not_kept", job_id=attempt.job_id, error=str(error), tries=number)
-            await self._clock.sleep(WRITE_PAUSE_S * number)
-        return await self._in_time(self._resolver.write(attempt.wire_id, body), "keeping the result")
+                if self._clock.monotonic() - began + pause_s > for_s:
+                    raise
+                _log.warning("store_away", job_id=attempt.job_id, error=str(error), again_in_s=pause_s)
+            await self._clock.sleep(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
         try:
@@ -156,7 +180,7 @@ def _note_failure(attempt: Attempt, error: BaseException) -> None:
     if isinstance(error, Exception):
         shown = error if attempt.called else None
         topic = attempt.request.topic
-        _log.warning("attempt_failed", job_id=attempt.job_id, topic=topic, error=repr(error), exc_info=shown)
+        _log.warning("attempt_failed", job_id=attempt.job_id, topic=topic, error=error_text(error), exc_info=shown)
 
 
 async def _alone_in_batch(handler: Callable[..., Any], context: BusContext, payload: Any) -> Any:

@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import DELAY_S_MAX
+from trellis.engine.text import is_storable
 from trellis.worker.options import (
     CONCURRENCY_MAX,
     DRAIN_S_DEFAULT,
@@ -27,6 +28,10 @@ UNANSWERED_MAX_DEFAULT = 1_000
 COUNT_MAX = 100_000
 WORDS_MAX = 1_000
 WORD_CHARS_MAX = 200
+INTRODUCTION_BYTES_MAX = 24_000
+"""Of all that a heartbeat says of a worker, and of all topics that its handshake names: a control plane drops one of more than 32 KiB."""
+WORD_BYTES_BESIDE = 8
+"""What a word costs on the wire beside itself, at most."""
 
 
 class Resolver(Protocol):
@@ -64,7 +69,7 @@ class BusWorkerOptions:
     ask_s: float = ASK_S_DEFAULT
     """How long it waits for one answer of the control plane."""
     result_s: float = RESULT_S_DEFAULT
-    """How long it repeats a result that nobody answers."""
+    """How long it repeats a result that nobody answers, and how long it tries to store what a handler returned."""
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
     """How long a handler that was told to stop may go on before it is cut."""
     backlog_max: int = BACKLOG_MAX_DEFAULT
@@ -92,6 +97,8 @@ class BusWorkerOptions:
         _words("capabilities", self.capabilities)
         _words("orders_from", self.orders_from)
         _words("labels", (*self.labels, *self.labels.values()))
+        said = (self.pool, self.region, *self.capabilities, *self.labels, *self.labels.values())
+        check_introduction("pool, region, capabilities and labels", said)
 
     @property
     def threads_max(self) -> int:
@@ -106,6 +113,14 @@ def checked_worker_id(worker_id: str) -> str:
             option="the worker's name", value=worker_id, expected="use letters, digits, - and _, at most 200 of them"
         )
     return worker_id
+
+
+def check_introduction(option: str, words: Sequence[str]) -> None:
+    """Raises OptionInvalid when a worker could never be heard, because it says too much of itself."""
+    size = sum(len(word.encode()) + WORD_BYTES_BESIDE for word in words)
+    if size > INTRODUCTION_BYTES_MAX:
+        expected = f"a worker can say at most {INTRODUCTION_BYTES_MAX} of itself; give it less, or share it between several workers"
+        raise OptionInvalid(option=option, value=f"{size} bytes", expected=expected)
 
 
 def as_worker_id(name: str) -> str:
@@ -124,3 +139,5 @@ def _words(option: str, words: tuple[str, ...]) -> None:
     for word in words:
         if len(word) > WORD_CHARS_MAX:
             raise OptionInvalid(option=option, value=word[:40], expected=f"at most {WORD_CHARS_MAX} characters each")
+        if not is_storable(word):
+            raise OptionInvalid(option=option, value=ascii(word), expected="write it in UTF-8, without zero bytes")

@@ -8,6 +8,7 @@
 | raised `ValidationError`, or its payload does not fit | FAILED_FATAL | INVALID_INPUT |
 | raised `Snooze` | FAILED_RETRYABLE | SNOOZED: the bus cannot spare an attempt |
 | raised anything else | FAILED | its class: the topic says which codes are worth a retry |
+| returned, and no store takes what it returned | FAILED | RESULT_NOT_KEPT: the work is done, the topic says whether it is done again |
 | ran longer than it may | FAILED_RETRYABLE | TIMEOUT |
 | stopped after it was told to | CANCELLED | |
 | was cut by a worker that stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
@@ -19,12 +20,18 @@ from dataclasses import dataclass
 from trellis.bus.messages import NOT_BEGUN, ErrorCode, JobResult, Status
 from trellis.engine.errors import JobError, PermanentError, TransientError, ValidationError
 from trellis.engine.retries import storable
+from trellis.engine.text import words_of
 from trellis.worker.held import Fate
 from trellis.worker.on_bus.attempt import Attempt
 from trellis.worker.outcomes import Snooze
 
+RESULT_NOT_KEPT = "RESULT_NOT_KEPT"
 ERROR_CHARS_MAX = 2_000
 CODE_CHARS_MAX = 200
+
+
+class ResultNotKept(JobError):
+    """The handler has returned, and what it returned could not be stored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +52,7 @@ def result_of(attempt: Attempt, ending: Ending, *, worker_id: str, now: float) -
         worker_id=worker_id,
         result_ptr=ending.result_ptr if status is Status.SUCCEEDED else "",
         execution_ms=max(0, round((now - began) * 1000)),
-        error_code=code[:CODE_CHARS_MAX],
+        error_code=storable(code)[:CODE_CHARS_MAX],
         error_message=storable(text)[:ERROR_CHARS_MAX],
         error_code_enum=ErrorCode[code].value if code in ErrorCode.__members__ else 0,
         dispatch=attempt.dispatch,
@@ -78,13 +85,15 @@ def _judged(attempt: Attempt, error: BaseException | None) -> tuple[Status, str,
 
 
 def _failed(error: BaseException) -> tuple[Status, str, str]:
-    text = str(error).strip() or type(error).__name__
+    text = words_of(error) or type(error).__name__
     if isinstance(error, Snooze):
         return Status.FAILED_RETRYABLE, "SNOOZED", text
     if isinstance(error, TransientError):
         return Status.FAILED_RETRYABLE, _code(error), text
     if isinstance(error, ValidationError | PermanentError):
         return Status.FAILED_FATAL, _code(error), text
+    if isinstance(error, ResultNotKept):
+        return Status.FAILED, RESULT_NOT_KEPT, text
     return Status.FAILED, type(error).__name__, text
 
 

@@ -5,7 +5,7 @@ nothing because it never knew. A worker that drains says that it is full: it is 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
@@ -17,6 +17,9 @@ from trellis.engine.logs import log_of
 from trellis.worker.on_bus.options import BusWorkerOptions
 
 HANDSHAKE_S = 30.0
+STANDSTILL_S = 2.0
+"""So much later than it was due, and its log says that nothing could run."""
+JOBS_SHOWN = 5
 WORKER_TYPE = "trellis"
 DISTRIBUTION = "trellis-engine"
 ABLE = ("progress", "cancel", "error_codes", "heartbeats")
@@ -35,6 +38,8 @@ class Presence:
     topics: tuple[str, ...]
     active: Callable[[], int]
     cpu_load: Callable[[], float]
+    held: Callable[[], Sequence[str]]
+    """The jobs that are here."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _met_at: float | None = None
     """When the last handshake went out; None when one is due."""
@@ -45,7 +50,9 @@ class Presence:
         while True:
             self.changed.clear()
             await self.run_once()
+            rested_at = self.clock.monotonic()
             await sleep_or_stop(self.clock, self.changed, self.options.heartbeat_s)
+            self._note_standstill(self.clock.monotonic() - rested_at - self.options.heartbeat_s)
 
     async def run_once(self) -> bool:
         """One sign of life; False while the bus does not take it."""
@@ -62,6 +69,13 @@ class Presence:
             return False
         self._silent = False
         return True
+
+    def _note_standstill(self, late_s: float) -> None:
+        """A worker that cannot speak is taken for dead, and its jobs are done again: whoever reads its log must see why."""
+        if late_s >= STANDSTILL_S:
+            held = self.held()
+            why = "an async handler must not block; as a plain def it gets a thread"
+            _log.warning("event_loop_stood_still", for_s=round(late_s, 1), jobs=list(held[:JOBS_SHOWN]), remedy=why)
 
     def handshake(self) -> Handshake:
         """What this worker can do."""

@@ -7,6 +7,7 @@ words of `messages`. Any other scheduler answers nothing: it is told and not ask
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 
 from trellis.bus.errors import BusError, BusUnavailable
 from trellis.bus.messages import (
@@ -28,7 +29,10 @@ from trellis.worker.held import Fate
 from trellis.worker.on_bus.attempt import Attempt
 
 START_TRIES = 3
-START_PAUSE_S = 0.2
+"""How often a start is asked for at least."""
+START_S_MAX = 60.0
+"""How long it is asked for at most, and no longer than the lease: then the job is another's."""
+START_PAUSE_S_FIRST, START_PAUSE_S_MAX = 0.2, 2.0
 RESULT_PAUSE_S_FIRST, RESULT_PAUSE_S_MAX = 0.5, 10.0
 PROGRESS_S = 1.0
 """How often a handler's progress is told, at most."""
@@ -55,8 +59,11 @@ class Reports:
     ask_s: float
     result_s: float
 
-    async def may_start(self, attempt: Attempt) -> Said:
-        """Whether the job may begin. The same token over all tries: a lost answer is asked for again, and a copy of the order gets no."""
+    async def may_start(self, attempt: Attempt, stopping: Callable[[], bool]) -> Said:
+        """Whether the job may begin. The same token over all tries: a lost answer is asked for again, and a copy of the order gets no.
+
+        A control plane that begins anew is waited for, unless the worker stops or nobody wants the job any more.
+        """
         question = JobProgress(
             job_id=attempt.wire_id,
             status=Status.RUNNING,
@@ -64,7 +71,10 @@ class Reports:
             message=self.new_id(),
             dispatch=attempt.dispatch,
         )
-        for number in range(START_TRIES):
+        until = self.clock.monotonic() + min(attempt.lease_s, START_S_MAX)
+        for number in count():
+            if number >= START_TRIES and (stopping() or attempt.should_stop or self.clock.monotonic() >= until):
+                break
             asked_at = self.clock.monotonic()
             said = await self._ask(PROGRESS, question, attempt)
             if said is Said.YES and self.clock.monotonic() >= asked_at + attempt.lease_s:
@@ -72,7 +82,7 @@ class Reports:
             if said is not Said.NOTHING:
                 attempt.heard_at = asked_at
                 return said
-            await self.clock.sleep(START_PAUSE_S * 2**number)
+            await self.clock.sleep(min(START_PAUSE_S_MAX, START_PAUSE_S_FIRST * 2 ** min(number, 10)))
         return Said.NOTHING
 
     async def beats(self, attempt: Attempt) -> None:

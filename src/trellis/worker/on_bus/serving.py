@@ -13,7 +13,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 from trellis.bus.errors import BusError
@@ -37,7 +37,7 @@ from trellis.worker.app import App, JobSpec
 from trellis.worker.held import Fate
 from trellis.worker.on_bus.attempt import Attempt
 from trellis.worker.on_bus.calls import Calls
-from trellis.worker.on_bus.options import BusWorkerOptions, Resolver, checked_worker_id
+from trellis.worker.on_bus.options import BusWorkerOptions, Resolver, check_introduction, checked_worker_id
 from trellis.worker.on_bus.outcomes import not_run, result_of
 from trellis.worker.on_bus.presence import Presence
 from trellis.worker.on_bus.reports import Reports, Said
@@ -67,6 +67,7 @@ class BusWorker:
         app.check()
         self.worker_id = checked_worker_id(bus.sender_id)
         self.topics = tuple(_topic(spec) for spec in app)
+        check_introduction("the topics of the application", self.topics)
         self.app = app
         self.bus = bus
         self.options = options
@@ -92,6 +93,7 @@ class BusWorker:
             threads=self._threads,
             worker_id=self.worker_id,
             stopping=lambda: self.stopping,
+            keep_s=options.result_s,
         )
         self.presence = Presence(
             bus=bus,
@@ -101,6 +103,7 @@ class BusWorker:
             topics=self.topics,
             active=lambda: self.options.max_parallel_jobs if self.stopping else self.running,
             cpu_load=cpu_load or (lambda: 0.0),
+            held=lambda: [one.wire_id for one in self.attempts.values() if one.begun_at is not None],
         )
         self._present: asyncio.Task[None] | None = None
 
@@ -143,7 +146,9 @@ class BusWorker:
             await listening.stop()
         not_begun = self._give_back_waiting()
         await self._until(
-            lambda: not any(one.busy for one in self.attempts.values()), self.options.drain_s, hurry or asyncio.Event()
+            lambda: not any(one.busy or one.keeping for one in self.attempts.values()),
+            self.options.drain_s,
+            hurry or asyncio.Event(),
         )
         cut_short = self._give_back_running()
         await self._until(lambda: not self._tasks, self.options.settle_s, asyncio.Event())
@@ -243,7 +248,7 @@ class BusWorker:
 
     async def _run(self, attempt: Attempt, spec: JobSpec) -> "tuple[JobResult | None, asyncio.Task[None] | None]":
         """The job's result, and the task that says meanwhile that it is alive; None when it is not this worker's to report."""
-        said = await self._reports.may_start(attempt) if attempt.asks else Said.YES
+        said = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else Said.YES
         if said is Said.STOP:
             attempt.tell("it was cancelled before it began")
         if said in {Said.NO, Said.NOTHING}:
@@ -255,15 +260,15 @@ class BusWorker:
             return self._given_back(attempt), None
         attempt.begun_at = self.clock.monotonic()
         beats = self.loop.create_task(self._reports.beats(attempt), name=f"beats {attempt.wire_id}")
-        try:
+        with ExitStack() as broken:
+            broken.callback(beats.cancel)  # whatever is raised here, nobody reports this attempt: its lease must end
             ending = await self._calls.run(attempt, spec, self.options.cancel_grace_s)
-        except asyncio.CancelledError:
-            beats.cancel()
-            raise
+            result = result_of(attempt, ending, worker_id=self.worker_id, now=self.clock.monotonic())
+            broken.pop_all()
         if attempt.fate is Fate.LOST:
             _log.warning("outcome_dropped", job_id=attempt.wire_id, reason=attempt.fate.value)
             return None, beats
-        return result_of(attempt, ending, worker_id=self.worker_id, now=self.clock.monotonic()), beats
+        return result, beats
 
     async def _settle(self, attempt: Attempt, result: JobResult) -> None:
         self._seen[_identity(attempt)] = result
