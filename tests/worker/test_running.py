@@ -105,13 +105,16 @@ async def test_a_handler_that_exits_ends_itself_and_not_the_worker(stand: Stand)
         await job.result(timeout_s=0)
 
 
+class Speechless(Exception):
+    """Whose own code fails when it is asked what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
 async def test_an_error_that_cannot_say_what_it_is_ends_its_attempt_like_any_other(stand: Stand):
-    class Speechless(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no words")
-
-        __repr__ = __str__
-
     app = App()
 
     @app.job("t")
@@ -124,6 +127,40 @@ async def test_an_error_that_cannot_say_what_it_is_ends_its_attempt_like_any_oth
         await job.result(timeout_s=0)
 
 
+class Panic(BaseException):
+    """As libraries in other languages raise it when they break."""
+
+
+class SpeechlessExit(SystemExit):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "batch"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Panic, SpeechlessExit])
+async def test_whatever_a_handler_raises_ends_its_attempt_and_not_the_worker(
+    stand: Stand, kind: str, error: type[BaseException]
+):
+    app = App()
+
+    @app.job("async")
+    async def waits(ctx: Context) -> None:
+        raise error
+
+    @app.job("sync")
+    def blocks(ctx: SyncContext) -> None:
+        raise error
+
+    @app.job("batch", batch=2)
+    async def takes_several(items: list[Item[int]]) -> None:
+        raise error
+
+    job = await stand.submit(kind, 1 if kind == "batch" else None, max_attempts=1)
+    await stand.run_until_idle(app)
+    with pytest.raises(JobDeadLettered, match=error.__name__):
+        await job.result(timeout_s=0)
+
+
 async def test_what_a_handler_logs_never_fails_it(stand: Stand):
     app, round_and_round = App(), list[Any]()
     round_and_round.append(round_and_round)
@@ -133,13 +170,28 @@ async def test_what_a_handler_logs_never_fails_it(stand: Stand):
         ctx.logger.info("a file called %s", "half \udcff")
         ctx.logger.info("%s and %s", *[1])
         ctx.logger.info("pairs", found={(1, 2): 3}, again=round_and_round)
+        event: Any = ValueError("e" * 10_000)
+        ctx.logger.warning(event)
+        ctx.logger.info("odd", found=Speechless())
+        event = Speechless()
+        ctx.logger.info(event)
+        ctx.logger.info("%s", event)
         return "done"
 
     job = await stand.submit("t", max_attempts=1, returns=str)
     await stand.run_until_idle(app)
     assert await job.result(timeout_s=0) == "done"
     lines = [json.loads(signal.data or b"") for signal in await stand.trellis.ledger.signals(job.id, limit=10)]
-    assert [line["event"] for line in lines] == ["a file called half ?", "%s and %s (1,)", "pairs"]
+    silent = "<Speechless that cannot be shown>"
+    assert [line["event"] for line in lines] == [
+        "a file called half ?",
+        "%s and %s (1,)",
+        "pairs",
+        "e" * 1_000,
+        "odd",
+        silent,
+        "%s <tuple that cannot be shown>",
+    ]
 
 
 async def test_a_batch_handler_decides_for_each_job(stand: Stand):

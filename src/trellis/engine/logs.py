@@ -7,6 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Self
 
+from trellis.engine.text import storable, told
+
 CALLER = 3
 """How many frames up whoever logs is: a record names that line."""
 
@@ -46,9 +48,9 @@ class Log:
     def _tell(self, level: int, event: str, fields: Mapping[str, Any]) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        name, said = str(event), {**self._bound, **fields}  # a handler's event may be any object
+        name, said = storable(told(event, str)) or "", {**self._bound, **fields}
         exc_info = said.pop("exc_info", None) or None
-        text = " ".join([name, *(f"{key}={value!r}" for key, value in said.items())])
+        text = " ".join([name, *(f"{key}={told(value)}" for key, value in said.items())])
         # `%` in a value must not be taken for a placeholder: the standard library formats only when there are arguments.
         extra = {"event": name, "fields": said}
         self._logger.log(level, text, exc_info=exc_info, stacklevel=CALLER, extra=extra)

@@ -1,6 +1,8 @@
 """Text that comes from handlers and people: made fit to be stored, or told apart from what is fit."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 
 def storable(text: str | None) -> str | None:
@@ -15,6 +17,13 @@ def words_of(error: BaseException) -> str:
     with suppress(Exception):
         return str(error).strip()
     return ""
+
+
+def told(value: Any, how: Callable[[Any], str] = repr) -> str:
+    """Any object in words; a stand-in for one whose own code fails when it is asked."""
+    with suppress(Exception):
+        return how(value)
+    return f"<{type(value).__name__} that cannot be shown>"
 
 
 def is_storable(text: str) -> bool:

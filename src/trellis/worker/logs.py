@@ -3,9 +3,12 @@
 import json
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from trellis.engine.logs import log_of
+from trellis.engine.text import told
 
 LINES_MAX = 200
 BYTES_MAX = 64 * 1024
@@ -48,18 +51,16 @@ class LogBuffer:
 
 def _body(line: dict[str, Any]) -> bytes | None:
     """The line as it is kept; None when its fields have no JSON form. To log must never fail a handler."""
-    try:
-        return json.dumps(line, default=str, ensure_ascii=False).encode("utf-8", "replace")
-    except (TypeError, ValueError, RecursionError):
-        return None
+    with suppress(Exception):  # it may be the fields' own code that fails
+        return json.dumps(line, default=partial(told, how=str), ensure_ascii=False).encode("utf-8", "replace")
+    return None
 
 
-def _text(event: str, args: tuple[Any, ...]) -> str:
-    """With its arguments put in; beside it when they do not fit."""
-    try:
-        return event % args if args else event
-    except (TypeError, ValueError, LookupError):
-        return f"{event} {args!r}"
+def _text(event: Any, args: tuple[Any, ...]) -> str:
+    """With its arguments put in; beside it when they do not fit. An event may be any object."""
+    with suppress(Exception):
+        return str(event % args) if args else told(event, str)
+    return f"{told(event, str)} {told(args)}"
 
 
 class JobLogger:
