@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from rich.text import Text
 
 from tests.cli.conftest import Terminal
 from trellis.bus.ends.aftermath import FOLLOWS_AS, Aftermath
@@ -16,7 +17,7 @@ from trellis.bus.pointers import make_pointers
 from trellis.bus.topics import Topics
 from trellis.cli.bus_waiting import LOOK_S, Ended, last_retry
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Output
+from trellis.cli.output import Column, Output
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.restoring import GIVEN_BACK
@@ -156,6 +157,9 @@ def test_what_a_request_says_counts_where_no_option_says_otherwise(local: Termin
         "budget": {"deadline_ms": 1000, "max_total_tokens": 9},
         "priority": "batch",
     }
+
+    job_id = local.submit("--topic", "job.echo", "1", "--deadline", "0")
+    assert local("job", "show", job_id, "--json").record["payload"]["budget"]["deadline_ms"] == 1, "at once"
 
 
 @pytest.mark.requirement("BUS-11", "DJ-5")
@@ -307,6 +311,13 @@ def test_what_a_worker_says_commands_no_terminal(local: Terminal):
         told = answer.out + answer.err
         assert "\\x1b[31m" in told, arguments
         assert not set("\x1b\x07\x9b\u202e") & set(told), arguments
+
+
+def test_strange_words_in_colour_command_no_terminal_either(capsys: pytest.CaptureFixture[str]):
+    output, told = Output(as_json=False), Text.assemble(("no ", "red"), "\x1b]0;mine \u202e", " [x]")
+    output.facts([("error", told)])
+    output.listing([told], [Column[Text](title="ERROR", cell=lambda one: one)], empty="")
+    assert capsys.readouterr().out.count("no \\x1b]0;mine \\u202e [x]") == 2
 
 
 @pytest.mark.requirement("D45", "BUS-9")

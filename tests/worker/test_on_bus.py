@@ -531,6 +531,55 @@ async def test_a_draining_worker_has_time_to_store_what_a_handler_returned(rig: 
     assert rig.control.result_of(order).status is Status.SUCCEEDED
 
 
+def paying(rig: Rig) -> App:
+    """A handler that returns just when the store goes away."""
+    app = App()
+
+    @app.job(TOPIC, timeout_s=5)
+    async def pay(ctx: Context) -> int:
+        rig.kept.failing = [OSError("away") for _ in range(1_000)]
+        return 7
+
+    return app
+
+
+@pytest.mark.requirement("BUS-7")
+async def test_a_worker_that_stops_while_the_store_is_away_says_that_the_work_is_done(rig: Rig):
+    async with rig.serving(paying(rig), drain_s=5):
+        order = await rig.control.dispatch()
+        await rig.until(lambda: bool(rig.kept.failing))
+    result = next(iter(rig.control.results), None)
+    assert result is not None, "its lease would end, and the work would be done again"
+    assert (result.job_id, result.status) == (order.request.job_id, Status.FAILED)
+    assert (result.error_code, "the worker stopped" in result.error_message) == ("RESULT_NOT_KEPT", True)
+
+
+@pytest.mark.requirement("BUS-5")
+async def test_a_worker_that_stores_a_result_is_not_idle(rig: Rig, caplog: pytest.LogCaptureFixture):
+    async with rig.serving(paying(rig), max_parallel_jobs=1, backlog_max=0) as worker:
+        first = await rig.control.dispatch()
+        await rig.until(lambda: bool(rig.kept.failing))
+        await rig.pass_time(20)
+        assert (worker.running, worker.presence.heartbeat().active_jobs) == (1, 1)
+        refused = await rig.result(await rig.control.dispatch_to(WORKER))
+        assert refused.error_code == NOT_BEGUN
+        rig.kept.failing = []
+        assert (await rig.result(first, step_s=0.5)).status is Status.SUCCEEDED
+    assert "handler_timed_out" not in caplog.text, "it has returned"
+
+
+@pytest.mark.requirement("BUS-5")
+async def test_a_result_of_a_job_that_was_taken_back_is_not_stored_on_and_on(rig: Rig):
+    async with rig.serving(paying(rig)) as worker:
+        await rig.control.dispatch()
+        await rig.until(lambda: bool(rig.kept.failing))
+        rig.control.answer = lambda said: "refused: stale"
+        began = rig.clock.monotonic()
+        await rig.until(lambda: not worker.attempts, step_s=0.5)
+        assert rig.clock.monotonic() - began <= 30
+    assert rig.control.results == []
+
+
 async def test_a_result_that_has_no_json_form_fails_for_good(rig: Rig):
     app = App()
 

@@ -151,6 +151,13 @@ async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_u
     assert "trellis followers" in said[3][0]
 
 
+async def test_retention_that_keeps_for_longer_than_there_are_years_goes_on(stand: Stand):
+    assert await stand.ledger.follow(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
+    await stand.submit("t")
+    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=1e11))
+    assert (await retention.run_once()).jobs == 0
+
+
 async def test_a_running_worker_can_be_seen(stand: Stand):
     app = App()
 

@@ -80,6 +80,7 @@ class OnBus:
                     option=option, value=str(given[name]), expected="the topic decides that; leave it out"
                 )
         more, deadline_s = self._more(), given.get("deadline_s")
+        deadline = None if deadline_s is None else {"deadline_ms": max(1, round(deadline_s * 1000))}
         said: dict[str, Any] = {
             "topic": self.topic,
             "priority": given.get("priority") or more.get("priority", "batch"),
@@ -88,7 +89,7 @@ class OnBus:
             "tenant_id": self.tenant,
             "context_ptr": self.context,
             "labels": _over(more, "labels", _pairs(self.label)),
-            "budget": _over(more, "budget", deadline_s and {"deadline_ms": max(1, round(deadline_s * 1000))}),
+            "budget": _over(more, "budget", deadline),
         }
         return more | {name: value for name, value in said.items() if value is not None}
 

@@ -157,8 +157,9 @@ def _widths(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) 
 
 
 def _text(cell: str | Text) -> Text:
-    """Plain text: what a job says in brackets is not our markup."""
-    return cell if isinstance(cell, Text) else Text(harmless(cell))
+    """Plain text: what a job says in brackets is not our markup. What would command a terminal loses its colours."""
+    words = harmless(str(cell))
+    return cell if isinstance(cell, Text) and cell.plain == words else Text(words)
 
 
 def harmless(text: str) -> str:

@@ -8,7 +8,6 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from trellis.engine.clock import Clock, sleep_or_stop
@@ -129,9 +128,9 @@ class Retention:
 
     async def _tell_who_is_behind(self) -> None:
         """Those that have not read what would be removed by now."""
-        before = await self.ledger.now() - timedelta(seconds=self.options.ended_s)
-        waiting = [seen for seen in await self.ledger.followers() if seen.waits]
-        behind = {seen.name: seen.unread_since for seen in waiting if seen.unread_since and seen.unread_since < before}
+        now, ended_s = await self.ledger.now(), self.options.ended_s
+        waiting = [(seen.name, seen.unread_since) for seen in await self.ledger.followers() if seen.waits]
+        behind = {name: since for name, since in waiting if since and (now - since).total_seconds() > ended_s}
         for name in sorted(behind.keys() - self._behind):
             _log.warning("kept_for_follower", follower=name, unread_since=str(behind[name]), remedy=LOOK_AT_FOLLOWERS)
         self._behind = frozenset(behind)

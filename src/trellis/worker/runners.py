@@ -144,8 +144,10 @@ class Runners:
                     held.task = asyncio.current_task()
                     handler = held.spec.handler
                     value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
+            except GeneratorExit:
+                raise
             # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
-            except (Exception, asyncio.CancelledError, SystemExit) as problem:  # noqa: BLE001
+            except BaseException as problem:  # noqa: BLE001
                 error = problem
                 _tell(span, problem)
         self._handler_ended(held, error)
@@ -168,8 +170,10 @@ class Runners:
             span.note({"trellis.jobs": len(batch)})
             try:
                 await first.spec.handler(items)
+            except GeneratorExit:
+                raise
             # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
-            except (Exception, asyncio.CancelledError, SystemExit) as problem:  # noqa: BLE001
+            except BaseException as problem:  # noqa: BLE001
                 error = problem
                 _tell(span, problem)
         for held, item in zip(batch, items, strict=True):

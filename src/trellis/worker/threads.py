@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
+from trellis.engine.text import words_of
+
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
@@ -62,6 +64,6 @@ def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
         future.set_result(value)
     elif isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
         # These mean something to the event loop; from a handler they are errors like any other.
-        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}: {error}"))
+        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}: {words_of(error)}"))
     else:
         future.set_exception(error)

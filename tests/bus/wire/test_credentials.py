@@ -5,7 +5,7 @@ import binascii
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,23 @@ async def test_a_file_that_is_replaced_counts_from_the_next_connection_on(tmp_pa
             file.write_text(new.seed)
             await until(lambda: bus.connected)
             await bus.publish(net.subject(), said(""), trace_id="t")
+
+
+@pytest.mark.requirement("BUS-10")
+async def test_a_file_that_is_away_when_a_connection_is_made_is_looked_for_again(
+    plain_server: NatsServer, tmp_path: Path
+):
+    seed, file = Key(USER).seed, tmp_path / "user.nk"
+    file.write_text(seed)
+    async with net_at(plain_server.url, creds_file=file) as net:
+        bus = await net.bus()
+        bus._connection.options = replace(bus._connection.options, reconnect_s=0.02)
+        file.unlink()  # as before the next one is put there
+        await bus._connection.client.close()
+        await until(lambda: "cannot be read" in bus._connection.error)
+        file.write_text(seed)
+        await until(lambda: bus.connected)
+        await bus.publish(net.subject(), said(""), trace_id="t")
 
 
 def mistyped(seed: str) -> str:

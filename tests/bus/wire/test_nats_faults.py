@@ -6,9 +6,12 @@ import gc
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import nats
 import pytest
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
 
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net, net_at, said, until
 from tests.servers.nats import LEFT_BEHIND, NatsServer, caught_up, running_nats
@@ -163,6 +166,34 @@ async def test_whatever_answers_at_its_address_a_bus_goes_on_trying(server: Nats
     finally:
         await stranger.close()
         gc.collect()
+
+
+async def test_a_client_that_does_not_come_to_the_end_of_its_closing_is_replaced(plain_server: NatsServer):
+    """The server throws it out while it has something to send: what it wanted to say then is not said, and nobody is called."""
+    async with net_at(plain_server.url) as net:
+        bus = await net.bus()
+        bus._connection.options = replace(bus._connection.options, reconnect_s=0.02)
+        client, link = bus._connection.client, link_of(bus)
+
+        async def lost() -> None:
+            raise ConnectionResetError("Connection lost")
+
+        client._transport.drain = lost
+        client._pending, client._pending_data_size = [b"PING\r\n"], 6
+        with pytest.raises(ConnectionResetError):
+            await client._close(Client.CLOSED, True)
+        await until(lambda: bus.connected and link_of(bus) is not link)
+        await bus.publish(net.subject(), said("!"), trace_id="t")
+        client._transport.close()
+
+
+async def test_a_client_whose_reconnecting_was_cancelled_has_given_up():
+    client: Any = Client()
+    client._reconnection_task = cancelled = asyncio.ensure_future(asyncio.Event().wait())
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    with pytest.raises(NatsError, match="it gave up"):
+        nats_connection._raise_if_given_up(client)
 
 
 async def test_a_bus_opened_before_its_server_listens_once_it_is_there(server: NatsServer):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -398,6 +399,24 @@ async def test_followers_say_since_when_something_waits_for_them(rig: Rig):
     assert (slow.unread_since - began).total_seconds() > 3000.0
     await rig.ledger.followed(following, await rig.ledger.feed_end(), lease_s=60.0)
     assert [seen.unread_since for seen in await rig.ledger.followers()] == [None, None]
+
+
+async def test_a_follower_that_has_read_all_of_a_full_page_is_not_behind(rig: Rig):
+    await rig.submit(3)
+    await rig.ledger.feed_end()
+    following = await _following(rig)
+    for limit in (2, 1):
+        (seen,) = await rig.ledger.followers()
+        assert seen.unread_since is not None
+        page = await rig.ledger.feed(following.position, limit=limit)
+        following = replace(following, position=page.position)
+        assert await rig.ledger.followed(following, page.position, lease_s=60.0)
+    (seen,) = await rig.ledger.followers()
+    assert seen.unread_since is None
+    await rig.submit(1)
+    await rig.ledger.feed_end()
+    (seen,) = await rig.ledger.followers()
+    assert seen.unread_since is not None
 
 
 async def _there(rig: Rig, jobs: list[JobId]) -> list[JobId]:

@@ -9,6 +9,7 @@ What the client library leaves open is settled here:
 """
 
 import asyncio
+import contextlib
 import itertools
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -232,7 +233,8 @@ class NatsConnection:
             except Exception as error:  # noqa: BLE001 - the library lets out whatever a server makes it stumble over
                 self._note(error)
             finally:
-                await client.close()
+                with contextlib.suppress(Exception):  # as one that never began to connect, or has something to send
+                    await client.close()
             await self._clock.sleep(self.options.reconnect_s)
 
     async def _use(self, client: Client, closed: asyncio.Event) -> None:
@@ -256,7 +258,8 @@ class NatsConnection:
             self._came_up(client)
 
         async def disconnected() -> None:
-            self._went_down()
+            if self.current is not None and self.current.client is client:  # and not of one that came after it
+                self._went_down()
 
         async def ended() -> None:
             closed.set()
@@ -316,12 +319,14 @@ class NatsConnection:
 
 
 def _raise_if_given_up(client: Client) -> None:
-    """The library's reconnecting ends without a word on whatever it did not expect of a server."""
+    """The library's reconnecting, and its closing, end without a word on whatever it did not expect of a server."""
     untyped: Any = client  # nothing public tells
     reconnecting: asyncio.Task[None] | None = untyped._reconnection_task  # noqa: SLF001
-    if reconnecting is not None and reconnecting.done() and not client.is_connected:
+    if client.is_connected or (reconnecting is not None and not reconnecting.done()):
+        return
+    if reconnecting is not None and not reconnecting.cancelled():
         reconnecting.result()
-        raise NatsError("it gave up")
+    raise client.last_error or NatsError("it gave up")
 
 
 async def subscribe(

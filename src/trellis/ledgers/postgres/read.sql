@@ -215,7 +215,8 @@ select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = 
 
 -- name: followers
 select f.name, a.name as actor, f.until, coalesce(p.waits, false) as waits,
-       (select n.at from feed n where p.name is not null and n.pos >= p.pos + (p.id = 9223372036854775807)::int order by n.pos limit 1) as unread_since
+       (select n.at from feed n where p.name is not null and n.pos >= p.pos and (n.pos > p.pos or (p.id < 9223372036854775807
+           and exists (select from event e where e.batch = n.batch and (e.id, e.version) > (p.id, p.version)))) order by n.pos limit 1) as unread_since
   from follower f join actor a on a.id = f.actor left join follower_place p on p.name = f.name order by f.name limit 1000
 
 -- name: histories

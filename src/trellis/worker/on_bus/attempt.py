@@ -128,7 +128,7 @@ class Attempt:
     @property
     def busy(self) -> bool:
         """Whether it takes a slot."""
-        return not self.waiting and not self.ended
+        return not self.waiting and (not self.ended or self.keeping)
 
     @property
     def should_stop(self) -> bool:
@@ -142,13 +142,22 @@ class Attempt:
             self.told.set()
 
     def cut(self, fate: Fate | None) -> None:
-        """Stop the handler from outside: what awaits is cancelled, a thread is only told, unless nobody waits for it any more."""
-        if self.ended or self.fate is not None:
+        """Stop the handler from outside: what awaits is cancelled, a thread is only told, unless nobody waits for it any more.
+
+        What it returned is stored on, unless the job is another's by now.
+        """
+        stores_for_nobody = self.keeping and fate is Fate.LOST
+        if self.fate is not None or (self.ended and not stores_for_nobody):
             return
         self.fate = fate
         self.told.set()
-        if self.handling is not None and (not self.in_thread or fate is Fate.GIVEN_BACK):
+        if self.handling is not None and (not self.in_thread or stores_for_nobody or fate is Fate.GIVEN_BACK):
             self.heard = True
+            self.handling.cancel()
+
+    def stop_keeping(self) -> None:
+        """The worker stops, and has no more time to store what was returned."""
+        if self.keeping and self.handling is not None:
             self.handling.cancel()
 
     def sign_of_life(self) -> JobProgress:

@@ -11,6 +11,7 @@ from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, PermanentError, TransientError, TrellisError, ValidationError
 from trellis.engine.logs import log_of
 from trellis.engine.retries import error_text
+from trellis.engine.text import words_of
 from trellis.worker.app import HandlerKind, JobSpec
 from trellis.worker.context import Context, Item
 from trellis.worker.held import Fate
@@ -77,8 +78,9 @@ class Calls:
         try:
             await (attempt.told.wait() if limit_s is None else within(self._clock, limit_s, attempt.told.wait()))
         except TimeoutError:
-            _log.warning("handler_timed_out", job_id=attempt.job_id, timeout_s=limit_s)
-            attempt.cut(Fate.TIMED_OUT)
+            if not attempt.ended:
+                _log.warning("handler_timed_out", job_id=attempt.job_id, timeout_s=limit_s)
+                attempt.cut(Fate.TIMED_OUT)
             return
         await self._clock.sleep(grace_s)
         attempt.cut(None)
@@ -101,13 +103,17 @@ class Calls:
             value = await self._called(attempt, spec, payload)
         except (SystemExit, KeyboardInterrupt) as error:
             # `sys.exit()` in a handler ends the handler only; in a task of its own it would end the worker.
-            raise RuntimeError(f"the handler raised {type(error).__name__}: {error}") from error
+            raise RuntimeError(f"the handler raised {type(error).__name__}: {words_of(error)}") from error
         attempt.ended = True
         if value is None or (attempt.cancel_wished and attempt.heard):
             return ""
         attempt.keeping = True
         try:
             return await self._kept(attempt, spec, value)
+        except asyncio.CancelledError:
+            if attempt.fate is not None or not self._stopping():
+                raise
+            raise ResultNotKept("the handler has returned, but the worker stopped before a store took it") from None
         finally:
             attempt.keeping = False
 

@@ -119,7 +119,7 @@ def check_introduction(option: str, words: Sequence[str]) -> None:
     """Raises OptionInvalid when a worker could never be heard, because it says too much of itself."""
     size = sum(len(word.encode()) + WORD_BYTES_BESIDE for word in words)
     if size > INTRODUCTION_BYTES_MAX:
-        expected = f"a worker can say at most {INTRODUCTION_BYTES_MAX} of itself; give it less, or share it between several workers"
+        expected = f"a worker can say at most {INTRODUCTION_BYTES_MAX} bytes of itself; give it less, or share it between several workers"
         raise OptionInvalid(option=option, value=f"{size} bytes", expected=expected)
 
 

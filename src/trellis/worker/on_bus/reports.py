@@ -134,7 +134,7 @@ class Reports:
         return Said.NOTHING
 
     def _heed(self, attempt: Attempt, said: Said, now: float) -> None:
-        if attempt.ended:
+        if attempt.ended and not attempt.keeping:
             return
         match said:
             case Said.YES:

@@ -109,8 +109,8 @@ class BusWorker:
 
     @property
     def running(self) -> int:
-        """Handlers under way."""
-        return sum(attempt.begun_at is not None and not attempt.ended for attempt in self.attempts.values())
+        """Handlers under way, and those that have returned and whose result is being stored."""
+        return sum(attempt.begun_at is not None and attempt.busy for attempt in self.attempts.values())
 
     @property
     def waiting(self) -> int:
@@ -146,9 +146,7 @@ class BusWorker:
             await listening.stop()
         not_begun = self._give_back_waiting()
         await self._until(
-            lambda: not any(one.busy or one.keeping for one in self.attempts.values()),
-            self.options.drain_s,
-            hurry or asyncio.Event(),
+            lambda: not any(one.busy for one in self.attempts.values()), self.options.drain_s, hurry or asyncio.Event()
         )
         cut_short = self._give_back_running()
         await self._until(lambda: not self._tasks, self.options.settle_s, asyncio.Event())
@@ -314,6 +312,8 @@ class BusWorker:
         running = [one for one in self.attempts.values() if one.begun_at is not None and not one.ended]
         for attempt in running:
             attempt.cut(Fate.GIVEN_BACK)
+        for attempt in self.attempts.values():
+            attempt.stop_keeping()  # that it is done is told: else its lease ends, and it is done again
         return len(running)
 
     async def _until(self, reached: Callable[[], bool], seconds: float, hurry: asyncio.Event) -> None:
