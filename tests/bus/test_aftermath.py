@@ -323,6 +323,20 @@ async def test_what_comes_below_an_ended_child_of_a_cancelled_job_is_cancelled_a
     ]
 
 
+@pytest.mark.requirement("BUS-7", "BUS-8")
+async def test_what_comes_below_a_job_whose_retry_a_cancel_took_away_is_cancelled(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        await rig.submit(job_id="g")
+        held = await parts.dispatched(job_id="p", parent_job_id="g")
+        await parts.result(held, "w1", Status.FAILED_RETRYABLE)
+        await parts.cancel("g")
+        await parts.follow_up()
+        await rig.submit(job_id="late", parent_job_id="p")
+        await parts.follow_up()
+        assert await parts.jobs() == {"g": "CANCELLED", "p": "FAILED", "late": "CANCELLED"}
+
+
 @pytest.mark.requirement("BUS-8")
 async def test_jobs_that_are_each_others_parents_are_cancelled_once(rig: Rig):
     parts = parts_of(rig)
@@ -401,6 +415,29 @@ async def test_whoever_cancels_many_children_stays_the_one_who_follows(rig: Rig,
     monkeypatch.setattr(rig.ledger, "cancel", slow)
     report = await parts.aftermath.run_once()
     assert (report.following, report.made) == (True, 20)
+
+
+@pytest.mark.requirement("BUS-7", "BUS-8")
+async def test_to_cancel_the_retry_of_a_job_the_children_of_that_job_are_not_read(
+    rig_of: Opens, monkeypatch: pytest.MonkeyPatch
+):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        await parts.result(await parts.dispatched(job_id="p"), "w1", Status.FAILED_RETRYABLE)
+        for number in range(20):
+            await parts.cancel(await rig.submit(job_id=f"c{number}", parent_job_id="p"))
+        await parts.follow_up()
+        await parts.cancel("p.r1")
+        await parts.aftermath.let_go()
+        parts, job, read = parts_of(rig, name="process-2"), rig.ledger.job, list[str]()
+
+        async def noting(job_id: JobId) -> Any:
+            read.append(job_id)
+            return await job(job_id)
+
+        monkeypatch.setattr(rig.ledger, "job", noting)
+        assert (await parts.aftermath.run_once()).events
+        assert set(read) == {"p", "p.r1"}
 
 
 @pytest.mark.requirement("BUS-7", "BUS-8")

@@ -107,6 +107,8 @@ def test_what_only_some_workers_may_have_does_not_go_to_whoever_listens_on_the_t
     placed = put(able, other, subjects=deaf, labels=wish)
     assert isinstance(placed, Unfit)
     assert "own subjects" in placed.reason
+    busy = seen("w3", labels={"kind": "gpu"}, load=4)
+    assert put(able, busy, other, subjects=deaf, labels=wish) == Stays(why=Why.FULL, all_do=False)
 
 
 @pytest.mark.requirement("BUS-3")

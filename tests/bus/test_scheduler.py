@@ -689,6 +689,30 @@ async def test_an_urgent_job_does_not_wait_until_a_slow_kernel_has_judged_all_th
     assert worker.jobs.index("late") < 60
 
 
+@pytest.mark.requirement("BUS-3", "BUS-4")
+async def test_a_topic_that_a_pass_had_no_time_for_is_looked_at_before_the_others_come_again(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    for number in range(60):
+        await rig.submit_many(5, f"job.nobody{number}")
+    job_id = await rig.submit()
+    while await rig.scheduler._validate():
+        pass
+
+    async def slow(request: JobRequest) -> Decision:
+        rig.clock.advance(0.2)
+        return decision(request)
+
+    rig.kernel.check = slow
+    passes = 0
+    while not worker.jobs:
+        await rig.scheduler.run_once()
+        await quiet()
+        await rig.advance(0.5)
+        passes += 1
+        assert passes <= 5, "16 topics are looked at in each"
+    assert worker.jobs == [job_id]
+
+
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-3")
 async def test_more_topics_without_workers_than_a_look_shows_do_not_hide_the_others(
@@ -709,6 +733,23 @@ async def test_more_topics_without_workers_than_a_look_shows_do_not_hide_the_oth
     assert worker.jobs == [job_id]
     said = await rig.said("j1", "job_deferred")
     assert (said["hold"], said["reason"]) == ("placement", "nobody listens on its topic")
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_jobs_of_more_topics_than_a_look_shows_wait_for_busy_workers_without_being_written_about(
+    rig_of: Opens, monkeypatch: pytest.MonkeyPatch
+):
+    for module in (scheduler, sqlite_reads, postgres_reads):
+        monkeypatch.setattr(module, "HEADS_MAX", 10)
+    async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
+        worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 1})
+        jobs = [await rig.submit(f"job.t{number}") for number in range(25)]
+        deferred = 0
+        for number in range(1, len(jobs) + 1):
+            deferred += (await rig.run()).did[Did.DEFERRED]
+            assert len(worker.jobs) == number
+            await worker.finish(worker.orders[-1])
+        assert (deferred, set(worker.jobs)) == (0, set(jobs))
 
 
 # --- several at once --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ hold named. Approved, the job is ready again and the kernel is asked once more b
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, cast
 
@@ -36,9 +36,9 @@ SCAN = 200
 ROUNDS_MAX = 50
 """How many times so many jobs one page of held ones looks at."""
 RESTING = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=Place.RESTING)
-READY = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=Place.READY)
+NOT_OUT = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED")
 OVER = "over:"
-"""Where a cursor goes on among jobs whose hold is over: they are ready, and older than a hold lasts."""
+"""Where a cursor goes on among jobs whose hold is over: they are ready or wait for their tenant, and are older than a hold lasts."""
 
 PEOPLE = frozenset({Role.OWNER, Role.CONTROL_PLANE})
 _DECIDED = frozenset({"job_held", "job_approved", "job_denied"})
@@ -154,7 +154,7 @@ def _last_word(events: Sequence[Event]) -> str:
 
 
 async def waiting(ledger: Ledger, *, limit: int, cursor: str | None = None) -> HeldPage:
-    """Jobs that wait for a person, newest first, and then those about which the kernel could not be asked again when their hold was over.
+    """Jobs that wait for a person, newest first, and then those about which the kernel was not asked again when their hold was over.
 
     Others rest beside them: a page may be short and still have a next one.
     """
@@ -178,22 +178,32 @@ async def _likely(ledger: Ledger, room: int, cursor: str | None) -> JobPage:
         page = await _scan(partial(ledger.jobs, RESTING, cursor=cursor), _rests_long, room)
         return JobPage(jobs=page.jobs, cursor=page.cursor or OVER)
     before = await ledger.now() - timedelta(seconds=HOLD_S)
-    look = partial(ledger.jobs, READY, cursor=cursor.removeprefix(OVER) or None, oldest_first=True)
-    page = await _scan(look, lambda job: job.created_at < before, room)
-    more = page.cursor is not None and len(page.jobs) > 0
-    return JobPage(jobs=page.jobs, cursor=f"{OVER}{page.cursor}" if more else None)
+    look = partial(ledger.jobs, NOT_OUT, cursor=cursor.removeprefix(OVER) or None, oldest_first=True)
+    page = await _scan(look, lambda job: _has_rested(job, before), room, goes_on=lambda last: last.created_at < before)
+    return JobPage(jobs=page.jobs, cursor=None if page.cursor is None else f"{OVER}{page.cursor}")
 
 
-async def _scan(look: Callable[..., Awaitable[JobPage]], fits: Callable[[Job], bool], room: int) -> JobPage:
+async def _scan(
+    look: Callable[..., Awaitable[JobPage]],
+    fits: Callable[[Job], bool],
+    room: int,
+    goes_on: Callable[[Job], bool] = lambda _: True,
+) -> JobPage:
     page = await look(limit=SCAN)
     if sum(map(fits, page.jobs)) > room:  # the cursor must not pass one that is not shown
         page = await look(limit=room)
-    return JobPage(jobs=tuple(filter(fits, page.jobs)), cursor=page.cursor)
+    more = page.cursor is not None and goes_on(page.jobs[-1])
+    return JobPage(jobs=tuple(filter(fits, page.jobs)), cursor=page.cursor if more else None)
 
 
 def _rests_long(job: Job) -> bool:
     """Whether it may wait for a person: nothing else has a job rest so long. Its events say whether it does."""
     return job.due_at is not None and (job.due_at - job.updated_at).total_seconds() > HOLD_S / 2
+
+
+def _has_rested(job: Job, before: datetime) -> bool:
+    """Whether a hold of it may be over: nothing has happened since, and more than that it was accepted and scheduled before."""
+    return job.updated_at <= before and job.version > 2
 
 
 def inbox_id(job_id: str) -> str:

@@ -23,6 +23,8 @@ SHAPES = {
 }
 """What a field must look like, for people."""
 ENTRIES_MAX = 1_000
+GIVEN_ENV_MAX = ENTRIES_MAX - 5
+"""Of an env from outside: its order says there whose job it is, how it begins, for how long, its trace and its constraints."""
 GIVEN_ID_CHARS_MAX = 160
 """Of an id from outside: its wire ids and the ids of its retries are longer, and must fit too."""
 RETRY_OF = "retry_of"
@@ -169,6 +171,11 @@ class JobRequest(_Shape):
             raise RequestInvalid(detail=_first(error)) from None
         if len(made.job_id) > GIVEN_ID_CHARS_MAX:
             raise RequestInvalid(detail=f"job_id: at most {GIVEN_ID_CHARS_MAX} characters; choose a shorter one")
+        for place, env in (("env", made.env), ("compensation/env", made.compensation.env if made.compensation else {})):
+            if len(env) > GIVEN_ENV_MAX:
+                raise RequestInvalid(
+                    detail=f"{place}: at most {GIVEN_ENV_MAX} entries; put the others into the payload"
+                )
         for place, topic in (("topic", made.topic), ("compensation/topic", _undo_topic(made))):
             if topic.startswith(NOT_TOPICS):
                 raise RequestInvalid(

@@ -10,13 +10,15 @@ from tests.bus.holding_parts import Held, parts_of
 from tests.bus.rig import TOPIC, Rig, decision
 from tests.bus.safety.policies import policy, rule
 from trellis.bus.approvals import decide, inbox_document, waiting
-from trellis.bus.requests import JobRequest
+from trellis.bus.errors import RequestInvalid
+from trellis.bus.requests import ENTRIES_MAX, GIVEN_ENV_MAX, JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.safety.policy import CONSTRAINTS_CHARS_MAX
 from trellis.bus.scheduling.approved import HOLD_S
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
+from trellis.engine.records import Place
 from trellis.lifecycles import Role
 from trellis.worker.requests import new_job
 
@@ -101,6 +103,22 @@ async def test_whatever_constraints_a_policy_may_have_a_job_goes_with_them(rig: 
     assert json.loads(order.request.env["TRELLIS_POLICY_CONSTRAINTS"]) == constraints
 
 
+@pytest.mark.requirement("BUS-4")
+async def test_an_env_that_leaves_no_room_for_what_an_order_says_is_refused_and_its_job_is_not_cancelled(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 5_000})
+    full = {f"n{number}": "x" for number in range(GIVEN_ENV_MAX)}
+    request = JobRequest.checked({"job_id": "a", "topic": TOPIC, "env": full})
+    await rig.put(request, trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    await rig.run()
+    assert worker.jobs == ["a"]
+    assert len(worker.orders[0].request.env) == ENTRIES_MAX
+    more = full | {"more": "x"}
+    for place, said in (("env", {"env": more}), ("compensation/env", {"compensation": {"env": more}})):
+        with pytest.raises(RequestInvalid, match=f": {place}: at most {GIVEN_ENV_MAX} entries"):
+            JobRequest.checked({"job_id": "b", "topic": TOPIC, **said})
+
+
 @pytest.mark.on_both
 @pytest.mark.requirement("D45")
 async def test_the_inbox_shows_a_job_whose_hold_is_over_while_nobody_can_be_asked_about_it(rig: Rig):
@@ -123,6 +141,49 @@ async def test_the_inbox_shows_a_job_whose_hold_is_over_while_nobody_can_be_aske
     rig.kernel.away = False
     await rig.run()
     assert {job.job_id for job, _ in (await waiting(rig.ledger, limit=9)).items} == {first, second, young}
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D45")
+async def test_the_inbox_shows_a_job_whose_hold_is_over_while_it_waits_for_its_tenant(rig_of: Opens):
+    async with rig_of(topics={TOPIC: {"lease_s": 3600.0}}, tenants={"acme": {"held_max": 1}}) as rig:
+        rig.kernel.says(Kind.REQUIRE_HUMAN)
+        worker = await rig.worker("w1", TOPIC)
+        mine = await rig.submit(tenant_id="acme", budget={"deadline_ms": 10**9})
+        await rig.run()
+        rig.kernel.says(Kind.ALLOW)
+        await rig.advance(HOLD_S - 60)
+        await worker.shake(TOPIC)
+        other = await rig.submit(tenant_id="acme")
+        await rig.run()
+        await rig.advance(120)
+        await rig.run()
+        assert (worker.jobs, (await rig.job(mine)).place) == ([other], Place.PARKED)
+        assert [job.job_id for job, _ in (await waiting(rig.ledger, limit=9)).items] == [mine]
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D45")
+async def test_the_inbox_does_not_read_all_that_waits_for_a_kernel_that_was_away_for_long(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    first = await rig.submit(budget={"deadline_ms": 10**9})
+    await rig.run()
+    rig.kernel.away = True
+    await rig.submit_many(20, budget={"deadline_ms": 10**9})
+    await rig.run()
+    await rig.advance(HOLD_S + 60)
+    events, read = rig.ledger.events, list[str]()
+
+    async def noting(job_id: JobId) -> Any:
+        read.append(job_id)
+        return await events(job_id)
+
+    monkeypatch.setattr(rig.ledger, "events", noting)
+    page = await waiting(rig.ledger, limit=5)
+    assert ([job.job_id for job, _ in page.items], page.cursor, read) == ([first], None, [first])
 
 
 @pytest.mark.requirement("BUS-4")

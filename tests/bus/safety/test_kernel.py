@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -106,7 +107,7 @@ async def test_half_of_a_policy_that_is_being_written_lets_nothing_go_although_i
 
 @pytest.mark.requirement("BUS-4")
 async def test_a_disk_that_hangs_takes_one_thread_however_many_ask(tmp_path: Path):
-    """Nobody reads a pipe before somebody writes."""
+    """Nobody reads a pipe before somebody writes, and nobody writes before somebody reads."""
     pipe = tmp_path / "policy.toml"
     os.mkfifo(pipe)
     kernel = FileKernel(pipe, monotonic=FakeClock().monotonic)
@@ -117,9 +118,8 @@ async def test_a_disk_that_hangs_takes_one_thread_however_many_ask(tmp_path: Pat
         with pytest.raises(asyncio.CancelledError):
             await asked
     taken = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
-    with pipe.open("r+b", buffering=0) as writer:
+    with pipe.open("wb", buffering=0) as writer:
         writer.write(ALLOW.encode())
-        write(pipe, ALLOW)
     assert (await kernel.check(request())).lets_go
     assert len(taken) == 1
 
@@ -284,19 +284,12 @@ async def test_a_kernel_that_is_not_there_or_hangs_is_unavailable_in_bounded_tim
         await gone.check(request())
     await gone.close()
 
-    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await forever.wait()
-        writer.close()
-
-    forever = asyncio.Event()
-    server = await asyncio.start_server(hang, "127.0.0.1", 0)
-    number = server.sockets[0].getsockname()[1]
-    slow = RemoteKernel(kernel_address(f"grpc://127.0.0.1:{number}"), monotonic=FakeClock().monotonic, timeout_s=0.2)
-    with pytest.raises(KernelUnavailable):
-        await slow.check(request())
-    await slow.close()
-    forever.set()
-    server.close()
+    with socket.create_server(("127.0.0.1", 0)) as hangs:  # it is connected to, and never says a word
+        address = kernel_address(f"grpc://127.0.0.1:{hangs.getsockname()[1]}")
+        slow = RemoteKernel(address, monotonic=FakeClock().monotonic, timeout_s=0.2)
+        with pytest.raises(KernelUnavailable):
+            await slow.check(request())
+        await slow.close()
 
 
 async def test_a_cancelled_question_says_nothing_about_the_kernel():
@@ -343,22 +336,50 @@ async def test_a_job_that_its_kernel_breaks_at_does_not_keep_others_from_being_a
         assert (await remote.check(request(job_id="good"))).lets_go
 
 
-async def test_an_answer_that_is_no_message_is_no_answer():
+@asynccontextmanager
+async def answering(**methods: Any) -> AsyncGenerator[RemoteKernel]:
+    """A server that knows these questions."""
     cap = cap_kernel.protocol()
-
-    async def noise(_: bytes, __: Any) -> bytes:
-        return b"\xff\xff\xff"
-
     server = cap.grpc.aio.server()
-    methods = {"Check": cap.grpc.unary_unary_rpc_method_handler(noise)}
-    server.add_generic_rpc_handlers((cap.grpc.method_handlers_generic_handler(cap_kernel.SERVICE, methods),))
+    handlers = {name: cap.grpc.unary_unary_rpc_method_handler(answer) for name, answer in methods.items()}
+    server.add_generic_rpc_handlers((cap.grpc.method_handlers_generic_handler(cap_kernel.SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     remote = RemoteKernel(kernel_address(f"grpc://127.0.0.1:{port}"), monotonic=FakeClock().monotonic, timeout_s=10)
-    with pytest.raises(KernelUnavailable, match="no PolicyCheckResponse"):
-        await remote.check(request())
-    await remote.close()
-    await server.stop(None)
+    try:
+        yield remote
+    finally:
+        await remote.close()
+        await server.stop(None)
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_a_server_that_knows_no_question_is_no_kernel_and_one_that_knows_one_is():
+    """Of the first, all jobs wait as they are; of the other, one that it breaks at has only itself wait."""
+
+    async def breaks(_: bytes, __: Any) -> bytes:
+        raise ValueError
+
+    async with answering() as remote:
+        for _ in range(FAILURES_MAX):
+            with pytest.raises(KernelUnavailable, match="UNIMPLEMENTED") as away:
+                await remote.check(request())
+            assert not isinstance(away.value, KernelRefuses)
+        with pytest.raises(KernelUnavailable, match="in a row"):
+            await remote.check(request())
+    async with answering(Check=breaks) as remote:
+        for _ in range(FAILURES_MAX + 1):
+            with pytest.raises(KernelRefuses, match="UNKNOWN"):
+                await remote.check(request())
+
+
+async def test_an_answer_that_is_no_message_is_no_answer():
+    async def noise(_: bytes, __: Any) -> bytes:
+        return b"\xff\xff\xff"
+
+    async with answering(Check=noise) as remote:
+        with pytest.raises(KernelUnavailable, match="no PolicyCheckResponse"):
+            await remote.check(request())
 
 
 # --- answers of other kernels --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from trellis.bus.documents import data_of
 from trellis.bus.ends.compensation import compensation_of
 from trellis.bus.ends.derived import submit_first
-from trellis.bus.ends.families import Families
+from trellis.bus.ends.families import RETRY_ID, Families
 from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.ends.publisher import ENDS
 from trellis.bus.ends.retrying import is_wanted, retry_of
@@ -212,7 +212,7 @@ class Aftermath:
             _log.error("tree_too_large", job_id=event.job_id, looked_at=len(seen))
 
     async def _is_retry(self, job_id: JobId) -> bool:
-        request = await self._families.request(job_id)
+        request = await self._families.request(job_id) if RETRY_ID.search(job_id) else None
         return request is not None and request.is_retry
 
     async def _not_after_cancel(self, event: Event, request: JobRequest) -> None:
@@ -235,7 +235,7 @@ class Aftermath:
             above = None if job is None else self._families.request_in(job)
             if job is None or above is None:
                 break
-            last = await self._families.standing(job, above, step_of="")
+            last = await self._families.standing(job, above, step_of=above.step_of)
             if last.job.state == CANCELLED:
                 return last.job.job_id
             if last.open:

@@ -30,8 +30,10 @@ _CHANNEL: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
 
-_IS_THERE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED"})
+_ABOUT_THE_QUESTION = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
 """Codes of a kernel that is there: one odd job must not keep it from being asked about the others."""
+_UNKNOWN_THERE = "UNIMPLEMENTED"
+"""A kernel need not know every question; whoever knows none of them is no kernel."""
 _IS_AWAY = "UNAVAILABLE"
 """Every other code may mean the kernel or the question: another question tells."""
 
@@ -141,15 +143,17 @@ class RemoteKernel:
             try:
                 answer, beside = await self._ask(method, question, self._cap.safety.PolicyCheckResponse)
             except KernelInDoubt as error:
-                if await self._is_there():
+                if await self._is_there(error):
                     raise KernelRefuses(**error.data) from None
                 raise
             return cap_kernel.decided(answer, beside, request)
 
-    async def _is_there(self) -> bool:
+    async def _is_there(self, doubt: KernelInDoubt) -> bool:
         """Whether it answers a question that is about no job."""
         try:
             await self._snapshots()
+        except KernelInDoubt as error:
+            return error.data.get("code") == _UNKNOWN_THERE != doubt.data.get("code")
         except KernelUnavailable as error:
             return isinstance(error, KernelRefuses)
         return True
@@ -178,8 +182,9 @@ class RemoteKernel:
         return answer, beside
 
     def _failure(self, code: str, detail: str) -> KernelUnavailable:
-        kind = KernelRefuses if code in _IS_THERE else KernelUnavailable if code == _IS_AWAY else KernelInDoubt
-        return kind(detail=f"{self.address.target} says {code}: {detail[:500]}")
+        about = KernelRefuses if code in _ABOUT_THE_QUESTION else KernelInDoubt
+        kind = KernelUnavailable if code == _IS_AWAY else about
+        return kind(detail=f"{self.address.target} says {code}: {detail[:500]}", code=code)
 
     def _connected(self) -> Any:
         if self._channel is None:

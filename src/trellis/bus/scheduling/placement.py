@@ -105,12 +105,18 @@ def place(
     chosen = _hearing(request, free, subjects)
     if chosen is None and len(fitting) == len(serving):
         return _own_subject(request.topic, subjects, subject_max)
-    return chosen or Unfit(reason=DEAF)
+    return chosen or _unheard(request, fitting, subjects)
 
 
-def _hearing(request: JobRequest, free: Sequence[Seen], subjects: Subjects) -> Placed | None:
+def _unheard(request: JobRequest, fitting: Sequence[Seen], subjects: Subjects) -> Stays | Unfit:
+    """Nobody who is free listens at its own subject; one that is busy may."""
+    heard = _hearing(request, fitting, subjects)
+    return Unfit(reason=DEAF) if heard is None else Stays(why=Why.FULL, all_do=False)
+
+
+def _hearing(request: JobRequest, workers: Sequence[Seen], subjects: Subjects) -> Placed | None:
     """The best of those that listen at their own subject. The others listen on the topic, if at all, and there with everybody who serves it."""
-    hearing = [seen for seen in free if not subjects.silent(direct_subject(seen.worker_id))]
+    hearing = [seen for seen in workers if not subjects.silent(direct_subject(seen.worker_id))]
     if not hearing:
         return None
     chosen = _best(request, hearing)

@@ -28,10 +28,10 @@ from trellis.bus.scheduling.approved import HOLD_S, approved
 from trellis.bus.scheduling.options import Did, Passed, SchedulerOptions
 from trellis.bus.scheduling.ordering import Never, NotYet, Turns
 from trellis.bus.scheduling.orders import Terms, order_of
-from trellis.bus.scheduling.placement import Placed, Stays, Unfit, place
+from trellis.bus.scheduling.placement import Placed, Stays, Unfit, Why, place
 from trellis.bus.scheduling.registry import Workers
 from trellis.bus.scheduling.tenants import TenantLimits
-from trellis.bus.scheduling.urgency import age_s, in_turn, urgent_first
+from trellis.bus.scheduling.urgency import age_s, in_lanes, in_turn, not_reached, side_by_side, urgent_first
 from trellis.bus.topics import Topics
 from trellis.bus.waking import Waking
 from trellis.engine import tracing
@@ -81,7 +81,7 @@ class _Room:
 
     turns: Turns
     crowded: bool
-    """There are more topics than one look shows: those of which nothing can go hide others."""
+    """There are more topics than one look shows: those that nobody serves hide others."""
     full: set[str] = field(default_factory=set[str])
     """Topics of which nothing more can go."""
     stuck: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
@@ -119,6 +119,8 @@ class Scheduler:
     _families: Families = field(init=False)
     _gone: Recent[str, int] = field(default_factory=lambda: Recent(LANES_MAX))
     """By lane: how many were handed out, for whose turn it is."""
+    _behind: frozenset[str] = frozenset()
+    """Lanes that passes had no time for since all were looked at: the next one begins with them."""
     _waking: Waking[Passed] = field(init=False)
     _kernel_away: bool = False
     _breaks: set[type[Exception]] = field(default_factory=set[type[Exception]])
@@ -198,18 +200,16 @@ class Scheduler:
             kernel_away = did[Did.UNASKED] >= UNASKED_MAX and set(outcomes) == {Did.UNASKED}
             if outcomes.count(Did.LOST) * 2 > len(outcomes):
                 waiting = self._elsewhere(waiting)  # another process is here: the two go on in different places
+        unseen = not_reached(heads, waiting, self._lane)
+        self._behind = (unseen & self._behind) or unseen
         await self._let_go(await room.turns.missed())
         self._say_kernel(away=did[Did.UNASKED] > 0)
         return Passed(did=did, bus_away=bus_away)
 
     def _in_order(self, jobs: Sequence[Job], now: datetime) -> list[Job]:
         """Lanes beside each other, each in its own order: jobs of different lanes do not compete for the same workers."""
-        lanes: dict[str, list[Job]] = {}
-        for job in jobs:
-            lanes.setdefault(self._lane(job.type), []).append(job)
-        ordered = [in_turn(lane, now, self._gone.get(name) or 0) for name, lane in lanes.items()]
-        longest = max(map(len, ordered), default=0)
-        return [lane[number] for number in range(longest) for lane in ordered if number < len(lane)]
+        lanes = in_lanes(jobs, self._lane, self._behind)
+        return side_by_side([in_turn(lane, now, self._gone.get(name) or 0) for name, lane in lanes.items()])
 
     def _elsewhere(self, jobs: Sequence[Job]) -> list[Job]:
         """The same jobs, beginning at a place of this process's own."""
@@ -299,7 +299,7 @@ class Scheduler:
             return False
         if placed.all_do:
             room.full.add(ready.job.type)
-            return not room.crowded
+            return placed.why is Why.FULL or not room.crowded  # what waits for busy workers goes on by itself
         kind = (ready.job.type, ready.job.priority)
         room.stuck[kind] += 1
         return room.stuck[kind] <= self.options.each // 2

@@ -4,7 +4,7 @@ Waiting counts like priority there: a batch job that has waited two minutes long
 priority alone, so that a long queue of old batch jobs does not stand before a critical one that has just come.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from trellis.engine.jobs import Priority
@@ -44,3 +44,27 @@ def urgent_first(newest: Sequence[Job], oldest: Sequence[Job], most: int) -> lis
     """The oldest, and before them so many of the newest that are more urgent than a batch: the most urgent first, each once."""
     urgent = sorted((job for job in newest if job.priority < Priority.BATCH), key=lambda job: job.priority)[:most]
     return list({job.job_id: job for job in (*urgent, *oldest)}.values())
+
+
+# --- lanes: jobs that compete for the same workers ---------------------------------------------------------------------
+
+
+def in_lanes(jobs: Sequence[Job], lane_of: Callable[[str], str], first: Collection[str]) -> dict[str, list[Job]]:
+    """The jobs of each lane, by its name; these lanes first."""
+    lanes: dict[str, list[Job]] = {}
+    for job in sorted(jobs, key=lambda job: lane_of(job.type) not in first) if first else jobs:
+        lanes.setdefault(lane_of(job.type), []).append(job)
+    return lanes
+
+
+def side_by_side(lanes: Sequence[Sequence[Job]]) -> list[Job]:
+    """The first job of each lane, then the second of each, and so on."""
+    longest = max(map(len, lanes), default=0)
+    return [lane[number] for number in range(longest) for lane in lanes if number < len(lane)]
+
+
+def not_reached(jobs: Sequence[Job], waiting: Sequence[Job], lane_of: Callable[[str], str]) -> frozenset[str]:
+    """Lanes of which all jobs are still waiting to be looked at."""
+    left = {job.job_id for job in waiting}
+    reached = {lane_of(job.type) for job in jobs if job.job_id not in left} if left else set[str]()
+    return frozenset(lane_of(job.type) for job in waiting) - reached
