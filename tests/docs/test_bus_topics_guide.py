@@ -23,8 +23,7 @@ CODES = (
 @pytest.mark.prove
 def test_the_guide_to_topics_does_what_it_says(tmp_path: Path):
     output = run(PAGE, tmp_path, {})
-    assert '"status": "SUCCEEDED"' in output
-    assert "failed: not yet" in output
+    assert output.count('"status": "SUCCEEDED"') == 2, "the first, and the retry of the second"
 
 
 def test_the_guide_has_every_option_and_every_code():
