@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from trellis.bus.documents import data_of
 from trellis.bus.ends.compensation import compensation_of
-from trellis.bus.ends.derived import submit_first
-from trellis.bus.ends.families import RETRY_ID, Families
+from trellis.bus.ends.derived import RETRY_ID, submit_first
+from trellis.bus.ends.families import Families
 from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.ends.publisher import ENDS
 from trellis.bus.ends.retrying import is_wanted, retry_of

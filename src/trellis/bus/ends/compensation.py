@@ -7,14 +7,14 @@ for the same tenant and principal as the step, and is asked about by the safety 
 import re
 from dataclasses import replace
 
-from trellis.bus.ends.derived import ids_after, is_whole
+from trellis.bus.ends.derived import RETRY_ID, ids_after, is_whole
 from trellis.bus.requests import COMPENSATES, OUR_LABELS, RETRY_OF, Compensation, JobMeta, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.records import Job
 
 SUFFIX = ".c"
-COMPENSATION_ID = re.compile(r"\.(c|r[0-9]+|q-[0-9a-f]+)$")
+COMPENSATION_ID = re.compile(rf"{re.escape(SUFFIX)}$|{RETRY_ID.pattern}")
 """How the ids of compensations end, and of what does them again; others may, too."""
 
 

@@ -1,6 +1,7 @@
 """Jobs that follow from other jobs: their ids say from which, and the same job follows however often it is made (BUS-7, D36)."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 
 from trellis.bus.errors import RequestInvalid
@@ -13,6 +14,8 @@ from trellis.engine.logs import log_of
 ID_CHARS_MAX = 180
 """Shorter than an id may be: the wire id of such a job must fit too."""
 DIGEST_CHARS = 16
+RETRY_ID = re.compile(r"\.(r[0-9]+|q-[0-9a-f]+)$")
+"""How the ids of jobs end that do another again; others may, too. Of many children only such are read."""
 
 _log = log_of("trellis.bus.ends.derived")
 

@@ -5,9 +5,9 @@ so a job that is to be done again has not come to its end, whether its retry is 
 happens when two operators ask at once, one that succeeded stands for it, else one that has not ended: so what has succeeded stays so.
 """
 
-import re
 from dataclasses import dataclass, field
 
+from trellis.bus.ends.derived import RETRY_ID
 from trellis.bus.ends.retrying import is_wanted, retry_of
 from trellis.bus.ends.standing import CANCELLED, DONE_AGAIN, SUCCEEDED, Standing
 from trellis.bus.ends.workflow import Remembered
@@ -26,9 +26,6 @@ CHILDREN_MAX = 100_000
 REMEMBERED_MAX = 20_000
 REMEMBERED_BYTES_MAX = 4_096
 """Larger requests are read each time."""
-
-RETRY_ID = re.compile(r"\.(r[0-9]+|q-[0-9a-f]+)$")
-"""How the ids of retries end; others may, too. Of many children only such are read."""
 
 _log = log_of("trellis.bus.ends.families")
 
