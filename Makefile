@@ -32,12 +32,13 @@ test: ## Run the default suite (ARGS='-k lease' narrows it)
 	$(bootstrap) dev
 	@$(pytest) -n $(TEST_WORKERS) $(ARGS)
 
-check: ## Format, lint, types, layers
+check: ## Format, lint, types, layers, locks for every platform
 	$(bootstrap) dev
 	@$(BIN)/ruff format --check --quiet . || { echo "Formatting differs: run make fmt" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
+	@$(PYTHON) tools/bootstrap.py check-locks
 
 fmt: ## Format and apply safe lint fixes
 	$(bootstrap) dev
