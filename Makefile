@@ -38,7 +38,7 @@ check: ## Format, lint, types, layers, locks for every platform
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
-	@$(PYTHON) tools/bootstrap.py check-locks
+	@$(BIN)/python tools/check_locks.py
 
 fmt: ## Format and apply safe lint fixes
 	$(bootstrap) dev

@@ -2,13 +2,12 @@
 
     python3 tools/bootstrap.py [run|dev|bench]    make or repair the environment up to that level
     python3 tools/bootstrap.py lock [--upgrade]   compile the requirement files again
-    python3 tools/bootstrap.py check-locks        refuse locks that some supported platform could not install
 
 What holds:
 - every file that is installed is named by hash in `requirements/`; no address is written anywhere, so the
   package index, its certificate and its proxy are the ones pip is set up with on this machine;
 - a lock names the files of every platform: it is compiled without its old output, because uv keeps the hashes that
-  it finds there, and `check-locks` resolves each level for each platform and Python and looks for the hashes;
+  it finds there, and `tools/check_locks.py` looks for the files of each platform and Python;
 - levels only rise: asking for `run` in a `bench` environment leaves it a `bench` environment;
 - a stamp over the locks, `pyproject.toml`, the interpreter and the checkout's place is written last, so an
   interrupted, moved or stale environment is repaired by the next call and a good one costs a few milliseconds.
@@ -24,11 +23,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,16 +35,6 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "trellis-stamp.json"
 LEVELS = ("run", "dev", "bench")
 PYTHON_MIN = (3, 11)
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-LINUX_AND_ARM_MAC = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
-INTEL_MAC = "x86_64-apple-darwin"
-# The tests' S3 server has no wheel for Intel Macs: there Trellis runs, and its suite does not.
-PLATFORMS = {
-    "run": (*LINUX_AND_ARM_MAC, INTEL_MAC),
-    "dev": LINUX_AND_ARM_MAC,
-    "bench": LINUX_AND_ARM_MAC,
-    "boot": (*LINUX_AND_ARM_MAC, INTEL_MAC),
-}
 APT_LINE = "sudo apt-get install -y python3 python3-pip python3-venv"
 
 # pip setting -> the variable by which uv takes the same thing.
@@ -77,11 +63,8 @@ def main(arguments: list[str]) -> int:
         with one_at_a_time():
             lock(uv(), upgrade="--upgrade" in arguments)
         return 0
-    if command == "check-locks":
-        with one_at_a_time():
-            return check_locks(uv())
     if command not in LEVELS:
-        print(f"unknown level {command!r}; choose one of {', '.join(LEVELS)}, lock or check-locks", file=sys.stderr)
+        print(f"unknown level {command!r}; choose one of {', '.join(LEVELS)} or lock", file=sys.stderr)
         return 2
     if not is_ready(command):
         with one_at_a_time():
@@ -242,61 +225,6 @@ def pins(lockfile: Path) -> str:
     """The versions of a lock without their hashes."""
     lines = lockfile.read_text().splitlines() if lockfile.is_file() else []
     return "".join(line.rstrip("\\ ") + "\n" for line in lines if line and not line.startswith((" ", "#")))
-
-
-def hashes(lockfile: Path) -> dict[str, set[str]]:
-    """Package -> the hashes that the lock accepts for it; both versions' where the platform decides the version."""
-    accepted: dict[str, set[str]] = {}
-    name = ""
-    for line in lockfile.read_text().splitlines():
-        if line and not line.startswith((" ", "#")):
-            name = line.partition("==")[0].partition("[")[0]
-        if "--hash=" in line:
-            accepted.setdefault(name, set()).add(line.partition("--hash=sha256:")[2].rstrip("\\ "))
-    return accepted
-
-
-def check_locks(tool: Path) -> int:
-    """Refuse a lock that does not name a ready-built file of each package for each platform and Python.
-
-    What was found good is remembered in `.dev`, so the index is asked only after a lock changed.
-    """
-    lockfiles = [REQUIREMENTS / f"{level}.txt" for level in PLATFORMS]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (*lockfiles, Path(__file__)))).hexdigest()
-    stamp = DEV / "locks-checked"
-    if stamp.is_file() and stamp.read_text() == digest:
-        return 0
-    cases = [
-        (level, platform, python) for level, names in PLATFORMS.items() for platform, python in product(names, PYTHONS)
-    ]
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        missing = [line for found in pool.map(lambda case: not_installable(tool, *case), cases) for line in found]
-    for line in missing:
-        print(line, file=sys.stderr)
-    if missing:
-        print("These locks cannot be installed everywhere: run make lock, or pin a version that can", file=sys.stderr)
-        return 1
-    stamp.write_text(digest)
-    return 0
-
-
-def not_installable(tool: Path, level: str, platform: str, python: str) -> list[str]:
-    import tomllib  # an older python3 must get as far as being told that it is too old
-
-    lockfile = REQUIREMENTS / f"{level}.txt"
-    accepted = hashes(lockfile)
-    with tempfile.TemporaryDirectory() as scratch:
-        resolved = Path(scratch) / "pylock.toml"
-        options = ["--quiet", "--format", "pylock.toml", "--no-deps", "--no-header", "-o", resolved]
-        run([tool, "pip", "compile", *options, "--python-platform", platform, "--python-version", python, lockfile])
-        packages = tomllib.loads(resolved.read_text())["packages"]
-    return [
-        f"requirements/{level}.txt: {package['name']} {package['version']} has no locked wheel for {platform}, Python {python}"
-        for package in packages
-        if not any(
-            wheel["hashes"]["sha256"] in accepted.get(package["name"], ()) for wheel in package.get("wheels", ())
-        )
-    ]
 
 
 # -- the machine -------------------------------------------------------------------------------------------------
