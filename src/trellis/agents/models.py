@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trellis.agents.runtime_errors import ModelSettingInvalid, ModelUnknown
+from trellis.engine.extras import Extra, extra_needed
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -72,12 +73,10 @@ def _opened(name: str, options: ModelOptions) -> "tuple[Model, AsyncOpenAI | Non
 
 
 def _openai(name: str, model: str, options: ModelOptions) -> "tuple[Model, AsyncOpenAI]":
-    try:
+    with extra_needed(Extra.OPENAI, f"The model {name}"):
         from openai import AsyncOpenAI
         from pydantic_ai.models.openai import OpenAIChatModel
         from pydantic_ai.providers.openai import OpenAIProvider
-    except ImportError as error:
-        raise ModelSettingInvalid(model=name, detail=f"the package {error.name} is not installed") from error
     # The step tries again (D7); a second layer of retries would multiply the first.
     client = AsyncOpenAI(base_url=options.base_url, api_key=options.key, max_retries=0, timeout=REQUEST_TIMEOUT_S)
     return OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client)), client

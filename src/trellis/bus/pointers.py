@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trellis.bus.errors import PointerGone, PointerInvalid, PointerTooLarge, PointerUnavailable, PointerUnknown
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
+from trellis.engine.extras import Extra, extra_needed
 from trellis.storage.keys import checked_key
 from trellis.storage.objects import KeyInvalid, ObjectStore, ObjectTooLarge
 
@@ -263,11 +264,8 @@ def make_pointers(objects: ObjectStore | None, redis_url: str | None) -> Pointer
 
 def _redis(url: str) -> "Redis":
     """A server that is asked when it is needed: one that is down now may be up then."""
-    try:
+    with extra_needed(Extra.BUS, "A pointer store on Redis"):
         from redis.asyncio import Redis
-    except ImportError as error:
-        detail = "Redis needs the extra: pip install 'trellis-engine[bus]'"
-        raise SettingsInvalid(source="redis", detail=detail) from error
     try:
         return Redis.from_url(  # pyright: ignore[reportUnknownMemberType] - typed for every kind of answer
             url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, decode_responses=False

@@ -9,6 +9,7 @@ from trellis.bus.safety.policy import read_policy_file
 from trellis.bus.safety.remote import is_kernel_address
 from trellis.cli.problems import without_password
 from trellis.engine.errors import TrellisError
+from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.records import Finding, Severity
 from trellis.fleet import config_file, is_embedded, kernel_of, topics_of
 from trellis.operations.doctor import error_finding
@@ -67,10 +68,8 @@ async def _policy(settings: Settings, url: str) -> Finding:
 
 async def _server(settings: Settings) -> Finding:
     try:
-        from trellis.bus.wire.connection import NatsConnection, NatsOptions, servers_of
-    except ImportError:
-        return error_finding("bus", "NATS needs more packages", "pip install 'trellis-engine[bus]'")
-    try:
+        with extra_needed(Extra.BUS, "A bus on NATS"):
+            from trellis.bus.wire.connection import NatsConnection, NatsOptions, servers_of
         options = NatsOptions(
             servers=servers_of(settings.bus),
             name="trellis-doctor",

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from opentelemetry import trace
 
 from trellis.cli.logs import LOGGER
-from trellis.engine.errors import SettingsInvalid
+from trellis.engine.errors import ExtraMissing, SettingsInvalid
+from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.logs import log_of
 from trellis.wiring import process_name
 
@@ -27,12 +28,13 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> None:
     if not _is_asked_for(environment) or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        _log.warning("tracing_off", reason="the SDK is not installed; pip install 'trellis-engine[otel]'")
+        with extra_needed(Extra.OTEL, "Tracing"):
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ExtraMissing as error:
+        _log.warning("tracing_off", reason=str(error))
         return
     try:
         provider = TracerProvider(resource=Resource.create(_about(environment)))

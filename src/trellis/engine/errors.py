@@ -9,6 +9,7 @@ TrellisError
 │   ├── ResultInvalid
 │   ├── OptionInvalid
 │   ├── SettingsInvalid
+│   │   └── ExtraMissing
 │   ├── JobNotFound
 │   ├── HistoryBroken
 │   └── IdempotencyMismatch
@@ -88,6 +89,10 @@ class OptionInvalid(InputError):
 
 class SettingsInvalid(InputError):
     """{source}: {detail}"""
+
+
+class ExtraMissing(SettingsInvalid):
+    """{feature} needs packages that are not installed ({package}): pip install 'trellis-engine[{extra}]'"""
 
 
 class JobNotFound(InputError):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trellis.engine.errors import LedgerUrlInvalid
+from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.ledger import Ledger
 
 _POSTGRES = ("postgresql://", "postgres://")
@@ -18,7 +19,8 @@ async def open_ledger(url: str, *, clock: Callable[[], float] = time.time, **opt
 
         return await SqliteLedger.open(url, clock=clock)
     if url.startswith(_POSTGRES):
-        from trellis.ledgers.postgres.ledger import PostgresLedger
+        with extra_needed(Extra.POSTGRES, "A ledger on PostgreSQL"):
+            from trellis.ledgers.postgres.ledger import PostgresLedger
 
         return await PostgresLedger.open(url, **options)
     raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
@@ -32,7 +34,8 @@ async def migrate(url: str, **options: Any) -> None:
 
         await asyncio.get_running_loop().run_in_executor(None, migrate_sqlite, parse_url(url))
     elif url.startswith(_POSTGRES):
-        from trellis.ledgers.postgres.migrate import migrate as migrate_postgres
+        with extra_needed(Extra.POSTGRES, "A ledger on PostgreSQL"):
+            from trellis.ledgers.postgres.migrate import migrate as migrate_postgres
 
         await migrate_postgres(url, **options)
     else:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from trellis.engine.extras import Extra, extra_needed
 from trellis.storage.address import S3Credentials, read_address
 from trellis.storage.local import LocalObjects
 from trellis.storage.objects import OBJECT_BYTES_MAX, ObjectStore, StoreRefused, StoreUnavailable
@@ -35,10 +36,8 @@ async def open_objects(
     """
     address = read_address(url)
     if not isinstance(address, Path):
-        try:
+        with extra_needed(Extra.S3, "An object store on S3"):
             from trellis.storage.s3 import S3Objects
-        except ImportError as error:
-            raise StoreRefused(verb="open", key=url, reason="S3 needs the package obstore; install it") from error
         return S3Objects(
             address, credentials=credentials, new_name=new_name, timeout_s=timeout_s, object_bytes_max=object_bytes_max
         )

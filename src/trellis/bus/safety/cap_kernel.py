@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import pydantic
 
-from trellis.bus.errors import BusConfigInvalid, RequestInvalid
+from trellis.bus.errors import RequestInvalid
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
 from trellis.bus.safety.errors import KernelRefuses
 from trellis.bus.safety.policy import DELAY_S_DEFAULT, DELAY_S_MAX, Constraints
+from trellis.engine.extras import Extra, extra_needed
 
 SERVICE = "cordum.agent.v1.SafetyKernel"
 HASH_METADATA = "trellis-job-hash"
@@ -70,16 +71,13 @@ class Protocol:
 
 
 def protocol() -> Protocol:
-    """Load them; raises BusConfigInvalid when they are not installed."""
-    try:
+    """Load them; raises ExtraMissing when they are not installed."""
+    with extra_needed(Extra.BUS, "A safety kernel in another process"):
         return Protocol(
             import_module("grpc"),
             import_module("cap.pb.cordum.agent.v1.safety_pb2"),
             import_module("cap.pb.cordum.agent.v1.job_pb2"),
         )
-    except ImportError as error:
-        missing = f"a safety kernel in another process needs {error.name}; install trellis-engine[bus]"
-        raise BusConfigInvalid(file="policy", detail=missing) from None
 
 
 def to_bytes(message: Any) -> bytes:

@@ -35,7 +35,7 @@ from trellis.bus.messages import (
 )
 from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, JobRequest
 from trellis.bus.wire.signing import Keys
-from trellis.engine.errors import SettingsInvalid
+from trellis.engine.extras import Extra, extra_needed
 
 PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
@@ -395,9 +395,5 @@ def _decode_error() -> type[Exception]:
 
 @cache
 def _module(name: str) -> ModuleType:
-    try:
+    with extra_needed(Extra.BUS, "CAP over NATS"):
         return importlib.import_module(name)
-    except ImportError as error:
-        raise SettingsInvalid(
-            source="bus", detail="CAP over NATS needs more packages: pip install 'trellis-engine[bus]'"
-        ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trellis.bus.wire.local import URL as LOCAL
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.clock import Clock
-from trellis.engine.errors import SettingsInvalid
+from trellis.engine.extras import Extra, extra_needed
 
 if TYPE_CHECKING:
     from trellis.bus.wire.nats import NatsBus
@@ -41,15 +41,11 @@ async def open_bus(
     """The bus. One that does not answer yet is opened all the same and connects when it can; raises SettingsInvalid."""
     if options.url == LOCAL:
         return LocalBus(options.sender_id, clock=clock, now=now)
-    try:
+    with extra_needed(Extra.BUS, "A bus on NATS"):
         from trellis.bus.wire.cap import load
         from trellis.bus.wire.connection import NatsConnection, NatsOptions, servers_of
         from trellis.bus.wire.nats import NatsBus
         from trellis.bus.wire.signing import read_keys
-    except ImportError as error:
-        raise SettingsInvalid(
-            source="bus", detail="NATS needs more packages: pip install 'trellis-engine[bus]'"
-        ) from error
     load()
     keys = read_keys(
         sender_id=options.sender_id,

@@ -1,0 +1,116 @@
+"""The wheel, installed by a stranger: outside the checkout, without any extra."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tools import bootstrap
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTALL_S = 300
+COMMAND_S = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Installation:
+    """A virtual environment that holds the wheel and what the wheel itself asks for."""
+
+    bin: Path
+
+    def environment(self, **settings: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRELLIS_", "PYTHON"))}
+        return kept | {"PATH": f"{self.bin}{os.pathsep}{kept['PATH']}"} | settings
+
+    def trellis(self, *arguments: str, cwd: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [self.bin / "trellis", *arguments],
+            cwd=cwd,
+            env=self.environment(**settings),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=INSTALL_S)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """Installed by uv, which has most files in its cache; the long proof does it with pip."""
+    place, tool = tmp_path_factory.mktemp("environment") / "venv", bootstrap.uv()
+    install = ["pip", "install", "--quiet", "--python", place / "bin" / "python", wheel]
+    for arguments in (["venv", "--quiet", "--python", sys.executable, place], install):
+        subprocess.run([tool, *arguments], env=bootstrap.uv_environment(), check=True, timeout=INSTALL_S)
+    return Installation(bin=place / "bin")
+
+
+def test_the_wheel_serves_the_demo_outside_the_checkout(installation: Installation, tmp_path: Path) -> None:
+    serves_the_demo(installation, tmp_path)
+
+
+@pytest.mark.prove
+def test_plain_pip_installs_what_serves_the_demo(wheel: Path, tmp_path: Path) -> None:
+    place = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=INSTALL_S)
+    subprocess.run([place / "bin" / "pip", "install", "--quiet", wheel], check=True, timeout=INSTALL_S)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    serves_the_demo(Installation(bin=place / "bin"), folder)
+
+
+def serves_the_demo(installation: Installation, folder: Path) -> None:
+    """`up --demo` in an empty folder, one run of an agent beside it, and an orderly end."""
+    command = [installation.bin / "trellis", "up", "--demo", "--port", str(free_port())]
+    with subprocess.Popen(
+        command, cwd=folder, env=installation.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            lines: list[str] = []
+            while not lines or "stops" not in lines[-1]:
+                lines.append(server.stdout.readline())
+                assert lines[-1], f"it ended: {''.join(lines)}"
+            ran = installation.trellis("run", "archivist-violin", "--watch", cwd=folder)
+            assert ran.returncode == 0, ran.stderr
+            proposals = installation.trellis("proposals", "--json", cwd=folder)
+            assert '"job_id"' in proposals.stdout, proposals.stderr
+        finally:
+            server.send_signal(signal.SIGTERM)
+            rest, _ = server.communicate(timeout=COMMAND_S)
+    assert server.returncode == 0, rest
+
+
+MISSING = {
+    "postgres": (("migrate", "--ledger", "postgresql://127.0.0.1:1/nobody"), {}),
+    "s3": (("up", "--port", "0"), {"TRELLIS_OBJECTS": "s3://bucket?endpoint=http://127.0.0.1:1"}),
+    "bus": (("up", "--port", "0"), {"TRELLIS_BUS": "nats://127.0.0.1:1"}),
+}
+
+
+@pytest.mark.parametrize("extra", MISSING)
+def test_a_command_that_needs_an_extra_names_it(extra: str, installation: Installation, tmp_path: Path) -> None:
+    arguments, settings = MISSING[extra]
+    refused = installation.trellis(*arguments, cwd=tmp_path, **settings)
+    assert refused.returncode == 2, refused.stderr
+    assert f"pip install 'trellis-engine[{extra}]'" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
