@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from trellis.agents.annotations import read_annotations
+from trellis.agents.definition import ContextOptions
+from trellis.agents.sources import read_sources
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, Lease, RequestId
 from trellis.lifecycles import Role
@@ -18,6 +21,7 @@ from trellis.runs.documents import sha256
 from trellis.runs.errors import TargetRefused
 from trellis.runs.proposals import Draft, Proposal
 from trellis.runs.targets import checked_target
+from trellis.storage.documents import timestamp
 from trellis.storage.memory import MemoryRepository, ReadMode, open_memory
 from trellis.storage.objects import ObjectStore, Refused, Stored, When
 from trellis.storage.open import open_objects
@@ -118,6 +122,59 @@ async def test_a_file_that_changed_meanwhile_is_a_conflict_and_stays(workshop: W
     assert document["status"] == "failed"
     assert document["apply_result"]["error"].startswith("conflict: ")
     assert await workshop.body(NOTE) == b"# Bows, rewritten\n"
+
+
+ANNOTATION = f"agents/{SLUG}/annotations/sources/bows.md/{{}}.json"
+
+
+@pytest.mark.requirement("D63")
+@pytest.mark.parametrize("action, kind", [("propose-comment", "comment"), ("propose-tag", "tag")])
+@pytest.mark.parametrize("change", ["append", "replace", "create"])
+async def test_an_approved_comment_stands_beside_its_source_and_not_in_it(
+    workshop: Workshop, action: str, kind: str, change: str
+):
+    await workshop.objects.put(NOTE, BEFORE)
+    proposal = await workshop.approved(action, "sources/bows.md", edit("88, not 94", change), sha256(BEFORE))
+    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.body(NOTE) == BEFORE
+    key = ANNOTATION.format(proposal.id)
+    decided = (await workshop.stand.ledger.events(proposal.id))[1]
+    assert json.loads(await workshop.body(key) or b"") == {
+        "kind": kind,
+        "target": "sources/bows.md",
+        "target_sha256": sha256(BEFORE),
+        "text": "88, not 94",
+        "author": f"agent:{SLUG}",
+        "approved_by": "anna",
+        "approved_at": timestamp(decided.ts),
+        "proposal_id": proposal.id,
+        "run_id": RUN,
+    }
+    assert (await workshop.document(proposal.id))["apply_result"]["object_key"] == key
+    assert [one.text for one in await read_annotations(workshop.objects, SLUG)] == ["88, not 94"]
+    sources = await read_sources(workshop.objects, SLUG, ContextOptions())
+    assert [(one.ref, one.text) for one in sources.items] == [("sources/bows.md", BEFORE.decode())]
+
+
+@pytest.mark.requirement("D63", "D22")
+async def test_a_comment_on_a_source_that_changed_meanwhile_is_a_conflict(workshop: Workshop):
+    await workshop.objects.put(NOTE, b"# Bows, rewritten\n")
+    proposal = await workshop.approved("propose-comment", "sources/bows.md", edit("no"), sha256(BEFORE))
+    assert await workshop.engine().run_once() == Pass(failed=1)
+    assert (await workshop.document(proposal.id))["apply_result"]["error"].startswith("conflict: ")
+    assert await workshop.body(ANNOTATION.format(proposal.id)) is None
+
+
+@pytest.mark.requirement("D63")
+async def test_an_engine_that_died_after_storing_a_comment_leaves_one_annotation(workshop: Workshop):
+    await workshop.objects.put(NOTE, BEFORE)
+    proposal = await workshop.approved("propose-comment", "sources/bows.md", edit("twice"), sha256(BEFORE))
+    body = json.loads(proposal.body)
+    first = await workshop.engine("dies")._annotate(proposal.id, body)
+    await workshop.objects.put(NOTE, b"# Bows, rewritten after the comment was stored\n")
+    assert await workshop.engine().run_once() == Pass(applied=1)
+    page = await workshop.objects.list(f"agents/{SLUG}/annotations/")
+    assert [one.key for one in page.items] == [first["object_key"]]
 
 
 @pytest.mark.requirement("D22")

@@ -165,9 +165,30 @@ async def test_what_a_person_approves_is_applied_and_nothing_else_is(garden: Gar
         pass
     document = await garden.document(ids.proposal_key(VIOLIN, chosen["id"]))
     assert document["status"] == "applied", document["apply_result"]
-    assert chosen["content"]["change"]["text"].strip() in await garden.text(document["apply_result"]["object_key"])
+    stored = json.loads(await garden.text(document["apply_result"]["object_key"]))
+    assert (stored["text"], stored["approved_by"]) == (chosen["content"]["change"]["text"], "anna")
     for other in others:
         assert (await garden.document(ids.proposal_key(VIOLIN, other["id"])))["status"] == "pending"
+
+
+@pytest.mark.requirement("D63")
+async def test_an_approved_comment_on_a_disagreement_leaves_the_disagreement_in_the_evidence(garden: Garden):
+    run_id, _ = await garden.run(VIOLIN)
+    first = await garden.document(ids.output_key(VIOLIN, run_id))
+    comment, *_ = [body for body in first["proposals"] if body["action"] == "propose-comment"]
+    owner = Actor(role=Role.OWNER, name="anna")
+    await proposals.decide(
+        garden.stand.ledger, owner, comment["id"], approve=True, note=None, request_id=RequestId("yes")
+    )
+    await garden.engine.run_once()
+    again, _ = await garden.run(VIOLIN)
+    loaded = [(await garden.document(ids.step_key(VIOLIN, run, 1)))["result"] for run in (run_id, again)]
+    assert loaded[1]["sources"] == loaded[0]["sources"]
+    assert [one["proposal_id"] for one in loaded[1]["annotations"]] == [comment["id"]]
+    second = await garden.document(ids.output_key(VIOLIN, again))
+    assert comment["content"]["change"]["text"] not in [
+        body["content"]["change"]["text"] for body in second["proposals"] if body["action"] == "propose-comment"
+    ]
 
 
 @pytest.mark.requirement("RUN-7", "PIPE-12")

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trellis.agents.annotations import Annotation
 from trellis.agents.sources import Source
 from trellis.nlm.provider import Answer, Question
 from trellis.storage.memory.layout import DeepPart, ReadMode
@@ -48,6 +49,8 @@ class AgentContext:
 
     run_id: str
     sources: tuple[Source, ...]
+    annotations: tuple[Annotation, ...] = ()
+    """What people let stand beside the sources: shown to the agent, never evidence."""
     memory: Mapping[str, str] = field(default_factory=dict[str, str])
     """Layer 1 by file, in the mode of the definition."""
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])

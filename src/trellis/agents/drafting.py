@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from trellis.agents.annotations import KINDS, Annotation
 from trellis.agents.definition import SafeOutput, Tool
 from trellis.agents.output import Change, Draft, Refusal, RefusalCode
 from trellis.engine.text import is_storable
@@ -81,6 +82,7 @@ class Desktop:
     memory: Mapping[str, str]
     drafts: Sequence[Draft]
     proposals_max: int
+    annotations: Sequence[Annotation] = ()
 
 
 class _No(Exception):
@@ -137,6 +139,10 @@ def _draft(given: Mapping[str, Any], desktop: Desktop) -> Draft:
     same = [(one.action, one.target, one.change, one.text, one.loop_id) for one in desktop.drafts]
     if (draft.action, draft.target, draft.change, draft.text, draft.loop_id) in same:
         raise _No(RefusalCode.DUPLICATE, "the same proposal was made in this run already")
+    if any(
+        (KINDS.get(action), draft.target, draft.text) == (one.kind, one.target, one.text) for one in desktop.annotations
+    ):
+        raise _No(RefusalCode.DUPLICATE, "the same annotation stands beside that source already")
     if len(desktop.drafts) >= desktop.proposals_max:
         raise _No(RefusalCode.TOO_MANY, f"a run makes at most {desktop.proposals_max} proposals; finish now")
     return draft

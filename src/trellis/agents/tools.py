@@ -10,7 +10,7 @@ What holds:
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar, cast
 
 from trellis.agents import drafting
@@ -170,7 +170,9 @@ class Toolbox:
     async def _read_context(self, args: Mapping[str, Any]) -> _Done:
         refs = self._refs(args.get("refs"))
         texts = [{"ref": ref, "text": self._sources[ref].text} for ref in refs]
-        return _Done(reply={"note": DATA_NOTE, "sources": texts}, read=refs)
+        beside = [asdict(one) for one in self._context.annotations if one.target in refs]
+        reply = {"note": DATA_NOTE, "sources": texts} | ({"annotations": beside} if beside else {})
+        return _Done(reply=reply, read=refs)
 
     async def _read_memory(self, args: Mapping[str, Any]) -> _Done:
         mode = _choice(args.get("mode"), ReadMode, ReadMode.BASIC, "mode")
@@ -217,6 +219,7 @@ class Toolbox:
             safe_outputs=self._definition.safe_outputs,
             sources=tuple(self._sources.values()),
             read=tuple(self._read.values()),
+            annotations=self._context.annotations,
             memory=self._memory,
             drafts=self.drafts,
             proposals_max=self._limits.proposals_max,

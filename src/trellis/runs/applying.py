@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from trellis.agents import annotations
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError, TrellisError
@@ -181,6 +182,8 @@ class ApplyEngine:
     async def _do(self, lease: Lease, body: Mapping[str, Any]) -> dict[str, Any]:
         if body["action"] == proposals.MEMORY_UPDATE:
             return await self._update_memory(lease.job_id, body)
+        if body["action"] in annotations.KINDS:
+            return await self._annotate(lease.job_id, dict(body))
         return await self._change_file(lease, file_change(body["agent_slug"], body), body["target_hash"])
 
     # --- memory ------------------------------------------------------------------------------------------------------
@@ -208,6 +211,23 @@ class ApplyEngine:
                 raise ApplyRefused(
                     reason=f"conflict: the memory was at version {expected} when this was proposed and is at {current} now"
                 )
+
+    # --- annotations -------------------------------------------------------------------------------------------------
+
+    async def _annotate(self, proposal: JobId, body: dict[str, Any]) -> dict[str, Any]:
+        """Store a comment or a tag beside the text that it is about. Trying again stores the same bytes."""
+        change = file_change(body["agent_slug"], body)
+        decision = _decision(await self.ledger.events(proposal))
+        annotation = annotations.annotation_of(body, approved_by=decision.actor, approved_at=decision.ts)
+        key, bytes_ = annotations.annotation_key(body["agent_slug"], annotation), annotation.to_bytes()
+        if not await self._shows(key, bytes_):
+            about = await self.objects.get(change.key)
+            if about is None or _digest(about.body) != body["target_hash"]:
+                raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
+            stored = await self.objects.put(key, bytes_, when=CREATE)
+            if not isinstance(stored, Stored) and not await self._shows(key, bytes_):
+                raise ApplyRefused(reason=f"conflict: {key} holds something else")
+        return {"object_key": key}
 
     # --- files -------------------------------------------------------------------------------------------------------
 

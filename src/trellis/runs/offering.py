@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trellis.agents import annotations
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
@@ -139,7 +140,8 @@ class Offering:
         """A draft about a file of the agent as it is now; raises TargetRefused when the change does not fit what is there."""
         change = targets.file_change(slug, {"action": action, "target": target, "content": content})
         there = await self.objects.get(object_key("agents", slug, *target.split("/")))
-        if action != proposals.LOGIC_UPDATE and (there is None) is not (change.kind == "create"):
+        needs_text = change.kind != "create" or action in annotations.KINDS
+        if action != proposals.LOGIC_UPDATE and (there is not None) is not needs_text:
             raise TargetRefused(action=f"{action} ({change.kind})", target=target)
         known = None if there is None else sha256(there.body)
         return Draft(action=action, target=target, content=content, target_hash=known)

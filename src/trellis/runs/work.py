@@ -8,9 +8,10 @@ has nothing left to do but to say so.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from trellis.agents.annotations import Annotation, read_annotations
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.definition import AgentDefinition, AgentMalformed, SafeOutput, read_definition
 from trellis.agents.desk import AgentContext, AgentDesk, DeepPage, Limits
@@ -79,6 +80,7 @@ class Work:
         definition = _runnable(found.body, slug)
         sources = await Catalog(self.objects).sources(slug, definition)
         view = await self._memory(slug, definition.context.mode)
+        notes = await read_annotations(self.objects, slug)
         logic = await self.objects.get(object_key("agents", slug, targets.LOGIC_FILE))
         return StepResult(
             result={
@@ -86,6 +88,7 @@ class Work:
                 "definition": found.body.decode(),
                 "logic": None if logic is None else logic.body.decode(errors="replace"),
                 "sources": [{"ref": one.ref, "sha256": one.sha256, "text": one.text} for one in sources.items],
+                "annotations": [asdict(one) for one in notes],
                 "left_out": [{"ref": one.ref, "reason": one.reason.value} for one in sources.left_out],
                 "memory": view,
             }
@@ -116,6 +119,7 @@ class Work:
         seen = AgentContext(
             run_id=context.run_id,
             sources=tuple(Source(**one) for one in loaded["sources"]),
+            annotations=tuple(Annotation(**one) for one in loaded.get("annotations", ())),
             memory=loaded["memory"]["content"],
             params=context.request.params,
         )

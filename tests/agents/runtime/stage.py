@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.agents.files import agent_file
+from trellis.agents.annotations import Annotation
 from trellis.agents.definition import AgentDefinition, read_definition
 from trellis.agents.output import AgentOutput
 from trellis.agents.runtime import AgentContext, AgentDesk, DeepPage, Limits, ModelOptions, run_agent
@@ -63,6 +64,7 @@ class Stage:
     base_url: str | None = None
     key: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    annotations: tuple[Annotation, ...] = ()
     asked: list[str] = field(default_factory=list)
     deep_reads: list[tuple[DeepPart, str | None, int]] = field(default_factory=list)
     provider: Extractive = field(default_factory=Extractive)
@@ -83,7 +85,13 @@ class Stage:
         found = tuple(Source(ref=ref, text=text, sha256="") for ref, text in sorted(self.sources.items()))
         return await run_agent(
             definition,
-            AgentContext(run_id=RUN_ID, sources=found, memory=self.memory, params=self.params),
+            AgentContext(
+                run_id=RUN_ID,
+                sources=found,
+                annotations=self.annotations,
+                memory=self.memory,
+                params=self.params,
+            ),
             desk=AgentDesk(ask=self.ask, read_memory=self.read_memory, read_memory_deep=self.read_memory_deep),
             once=self.journal.once,
             limits=self.limits,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.agents.runtime.stage import FINISH, RUN_ID, SOURCES, Stage, agent, propose, script
+from trellis.agents.annotations import Annotation
 from trellis.agents.definition import Tool
 from trellis.agents.drafting import FIELDS
 from trellis.agents.output import AgentOutput, Change, RefusalCode
@@ -185,6 +186,38 @@ async def test_a_proposal_is_only_added_to_the_output():
     [citation] = draft.citations
     assert SOURCES[citation.ref][citation.start : citation.end] == citation.excerpt == QUOTE["excerpt"]
     assert draft.flags == ()
+
+
+COMMENT = Annotation(
+    kind="comment",
+    target="sources/beds.md",
+    target_sha256="",
+    text="The compost is two years old.",
+    author="agent:gardener",
+    approved_by="anna",
+    approved_at="2026-02-14T08:00:00.000Z",
+    proposal_id="prop_1",
+)
+
+
+@pytest.mark.requirement("D63")
+async def test_an_annotation_is_shown_apart_from_its_source_and_is_no_evidence():
+    stage = Stage(annotations=(COMMENT,))
+    quote = {"ref": "sources/beds.md", "excerpt": COMMENT.text}
+    output = await stage.play(READ, [propose(citations=[quote])], [FINISH])
+    [draft] = output.proposals
+    assert draft.citations == ()
+    assert draft.flags != ()
+    read = json.loads(next(body for name, body in stage.journal.entries.items() if b'"annotations"' in body))["reply"]
+    assert [one["text"] for one in read["annotations"]] == [COMMENT.text]
+    assert all(COMMENT.text not in one["text"] for one in read["sources"])
+
+
+@pytest.mark.requirement("D63")
+async def test_a_comment_that_stands_beside_its_source_is_not_proposed_again():
+    output = await Stage(annotations=(COMMENT,)).play(READ, [propose(text=COMMENT.text)], [FINISH])
+    assert output.proposals == ()
+    assert [one.code for one in output.refused] == [RefusalCode.DUPLICATE]
 
 
 async def test_proposals_beside_the_final_answer_count():

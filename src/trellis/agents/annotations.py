@@ -1,0 +1,82 @@
+"""Annotations: approved comments and tags, kept beside the text that they are about (D63).
+
+What holds:
+- an annotation is an object of its own under `agents/{slug}/annotations/`; the text it is about keeps its bytes;
+- it names its author, its date, its proposal and the version of the text it was written about;
+- agents see annotations apart from the sources: a citation is looked for in sources alone, so no annotation is evidence.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from trellis.agents.definition import SafeOutput
+from trellis.storage.documents import encode, timestamp
+from trellis.storage.keys import object_key
+from trellis.storage.objects import ObjectStore
+
+FOLDER = "annotations"
+ANNOTATIONS_MAX = 100
+"""The most annotations of one agent that a run reads."""
+KINDS = {SafeOutput.PROPOSE_COMMENT.value: "comment", SafeOutput.PROPOSE_TAG.value: "tag"}
+"""The actions that annotate, each with the kind of annotation it makes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Annotation:
+    """What a person let stand beside a text."""
+
+    kind: str
+    target: str
+    """The text it is about: its place below the agent's folder."""
+    target_sha256: str
+    """The version of the text that it was written about."""
+    text: str
+    author: str
+    """Who proposed it, such as `agent:archivist-violin`."""
+    approved_by: str
+    approved_at: str
+    proposal_id: str
+    run_id: str | None = None
+
+    def to_bytes(self) -> bytes:
+        return encode(asdict(self))
+
+
+def annotation_of(proposal: dict[str, Any], *, approved_by: str, approved_at: datetime) -> Annotation:
+    """The annotation that an approved proposal asks for."""
+    return Annotation(
+        kind=KINDS[proposal["action"]],
+        target=proposal["target"],
+        target_sha256=proposal["target_hash"],
+        text=proposal["content"]["change"]["text"],
+        author=proposal["source"]["identity"],
+        approved_by=approved_by,
+        approved_at=timestamp(approved_at),
+        proposal_id=proposal["id"],
+        run_id=proposal["source"]["run_id"],
+    )
+
+
+def annotation_key(slug: str, annotation: Annotation) -> str:
+    """Where an annotation is stored: with the others about the same text, under the id of its proposal."""
+    return object_key("agents", slug, FOLDER, *annotation.target.split("/"), f"{annotation.proposal_id}.json")
+
+
+async def read_annotations(objects: ObjectStore, slug: str) -> tuple[Annotation, ...]:
+    """The agent's annotations, those about one text together; objects that hold no annotation are passed over."""
+    page = await objects.list(f"{object_key('agents', slug, FOLDER)}/", limit=ANNOTATIONS_MAX)
+    found: list[Annotation] = []
+    for info in page.items:
+        stored = await objects.get(info.key)
+        if stored is not None and (annotation := _read(stored.body)) is not None:
+            found.append(annotation)
+    return tuple(found)
+
+
+def _read(body: bytes) -> Annotation | None:
+    try:
+        return Annotation(**json.loads(body))
+    except (ValueError, TypeError):
+        return None
