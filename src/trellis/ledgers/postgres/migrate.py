@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Literal, LiteralString, cast
 
 from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
+from trellis.engine.matrices import RULES
 from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, connect
 from trellis.lifecycles import EVENT_TYPES, Role, event_code
 from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
@@ -130,6 +131,11 @@ async def _load_contract(connection: Connection) -> None:
             (r.lifecycle, r.source, r.target, r.trigger, r.roles, r.event, r.opens, r.fenced, r.finalizes)
             for r in transition_rows()
         ],
+    )
+    await connection.execute("delete from rule_grant")
+    await connection.executemany(
+        "insert into rule_grant (rule, role, reach) values ($1, $2, $3)",
+        [(rule.name, role.code, reach.value) for rule in RULES.values() for role, reach in rule.grants.items()],
     )
     await connection.executemany(
         "insert into event_type values ($1, $2) on conflict do nothing", [(event_code(n), n) for n in EVENT_TYPES]

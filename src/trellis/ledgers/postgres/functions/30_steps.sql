@@ -19,10 +19,12 @@ begin
   end if;
 end $$;
 
+-- A limited login cannot write another's name into the history: its actors carry its own.
 create or replace function register_actor(p_name text, p_role smallint) returns int language plpgsql security definer
 set search_path from current as $$
 declare found_id int;
 begin
+  p_name := _of_login(p_name);
   if not exists (select from authority g where g.role = p_role and pg_has_role(session_user, g.db_role, 'member')) then
     raise exception 'database role % may not act as %', session_user, (select r.name from role r where r.role = p_role)
       using errcode = 'TR002';

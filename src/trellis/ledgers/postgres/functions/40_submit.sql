@@ -13,6 +13,7 @@ declare
   at timestamptz := trellis.now();
   no bigint;
 begin
+  perform _check_links(a.role, p_parents);
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   no := _open_batch();
   with i as materialized (
@@ -54,7 +55,7 @@ create or replace function _waiting_lock(p_name text) returns bigint language sq
 -- here first.
 create or replace function lock_waiting(p_names text[]) returns void language plpgsql security definer set search_path from current as $$
 begin
-  perform pg_advisory_xact_lock(o.no) from (select distinct _waiting_lock(u.name) as no from unnest(p_names) u(name) order by 1) o;
+  perform pg_advisory_xact_lock(o.no) from (select distinct _waiting_lock(_of_login(u.name)) as no from unnest(p_names) u(name) order by 1) o;
 end $$;
 
 -- Nothing while there is room behind a key, else an error. Whoever asks holds a lock until it has committed, so that of many at once
@@ -185,6 +186,12 @@ declare
   i int;
 begin
   perform lock_waiting(array(select u.name from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null));
+  perform _check_links(a.role, p_parents || p_compensates);
+  if _is_limited() then
+    p_ckeys := array(select _of_login(u.name) from unnest(p_ckeys) with ordinality u(name, n) order by u.n);
+    p_scopes := array(select case when u.name = 'job_id' then u.name else _of_login(u.name) end
+                        from unnest(p_scopes) with ordinality u(name, n) order by u.n);
+  end if;
   at := trellis.now();
   no := _open_batch();
   for i in 1 .. array_length(p_job_ids, 1) loop
@@ -240,12 +247,13 @@ begin
     raise exception 'run_at % is not before the year 3000', p_run_at using errcode = 'TR004';
   end if;
   as_actor := register_actor('sql:' || session_user, as_role);
+  perform _check_links(as_role, array[p_parent_id]);
   print := sha256(convert_to(p_type, 'UTF8') || body);
   select s.* into made from _submit_one(
     as_actor, as_role, trellis.now(), _open_batch(), (select l.lifecycle from lifecycle l where l.name = 'leased-job'),
     coalesce(p_job_id, gen_random_uuid()::text), type_id(p_type), prio, body, p_max_attempts::smallint, 2::smallint, p_delay_s,
-    p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, 'user:' || p_concurrency_key, p_concurrency_limit,
-    case when p_idempotency_key is not null then 'key:' when p_job_id is not null then 'job_id' end,
+    p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, _of_login('user:' || p_concurrency_key),
+    p_concurrency_limit, case when p_idempotency_key is not null then _of_login('key:') when p_job_id is not null then 'job_id' end,
     coalesce(p_idempotency_key, p_job_id), print, false, p_job_id is not null, null) s;
   if made.outcome like 'mismatch%' then
     raise exception 'key % was used before for another request (job %)',

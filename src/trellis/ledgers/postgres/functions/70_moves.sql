@@ -100,7 +100,7 @@ begin
       left join job b on b.job_id = w.job_id left join state s on s.lifecycle = b.lifecycle and s.name = w.target
      order by b.id, w.n loop
     a := _actor(u.actor);
-    if u.id is null then
+    if u.id is null or not _within_reach(a.role, u.id) then
       return query select u.n, 'missing', null::bigint, null::smallint, null::smallint, null::smallint, null::int, null::int;
     elsif u.target_state is null then
       return query select u.n, 'unknown', u.id, u.lifecycle, (k.t).state, null::smallint, (k.t).version, (k.t).epoch from _find(u.id) k;
@@ -128,7 +128,7 @@ declare
   now_at timestamptz := trellis.now();
 begin
   select b.* into j from job b where b.job_id = p_job_id;
-  if not found then return; end if;
+  if not found or not _within_reach(a.role, j.id) then return; end if;
   k := _find(j.id);
   if p_soft and k.place = 'held' then
     d := _declared_step(j.lifecycle, (k.t).state, null, 'cancel', a.role);

@@ -1,5 +1,5 @@
 -- Every job with its moving part, wherever that is.
-create or replace view job_status as
+create or replace view job_status with (security_invoker = true) as
   select m.id, m.place, m.version, m.epoch, m.generation, m.attempt, m.max_attempts, m.deaths, m.state, m.owner, m.until, m.due_at,
          m.cancel_at, m.ended_at, j.job_id, j.lifecycle, j.type, j.prio, j.created_at, j.deadline_at, j.ckey, j.key_name, j.correlation_id, j.trace,
          j.parent_id, j.compensates, j.max_attempts as asked_attempts

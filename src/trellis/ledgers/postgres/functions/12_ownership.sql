@@ -1,0 +1,46 @@
+-- Limited logins: those that are no member of trellis_app and act only in the roles that `authority` gives them. A job is owned by the
+-- login that submitted it, and by the one that holds it for as long as it does. What a limited login may read of its own only, it may
+-- touch of its own only; and the names it gives (actors, idempotency keys, concurrency keys) are its own too, so that no login can use,
+-- block or learn of another's.
+
+create or replace function _is_limited() returns boolean language sql stable as $$
+  select not pg_has_role(session_user, 'trellis_app', 'member')
+$$;
+
+-- How a name of a limited login is stored; one of the application stays as it is.
+create or replace function _of_login(p_name text) returns text language sql stable set search_path from current as $$
+  select case when _is_limited() then 'db:' || session_user || ':' || p_name else p_name end
+$$;
+
+create or replace function reads_all() returns boolean language sql stable security definer set search_path from current as $$
+  select exists (select from authority g join rule_grant r on r.role = g.role and r.rule = 'jobs.read' and r.reach = 'yes'
+                  where pg_has_role(session_user, g.db_role, 'member'))
+$$;
+
+create or replace function owns(p_id bigint) returns boolean language sql stable security definer set search_path from current as $$
+  select exists (select from event e join actor a on a.id = e.actor
+                  where e.id = p_id and e.version = 1 and a.db_role = session_user)
+      or exists (select from lease d join actor a on a.id = d.owner where d.id = p_id and a.db_role = session_user)
+$$;
+
+-- Whether whoever acts in this role may touch the job. One that may not is answered as if there were no such job.
+create or replace function _within_reach(p_role smallint, p_id bigint) returns boolean language sql stable
+set search_path from current as $$
+  select not _is_limited() or exists (select from rule_grant r where r.rule = 'jobs.read' and r.role = p_role and r.reach = 'yes')
+      or owns(p_id)
+$$;
+
+-- A limited login links its jobs to its own jobs only: a child is undone and cancelled with its parent, and a compensation is written
+-- into the history of the job that it undoes.
+create or replace function _check_links(p_role smallint, p_job_ids text[]) returns void language plpgsql stable
+set search_path from current as $$
+declare foreign_id text;
+begin
+  if not _is_limited() then return; end if;
+  select u.job_id into foreign_id from unnest(p_job_ids) u(job_id)
+   where u.job_id is not null
+     and not coalesce((select _within_reach(p_role, j.id) from job j where j.job_id = u.job_id), false) limit 1;
+  if found then
+    raise exception 'there is no job % of yours to link to', foreign_id using errcode = 'TR004';
+  end if;
+end $$;

@@ -1,0 +1,263 @@
+"""Two database logins that may submit and nothing else: neither reads, cancels, blocks, undoes or squats on what is the other's.
+
+Whoever adds a relation or a function to the schema has to say here what a limited login gets of it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.ledgers.conformance.rig import WORKER
+from tests.servers.postgres import PostgresServer
+from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Move, NewJob, RequestId, Turn, TypeClaim
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import SweepOptions
+from trellis.ledgers import open_ledger
+from trellis.ledgers.postgres.migrate import migrate
+from trellis.lifecycles import Role
+
+TEMPLATE = "trellis_two_tenants"
+ACME, RIVAL = "tenant_acme", "tenant_rival"
+SWEEPER = Actor(role=Role.SWEEPER, name="sweep")
+SUBMITTER = Role.SUBMITTER.code
+OF_EVERYBODY = {
+    "contract": {"event_type", "lifecycle", "meta", "role", "rule_grant", "state", "transition"},
+    "names": {"actor", "authority", "job_type", "worker"},
+    "positions": {"batch", "claim", "feed", "feed_end", "follower", "follower_place", "sweeper"},
+}
+"""Relations that hold no job's content and that every login reads: names, positions and the contract."""
+
+
+@dataclass(kw_only=True)
+class Tenants:
+    """A ledger of the application, and the connections of the two logins."""
+
+    ledger: Ledger
+    acme: asyncpg.Connection
+    rival: asyncpg.Connection
+    rival_url: str
+
+    async def submit(self, **named: Any) -> JobId:
+        """A job of ACME's."""
+        return await submitted(self.acme, **named)
+
+
+async def submitted(login: asyncpg.Connection, **named: Any) -> JobId:
+    listed = "".join(f", p_{name} => ${number}" for number, name in enumerate(named, 1))
+    return JobId(
+        str(await login.fetchval(f"SELECT trellis.submit_job('ship', '{{\"secret\": 1}}'{listed})", *named.values()))
+    )
+
+
+@pytest.fixture(scope="module")
+def template(postgres_server: PostgresServer) -> str:
+    """A database in which two logins may submit."""
+    url = postgres_server.create_database(TEMPLATE)
+    asyncio.run(_prepare(url))
+    postgres_server.seal_template(TEMPLATE)
+    return TEMPLATE
+
+
+async def _prepare(url: str) -> None:
+    admin = await asyncpg.connect(url)
+    for name in (ACME, RIVAL):
+        await admin.execute(
+            f"DO $$ BEGIN CREATE ROLE {name} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"
+        )
+    await migrate(url, grants=[(ACME, Role.SUBMITTER), (RIVAL, Role.SUBMITTER)])
+    await admin.execute("SELECT trellis.type_id('ship')")
+    await admin.close()
+
+
+@pytest.fixture
+async def tenants(
+    template: str, new_postgres_database: Callable[..., str], postgres_server: PostgresServer
+) -> AsyncGenerator[Tenants]:
+    url = new_postgres_database(template=template)
+    database = url.rpartition("/")[2].partition("?")[0]
+    acme, rival = [await asyncpg.connect(postgres_server.url(database, name)) for name in (ACME, RIVAL)]
+    ledger = await open_ledger(url)
+    yield Tenants(ledger=ledger, acme=acme, rival=rival, rival_url=postgres_server.url(database, RIVAL))
+    for connection in (acme, rival):
+        await connection.close()
+    await ledger.close()
+
+
+async def relations(login: asyncpg.Connection) -> list[str]:
+    found = await login.fetch(
+        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'trellis'::regnamespace AND c.relkind IN ('r', 'p', 'v')"
+        " AND has_table_privilege(c.oid, 'select') ORDER BY 1"
+    )
+    return [row["relname"] for row in found]
+
+
+async def worked(tenants: Tenants, *, end: bool) -> None:
+    """A worker of the application claims what is there; it leaves traces in every place, and ends the job or holds it."""
+    terms = TypeClaim(type="ship", lease_s=60, heartbeat_s=20)
+    claim = Claim(claim_id=ClaimId("c"), types=(terms,), start=10)
+    for one in (await tenants.ledger.turn(Turn(actor=WORKER, claim=claim))).claimed:
+        await tenants.ledger.save_checkpoint(one.lease, b"secret")
+        await tenants.ledger.journal(one.lease, "entry", b"secret")
+        await tenants.ledger.renew(WORKER, [one.lease])
+        if end:
+            move = Move(job_id=one.lease.job_id, target="cancelled", request_id=RequestId(one.lease.job_id))
+            await tenants.ledger.move(Actor(role=Role.CONTROL_PLANE, name="admin"), move)
+
+
+@pytest.mark.requirement("D62", "D55")
+@pytest.mark.parametrize("end", [False, True], ids=["held", "ended"])
+async def test_a_login_reads_nothing_of_another_login(tenants: Tenants, end: bool):
+    await tenants.submit(job_id="acme-1", idempotency_key="key", concurrency_key="host", deadline_s=600.0)
+    await tenants.submit(job_id="acme-later", delay_s=60.0)
+    for number in range(2):
+        await tenants.submit(job_id=f"acme-parked-{number}", concurrency_key="one")
+    await tenants.ledger.sweep(SWEEPER, SweepOptions())
+    await worked(tenants, end=end)
+    await submitted(tenants.rival, job_id="rival-1")
+    seen = await relations(tenants.rival)
+    assert {"job", "event", "journal", "lease", "job_status"} <= set(seen)
+    assert not [name for name in seen if name.startswith("event_") and name != "event_type"], (
+        "partitions have no policies"
+    )
+    for name in sorted(set(seen) - set[str]().union(*OF_EVERYBODY.values())):
+        rows = await tenants.rival.fetch(f"SELECT * FROM trellis.{name}")
+        mine = await tenants.rival.fetchval("SELECT id FROM trellis.job WHERE job_id = 'rival-1'")
+        assert all(row["id"] == mine for row in rows), (name, rows)
+    assert {row["job_id"] for row in await tenants.acme.fetch("SELECT job_id FROM trellis.job_status")} == {
+        "acme-1", "acme-later", "acme-parked-0", "acme-parked-1",
+    }  # fmt: skip
+    assert len(await tenants.acme.fetch("SELECT * FROM trellis.journal")) >= 1
+
+
+@pytest.mark.requirement("D62", "D43")
+@pytest.mark.parametrize("soft", [True, False])
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_login_cancels_its_own_and_is_told_nothing_of_another(tenants: Tenants, soft: bool, held: bool):
+    job_id = await tenants.submit()
+    if held:
+        await worked(tenants, end=False)
+    before = await tenants.acme.fetchrow("SELECT state, version FROM trellis.job_status")
+    cancel = "SELECT * FROM trellis.cancel(trellis.register_actor('x', $1::smallint), $2, $3, $4, 30, 'because')"
+    assert await tenants.rival.fetch(cancel, SUBMITTER, job_id, soft, "r1") == []
+    assert await tenants.rival.fetch(cancel, SUBMITTER, "no-such-job", soft, "r2") == []
+    assert await tenants.acme.fetchrow("SELECT state, version FROM trellis.job_status") == before
+    assert await tenants.acme.fetch("SELECT * FROM trellis.wish") == []
+    answer = await tenants.acme.fetchrow(cancel, SUBMITTER, job_id, soft, "r3")
+    assert answer is not None
+    assert answer["outcome"] == ("requested" if soft and held else "moved")
+
+
+@pytest.mark.requirement("D62")
+async def test_a_login_moves_nothing_of_another(tenants: Tenants):
+    job_id = await tenants.submit()
+    moves = (
+        "SELECT outcome FROM trellis.moves(array[trellis.register_actor('x', $1::smallint)], array[$2], array['cancelled'],"
+        " array['r'], array[null::int], array[null::float8], array[null::int], array[null::int], array[null::text],"
+        " array[null::bytea], array[null::text], array[null::text], array[null::text])"
+    )
+    assert await tenants.rival.fetchval(moves, SUBMITTER, job_id) == "missing"
+    assert await tenants.acme.fetchval(moves, SUBMITTER, job_id) == "moved"
+
+
+@pytest.mark.requirement("D62", "D46")
+async def test_a_login_cannot_write_another_name_into_the_history(tenants: Tenants):
+    for name in ("anna", f"sql:{ACME}", f"db:{ACME}:sql:{ACME}"):
+        actor = await tenants.rival.fetchval("SELECT trellis.register_actor($1, $2::smallint)", name, SUBMITTER)
+        stored = await tenants.rival.fetchrow("SELECT name, db_role FROM trellis.actor WHERE id = $1", actor)
+        assert tuple(stored or ()) == (f"db:{RIVAL}:{name}", RIVAL)
+    await tenants.submit(job_id="acme-1")
+    first = (await tenants.ledger.events(JobId("acme-1")))[0]
+    assert first.actor == f"db:{ACME}:sql:{ACME}"
+
+
+@pytest.mark.requirement("D62")
+async def test_keys_of_two_logins_are_two_keys(tenants: Tenants):
+    first = await submitted(tenants.rival, idempotency_key="order-4711", concurrency_key="order")
+    second = await tenants.submit(idempotency_key="order-4711", concurrency_key="order", delay_s=1.0)
+    assert first != second
+    assert await tenants.submit(idempotency_key="order-4711", concurrency_key="order", delay_s=1.0) == second
+    names = [row[0] for row in await tenants.acme.fetch("SELECT key_name FROM trellis.job")]
+    assert names == [f"db:{ACME}:user:order"]
+
+
+@pytest.mark.requirement("D62")
+async def test_a_rival_cannot_fill_the_key_that_a_login_waits_for(tenants: Tenants):
+    await submitted(tenants.rival, concurrency_key="host")
+    await worked(tenants, end=False)
+    own = await tenants.submit(concurrency_key="host")
+    await tenants.ledger.sweep(SWEEPER, SweepOptions())
+    assert await tenants.acme.fetchval("SELECT place FROM trellis.job_status WHERE job_id = $1", own) == "ready"
+
+
+@pytest.mark.requirement("D62")
+async def test_a_login_links_its_jobs_to_its_own_only(tenants: Tenants):
+    own = await tenants.submit()
+    for parent in (own, "no-such-job"):
+        with pytest.raises(asyncpg.PostgresError, match="of yours to link to"):
+            await submitted(tenants.rival, parent_id=parent)
+    assert await tenants.submit(parent_id=own)
+
+
+@pytest.mark.requirement("D62", "D36")
+@pytest.mark.parametrize("link", ["parent_id", "compensates"])
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_the_ledgers_own_client_is_held_to_the_same(tenants: Tenants, link: str, keyed: bool):
+    own = await tenants.submit()
+    rival = await open_ledger(tenants.rival_url)
+    try:
+        key = "user:k" if keyed else None
+        job = NewJob(job_id=JobId("rival-1"), type="ship", lifecycle="leased-job", payload=b"1", concurrency_key=key)
+        job = replace(job, parent_id=own) if link == "parent_id" else replace(job, compensates=own)
+        with pytest.raises(Exception, match="of yours to link to"):
+            await rival.submit(Actor(role=Role.SUBMITTER, name="x"), [job])
+        assert await rival.job(own) is None
+        assert await rival.events(own) == []
+    finally:
+        await rival.close()
+
+
+CALLABLE = {
+    "submitted or cancelled, looked at above": {"submit_job", "submit_plain", "submit_keyed", "cancel", "moves"},
+    "by role: no transition lets a submitter": {"requeue", "turn", "turns", "restore", "sweep", "remark"},
+    "by role: for operators and services": {"set_paused", "set_rate", "set_held_max", "set_key_limit", "retain"},
+    "by role: for followers": {"follow", "leave_behind"},
+    "only what the login holds": {"renew", "save_checkpoint", "journal_entries", "add_signals", "followed"},
+    "reads through row security": {"heads"},
+    "names and positions only": {"register_actor", "type_id", "lock_waiting", "beat", "sequence_feed", "now"},
+    "what a policy asks": {"reads_all", "owns"},
+}
+
+
+@pytest.mark.requirement("D62")
+async def test_every_function_of_the_schema_is_accounted_for(tenants: Tenants):
+    found = await tenants.rival.fetch(
+        "SELECT DISTINCT p.proname FROM pg_proc p WHERE p.pronamespace = 'trellis'::regnamespace"
+        " AND has_function_privilege(p.oid, 'execute')"
+    )
+    known = set[str]().union(*CALLABLE.values())
+    assert {row["proname"] for row in found} == known
+
+
+@pytest.mark.requirement("D62", "AUTH-1")
+async def test_a_submitters_login_is_refused_what_operators_and_services_do(tenants: Tenants):
+    job_id = await tenants.submit()
+    me = await tenants.rival.fetchval("SELECT trellis.register_actor('x', $1::smallint)", SUBMITTER)
+    for statement in (
+        f"SELECT trellis.set_paused({me}, 'ship', true)",
+        f"SELECT trellis.set_rate({me}, 'ship', 1, 1)",
+        f"SELECT trellis.set_held_max({me}, 'ship', 1)",
+        f"SELECT trellis.set_key_limit({me}, 'user:host', 1)",
+        "SELECT trellis.retain(0, 0, 0, 100)",
+        f"SELECT trellis.follow({me}, 'projector', 10, true)",
+        f"SELECT trellis.leave_behind({me}, 'projector')",
+        f"SELECT trellis.sweep({me}, false, 1, 10, '{{}}')",
+        f"SELECT trellis.remark({me}, '{job_id}', 4::smallint, 'x', 10, false)",
+    ):
+        with pytest.raises(asyncpg.PostgresError, match="may not"):
+            await tenants.rival.execute(statement)
+    requeue = await tenants.rival.fetch(f"SELECT outcome FROM trellis.requeue({me}, array['{job_id}'], 'r', 'x')")
+    assert [row["outcome"] for row in requeue] in ([], ["actor"], ["undeclared"])
