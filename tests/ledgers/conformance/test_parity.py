@@ -2,8 +2,18 @@
 
 import pytest
 
-from tests.ledgers.conformance.rig import LENGTH_S, WORKER, Rig, actor
-from trellis.engine.jobs import Applied, CancelMode, Claimed, LeaseLost, Stage
+from tests.ledgers.conformance.rig import ADMIN, LENGTH_S, OTHER_WORKER, WORKER, Rig, actor
+from trellis.engine.jobs import (
+    LEAST_URGENT_FIRST_EVERY,
+    Actor,
+    Advance,
+    Applied,
+    CancelMode,
+    Claimed,
+    LeaseLost,
+    Priority,
+    Stage,
+)
 from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.causes import Cause
@@ -82,6 +92,67 @@ async def test_a_start_that_another_role_reports_is_taken_while_nobody_revoked_t
     held = await dispatched(rig, "DISPATCHED")
     await rig.advance(LENGTH_S + 60)
     assert isinstance(await rig.pull(held, Trigger.START, source="DISPATCHED", **options), Applied)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("DJ-2", "DJ-14")
+@pytest.mark.parametrize("taker", [WORKER, OTHER_WORKER])
+async def test_a_claim_id_does_not_give_away_the_lease_of_another_claim(rig: Rig, taker: Actor):
+    job_id = await rig.submit_one()
+    first = await rig.claim_one(claim_id="mine")
+    await rig.lose_lease()
+    taken = await rig.claim_one(by=taker)
+    assert (taken.lease.job_id, taken.lease.epoch > first.lease.epoch) == (job_id, True)
+    assert await rig.claim(claim_id="mine") == []
+
+
+@pytest.mark.requirement("DJ-2", "DJ-14")
+async def test_a_claim_id_is_one_claimers_own(rig: Rig):
+    await rig.submit(2)
+    await rig.claim_one(claim_id="mine")
+    assert await rig.claim(claim_id="mine", by=OTHER_WORKER) == []
+
+
+@pytest.mark.requirement("DJ-14")
+async def test_a_claim_id_claims_once(rig: Rig):
+    """What it was given is settled: asked again, it is given nothing else."""
+    await rig.submit(2)
+    await rig.pull(await rig.claim_one(claim_id="mine"), Trigger.COMPLETE)
+    assert await rig.claim(claim_id="mine") == []
+    assert len(await rig.claim()) == 1
+
+
+@pytest.mark.requirement("D49")
+async def test_a_limit_of_held_jobs_holds_over_all_priorities(rig: Rig):
+    await rig.ledger.limit_held(ADMIN, "work", 2)
+    for priority in Priority:
+        await rig.submit(20, priority=priority)
+    for _ in range(2 * LEAST_URGENT_FIRST_EVERY):
+        claimed = await rig.claim(5)
+        assert len(claimed) == 2
+        await rig.turn(*(Advance(one.lease, "running", Trigger.COMPLETE) for one in claimed))
+
+
+@pytest.mark.requirement("D49")
+async def test_a_rate_holds_over_all_priorities(rig: Rig):
+    await rig.ledger.limit_rate(ADMIN, "work", 1.0, burst=2)
+    for priority in Priority:
+        await rig.submit(20, priority=priority)
+    for expected in (2, *[1] * 2 * LEAST_URGENT_FIRST_EVERY):
+        assert len(await rig.claim(5)) == expected
+        await rig.advance(1.0)
+
+
+@pytest.mark.requirement("BUS-3")
+async def test_every_eighth_claim_begins_with_the_least_urgent(rig: Rig):
+    for priority in Priority:
+        await rig.submit(30, priority=priority)
+    claimed = [await rig.claim(2) for _ in range(2 * LEAST_URGENT_FIRST_EVERY)]
+    seen = [{(await rig.job(one.lease.job_id)).priority for one in some} for some in claimed]
+    usual = [{Priority.CRITICAL}] * (LEAST_URGENT_FIRST_EVERY - 1)
+    assert seen == [*usual, {Priority.BATCH}] * 2
 
 
 # --- what is recorded -------------------------------------------------------------------------------------------------
