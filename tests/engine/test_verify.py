@@ -34,6 +34,8 @@ async def _lives(rig: Rig) -> dict[str, History]:
     await rig.pull(done, Trigger.COMPLETE)
     dead = await rig.running()
     await rig.pull(dead, "reject", death=DEATH)
+    revoked = await rig.running()
+    await rig.cancel(revoked.lease.job_id)
     held = await rig.running(concurrency_key="k")
     parked = await rig.submit_one(concurrency_key="k")
     resting = await rig.submit_one(delay_s=100.0)
@@ -42,6 +44,7 @@ async def _lives(rig: Rig) -> dict[str, History]:
     names = {
         "done": done.lease.job_id,
         "dead": dead.lease.job_id,
+        "revoked": revoked.lease.job_id,
         "held": held.lease.job_id,
         "parked": parked,
         "resting": resting,
@@ -104,6 +107,8 @@ DAMAGES: list[tuple[str, Rule, Callable[[History], History]]] = [
     ("ready", Rule.LEASE, _job(lease_expires_at=SOME_TIME)),
     ("held", Rule.EPOCH, _job(epoch=Epoch(0))),
     ("done", Rule.EPOCH, _event(3, epoch=Epoch(0))),
+    ("held", Rule.EPOCH, _event(1, epoch=Epoch(0))),
+    ("revoked", Rule.EPOCH, _event(3, epoch=Epoch(1))),
     ("dead", Rule.DEAD_LETTER, lambda history: replace(history, dead_letters=())),
     ("dead", Rule.DEAD_LETTER, lambda history: replace(history, dead_letters=history.dead_letters * 2)),
     ("dead", Rule.DEAD_LETTER, _letter(last_error=" ")),
@@ -158,9 +163,9 @@ class Damaged:
 async def test_a_report_counts_what_was_read_and_what_was_found(rig: Rig):
     await _lives(rig)
     report = await verify(rig.ledger)
-    assert (report.ok, report.jobs, report.events, report.violations) == (True, 7, 15, ())
+    assert (report.ok, report.jobs, report.events, report.violations) == (True, 8, 19, ())
     broken = await verify(Damaged(rig, lambda history: [_job(version=99)(history)]))
-    assert (broken.ok, broken.jobs, broken.found >= 7, len(broken.violations)) == (False, 7, True, broken.found)
+    assert (broken.ok, broken.jobs, broken.found >= 8, len(broken.violations)) == (False, 8, True, broken.found)
 
 
 class Apart(Damaged):

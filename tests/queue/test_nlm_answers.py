@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.queue.holding import STAGES
@@ -267,6 +268,33 @@ async def test_what_is_staged_and_what_is_announced_must_be_the_same(rig: Rig):
     done = await rig.work(job_id, "COMPLETE")
     assert done["attempt"] == 3, "the last attempt may succeed"
     assert done["artifact_id"] is not None
+
+
+@pytest.mark.requirement("NLM-5", "JQ-13", "D2")
+async def test_an_artifact_that_an_older_execution_staged_is_not_taken(rig: Rig):
+    """The callback is of this execution and signed; the artifact it names was made for an epoch that lost its lease."""
+    staged: list[httpx2.Response] = []
+
+    async def answer(nlm: Nlm, execution: Execution) -> UnderWay:
+        if not staged:
+            staged.append(await nlm.stage(execution))
+        else:
+            assert (await nlm.complete(execution, staged[0])).status_code == 202
+        return under_way(execution)
+
+    rig.nlm.answer = answer
+    job_id = await rig.submit()
+    await rig.work(job_id, "NOTEBOOKLM_CALL")
+    await rig.until(lambda: bool(staged))
+    await rig.lose_leases()
+    assert (await rig.work(job_id, "NOTEBOOKLM_CALL"))["attempt"] == 1
+    job = await rig.work(job_id, "RETRY_BACKOFF", "COMPLETE")
+    assert (job["status"], job["artifact_id"], job["error"].partition(":")[0]) == (
+        "RETRY_BACKOFF",
+        None,
+        "HASH_MISMATCH",
+    )
+    assert "is of job" in job["error"]
 
 
 KINDS: dict[str, tuple[dict[str, Any], str]] = {

@@ -25,6 +25,8 @@ PAYLOAD_BYTES_MAX = 1024 * 1024
 RESULT_BYTES_MAX = 1024 * 1024
 ERROR_CHARS_MAX = 8_000
 CLAIM_MAX = 1_000
+LEAST_URGENT_FIRST_EVERY = 8
+"""Every so many claims of one claimer look at the least urgent class first, so that none starves."""
 SUBMIT_MAX = 5_000
 RESTORE_MAX = 500
 REMARKS_MAX = 100

@@ -13,6 +13,7 @@ from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Epoch
 from trellis.engine.records import Event, Place, Recorded, Restored
 from trellis.engine.verify import recorded_step
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Trigger
+from trellis.lifecycles.causes import Cause
 from trellis.lifecycles.replay import Violation, replay
 
 EPOCHS_ABOVE = 1_000
@@ -20,8 +21,6 @@ EPOCHS_ABOVE = 1_000
 SPARING = frozenset({Trigger.SNOOZE, Trigger.RELEASE})
 """Steps that close an attempt without counting it."""
 
-DEADLINE_CAUSE = "deadline passed"
-"""What the ledgers' sweep gives as the cause when it ends a job, or an attempt, for its deadline."""
 LET_GO_CAUSE = "the holder was stopped and let go"
 """What a holder gives as the cause when it closes an attempt as if it had failed, and without counting it."""
 GIVEN_BACK = "given back: "
@@ -161,4 +160,4 @@ def _killed(lifecycle: Lifecycle, event: Event) -> bool:
     """Whether a worker was lost while it ran the job's code."""
     source = lifecycle.by_name[event.source] if event.source is not None else None
     lost = source is not None and source.runs_code and source.lease_loss is LeaseLoss.EXPIRE
-    return lost and event.cause != DEADLINE_CAUSE and Trigger.EXPIRE in _triggers(lifecycle, event)
+    return lost and event.cause != Cause.DEADLINE_PASSED and Trigger.EXPIRE in _triggers(lifecycle, event)

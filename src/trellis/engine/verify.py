@@ -5,7 +5,8 @@ What it proves of a ledger, without trusting the code that wrote it:
 - each history replays: versions 1, 2, 3 … without a gap, each step declared for its role, with its event type, progress
   (generation, attempt, rank) never decreasing, nothing after an end but what the lifecycle declares;
 - the row says what the history says: state, version, generation, attempt, correlation, and a place that fits the state;
-- the epoch never falls from event to event, and a held job has a holder, a lease and an epoch;
+- the epoch never falls from event to event and rises wherever a lease is granted or revoked, and a held job has a holder,
+  a lease and an epoch;
 - every dead letter is complete and belongs to an event, and a state that needs one has exactly one;
 - no concurrency key is held beyond its stored limit, nor beyond one the caller names;
 - a job that ends with an artifact has exactly one finalized artifact when it has ended so, and none before.
@@ -21,6 +22,7 @@ from typing import Protocol
 
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, History, Job, KeyOver, Place, Unpaired
+from trellis.lifecycles.causes import Cause
 from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
 from trellis.lifecycles.registry import LIFECYCLES
 from trellis.lifecycles.replay import RecordedStep, Replayed, replay
@@ -44,7 +46,7 @@ class Rule(StrEnum):
     LEASE = "lease"
     """Held without holder, lease or epoch, or a lease on a job that nobody holds."""
     EPOCH = "epoch"
-    """The fencing token fell."""
+    """The fencing token fell, or did not rise when a lease was granted or revoked."""
     DEAD_LETTER = "dead_letter"
     """A dead letter is missing, doubled, incomplete or belongs to no event."""
     KEY_LIMIT = "key_limit"
@@ -151,7 +153,7 @@ def _violations(history: History) -> Iterator[Violation]:
         return
     yield from _history(lifecycle, job, history.events)
     yield from _event_fields(job, history.events)
-    yield from _epochs(job, history.events)
+    yield from _epochs(lifecycle, job, history.events)
     state = lifecycle.by_name.get(job.state)
     if state is None:
         yield _broken(Rule.ROW, job, f"{job.lifecycle} has no state {job.state}")
@@ -195,14 +197,34 @@ def _event_fields(job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
             yield _broken(Rule.ROW, job, f"the event names {found} instead of {expected}", version=event.version)
 
 
-def _epochs(job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
+def _epochs(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
     highest = 0
     for event in events:
         if event.epoch < highest:
             yield _broken(Rule.EPOCH, job, f"the epoch fell from {highest} to {event.epoch}", version=event.version)
+        elif event.epoch == highest and _changes_holder(lifecycle, event):
+            detail = f"the epoch stayed {highest} from {event.source} to {event.target}"
+            yield _broken(Rule.EPOCH, job, detail, version=event.version)
         highest = max(highest, event.epoch)
     if job.epoch < highest:
         yield _broken(Rule.EPOCH, job, f"the row has epoch {job.epoch} and an event had {highest}")
+
+
+def _changes_holder(lifecycle: Lifecycle, event: Event) -> bool:
+    """Whether this step grants a lease, or takes it from its holder: the fencing token must rise with it (D2)."""
+    source, target = lifecycle.by_name.get(event.source or ""), lifecycle.by_name.get(event.target)
+    if source is None or target is None:
+        return False
+    if source.phase is not Phase.HELD:
+        return target.phase is Phase.HELD
+    if event.cause == Cause.CANCEL_LET_GO:
+        return False  # ledgers of before wrote it without raising the epoch on SQLite
+    made_by = [
+        t
+        for t in lifecycle.transitions
+        if (t.source, t.target, t.event) == (event.source, event.target, event.type) and event.role in t.actors
+    ]
+    return bool(made_by) and not any(t.fenced for t in made_by)
 
 
 def _place(job: Job, state: State) -> Iterator[Violation]:

@@ -245,6 +245,14 @@ class Lifecycle:
         """The transition `trigger` pulls in `source`, or None."""
         return self.by_trigger.get((source, trigger))
 
+    def asks_to_start(self, transition: Transition) -> bool:
+        """Whether this is a start by the role that claims: it asks whether user code may run, so its lease must be alive (DJ-19).
+
+        Where another role starts, as on the bus, the start reports what runs already, and the epoch alone decides.
+        """
+        claimers = {role for t in self.transitions if t.trigger == Trigger.CLAIM for role in t.actors}
+        return transition.trigger == Trigger.START and not claimers.isdisjoint(transition.actors)
+
     def is_settled(self, state: str) -> bool:
         """Whether the work is over unless a person has it done again: it has ended, or can only end otherwise than well."""
         found = self.by_name[state]

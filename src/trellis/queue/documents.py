@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trellis.engine.records import Event, Job
-from trellis.engine.restoring import DEADLINE_CAUSE, LET_GO_CAUSE
+from trellis.engine.restoring import LET_GO_CAUSE
 from trellis.lifecycles import Role
+from trellis.lifecycles.causes import Cause
 from trellis.queue.requests import QueueRequest, data_of
 
 SNAPSHOT_READY = "job_nlm_called"
@@ -86,7 +87,7 @@ def _told(event: Event) -> str | None:
     if event.type == FAILED_EVENT and _is_cancel(event):
         return f"CANCELLED: {data.get('reason') or event.cause or 'no reason given'}"
     if event.type == LEASE_LOST:
-        is_late = event.cause == DEADLINE_CAUSE
+        is_late = event.cause == Cause.DEADLINE_PASSED
         return "DEADLINE_PASSED: the job's deadline is over" if is_late else f"LEASE_LOST: {event.cause}"
     return None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trellis.engine.records import Event
-from trellis.engine.restoring import DEADLINE_CAUSE
+from trellis.lifecycles.causes import Cause
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
 from trellis.storage.documents import encode, sha256, timestamp
@@ -183,6 +183,6 @@ def _error(event: Event) -> str | None:
     told = _data(event)
     if "error_text" in told:
         return told["error_text"]
-    if event.cause == DEADLINE_CAUSE:
+    if event.cause == Cause.DEADLINE_PASSED:
         return "AGENT_TIMEOUT: the run's deadline passed"
     return f"CANCELLED: {told.get('reason') or event.cause or 'no reason given'}"

@@ -10,9 +10,9 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
-from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
+from tests.ledgers.conformance.rig import ADMIN, DEATH, OTHER_WORKER, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
 from trellis.engine.errors import LedgerUnavailable
-from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId, Submitted
+from trellis.engine.jobs import Actor, CancelMode, JobId, LeaseLost, NewJob, RequestId, Submitted
 from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.ledgers import migrate
 from trellis.ledgers.postgres import ledger as postgres_ledger
@@ -144,6 +144,10 @@ async def test_what_another_database_role_holds_cannot_be_touched(rig: Rig):
     assert (await rig.ledger.save_checkpoint(held.lease, b"1")).__class__.__name__ == "LeaseLost"
     assert (await rig.ledger.journal(held.lease, "a", b"1")).__class__.__name__ == "LeaseLost"
     assert (await rig.ledger.signal(held.lease, [("job_log", b"1")])).__class__.__name__ == "LeaseLost"
+    until = await _sql(rig, "SELECT until FROM trellis.lease")
+    await rig.advance(1.0)
+    assert await rig.ledger.renew(OTHER_WORKER, [held.lease]) == [LeaseLost(held.lease)]
+    assert await _sql(rig, "SELECT until FROM trellis.lease") == until
 
 
 @pytest.mark.requirement("D55", "D46")

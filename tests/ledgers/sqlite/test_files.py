@@ -22,7 +22,7 @@ from trellis.engine.errors import (
 from trellis.engine.jobs import JobId
 from trellis.ledgers import migrate, open_ledger
 from trellis.ledgers.sqlite import contract
-from trellis.ledgers.sqlite.connection import parse_url, refuse_old
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, connect, parse_url, refuse_old
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION
 from trellis.ledgers.sqlite.migrate import migrate as migrate_file
@@ -181,6 +181,32 @@ async def test_processes_that_open_a_new_file_at_once_all_get_it(path: Path):
     await asyncio.gather(*(submit(one) for one in ledgers))
     assert await ledgers[0].feed_end() == f"{8:016d}"
     await asyncio.gather(*(one.close() for one in ledgers))
+
+
+def test_an_opener_waits_for_another_that_makes_the_file(path: Path):
+    """The other one is about to write in the old journal mode: SQLite says busy at once, whatever its busy timeout is."""
+    other = apsw.Connection(str(path))
+    other.execute("CREATE TABLE made (n INTEGER); BEGIN IMMEDIATE; INSERT INTO made VALUES (1)")
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            other.execute("COMMIT")
+
+    connection = connect(parse_url(f"sqlite:///{path}"), sleep=sleep)
+    assert len(waited) == 3
+    assert connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
+    connection.close()
+
+
+def test_an_opener_waits_no_longer_than_a_writer_does(path: Path):
+    other = apsw.Connection(str(path))
+    other.execute("CREATE TABLE made (n INTEGER); BEGIN IMMEDIATE; INSERT INTO made VALUES (1)")
+    waited: list[float] = []
+    with pytest.raises(LedgerUnavailable, match="another process has been writing"):
+        connect(parse_url(f"sqlite:///{path}"), sleep=waited.append)
+    assert 0.9 * BUSY_TIMEOUT_S < sum(waited) <= BUSY_TIMEOUT_S
 
 
 @pytest.mark.requirement("DJ-22")

@@ -14,6 +14,7 @@ from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
 from trellis.engine.matrices import RULES
 from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, connect
 from trellis.lifecycles import EVENT_TYPES, Role, event_code
+from trellis.lifecycles.causes import sql_cases
 from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
 from trellis.lifecycles.lifecycle import ROLES
 
@@ -96,10 +97,9 @@ async def stored_version(connection: Connection) -> int:
 
 
 async def _load_contract(connection: Connection) -> None:
-    """The lifecycles as rows, and as the two constant functions the event guard reads."""
-    await connection.execute(
-        _script("contract").replace("{bits}", transition_bits().hex()).replace("{ranks}", rank_bytes().hex())
-    )
+    """The lifecycles as rows, the two constant functions the event guard reads, and the causes the engine records."""
+    contract = _script("contract").replace("{bits}", transition_bits().hex()).replace("{ranks}", rank_bytes().hex())
+    await connection.execute(contract.replace("{causes}", cast("LiteralString", sql_cases())))
     await connection.executemany(
         "insert into lifecycle (lifecycle, name, version, swept_by) values ($1, $2, $3, $4)"
         " on conflict (lifecycle) do update set version = excluded.version, swept_by = excluded.swept_by",

@@ -14,6 +14,7 @@ from typing import Any
 from trellis.engine.errors import InputError, InvalidTransition
 from trellis.engine.jobs import (
     CLAIM_MAX,
+    LEAST_URGENT_FIRST_EVERY,
     Advance,
     Applied,
     Claim,
@@ -33,8 +34,6 @@ TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $1
 TURNS = "select * from turns($1, $2)"
 CLAIMED, LOST, REPEATED, APPLIED, WIDE = range(5)
 PRIORITIES = tuple(int(priority) for priority in Priority)
-REVERSED_EVERY = 8
-"""Every so many claims the lowest class is looked at first, so that none starves."""
 
 
 @dataclass(slots=True)
@@ -186,7 +185,7 @@ class Marks:
     def order(self) -> tuple[int, ...]:
         """Priorities in the order in which this claim looks at them."""
         self._claims += 1
-        return PRIORITIES[::-1] if self._claims % REVERSED_EVERY == 0 else PRIORITIES
+        return PRIORITIES[::-1] if self._claims % LEAST_URGENT_FIRST_EVERY == 0 else PRIORITIES
 
     def lows(self, types: Sequence[int], priorities: Sequence[int], now: float) -> tuple[list[int], bool]:
         """A mark for each priority and type, and whether any is above the beginning."""

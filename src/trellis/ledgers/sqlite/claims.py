@@ -4,23 +4,21 @@ import heapq
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import LiteralString, NamedTuple
 
 from trellis.engine.errors import NotAllowed, UnknownLifecycle
-from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, TypeClaim
+from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, Priority, TypeClaim
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, US, Act, Who, lease_length_us
 from trellis.ledgers.sqlite.steps import array, write_act
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 
-LEAST_URGENT_EVERY = 16
-"""One claim in so many begins with the least urgent class, for one sixteenth of what it takes: none starves."""
-
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
     ready_of_type: LiteralString
-    least_urgent_of_type: LiteralString
+    ready_of_class: LiteralString
     to_claim: LiteralString
     take_over: LiteralString
     claim_before: LiteralString
@@ -51,6 +49,7 @@ class _Row(NamedTuple):
     compensates: JobId | None
     checkpoint: bytes | None
     place: int
+    owner: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class _Wanted:
 def claim(tx: Transaction, actor: Actor, who: Who, request: Claim, *, least_urgent_first: bool) -> list[Claimed]:
     """Leases on up to `start + prefetch` ready jobs; the first `start` of them are started."""
     lifecycle = _claimable_by(actor, who, request.lifecycle)
-    before = _claimed_before(tx, lifecycle, request)
-    if before:
+    before = _claimed_before(tx, who, lifecycle, request)
+    if before is not None:
         return before
     count = min(request.start + request.prefetch, CLAIM_MAX)
     wanted = _wanted(tx, lifecycle, request, count)
@@ -120,20 +119,24 @@ def _wanted(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -
 
 
 def _pick(tx: Transaction, wanted: list[_Wanted], count: int, *, least_urgent_first: bool) -> list[int]:
-    """Keys of ready jobs by priority and readiness; now and then the least urgent class goes first for a small part."""
-    picked: dict[int, None] = {}
-    if least_urgent_first and count > 0:
-        share = max(1, count // LEAST_URGENT_EVERY)
-        heads = [tx.db.execute(_Sql.least_urgent_of_type, (w.id, w.id, min(share, w.room))).fetchall() for w in wanted]
-        last = sorted((row for head in heads for row in head), key=lambda row: (-row[0], row[1], row[2]))
-        picked.update((row[2], None) for row in last[:share])
+    """Keys of ready jobs by priority and readiness, of each type no more than there is room for."""
+    if least_urgent_first:
+        return _pick_by_class(tx, wanted, count)
     heads = [tx.db.execute(_Sql.ready_of_type, (w.id, w.room)).fetchall() for w in wanted]
     merged: Iterable[tuple[int, int, int]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
-    for _, _, key in merged:
-        if len(picked) >= count:
-            break
-        picked[key] = None
-    return list(picked)
+    return [key for _, _, key in islice(merged, count)]
+
+
+def _pick_by_class(tx: Transaction, wanted: list[_Wanted], count: int) -> list[int]:
+    """The same with the least urgent class first. What one class takes of a type's room, the next cannot take again."""
+    picked: list[int] = []
+    room = {w.id: w.room for w in wanted}
+    for priority in reversed(Priority):
+        heads = [tx.db.execute(_Sql.ready_of_class, (w, int(priority), left)).fetchall() for w, left in room.items()]
+        for _, key, type_ in islice(heapq.merge(*heads), count - len(picked)):
+            picked.append(key)
+            room[type_] -= 1
+    return picked
 
 
 def _load(tx: Transaction, ids: list[int]) -> list[_Row]:
@@ -220,17 +223,17 @@ def _claimed(row: _Row, lifecycle: Lifecycle, state: int, epoch: int, want: _Wan
     )
 
 
-def _claimed_before(tx: Transaction, lifecycle: Lifecycle, request: Claim) -> list[Claimed]:
-    """What this claim id was given before, as far as those leases live."""
+def _claimed_before(tx: Transaction, who: Who, lifecycle: Lifecycle, request: Claim) -> list[Claimed] | None:
+    """What this claim id gave to this claimer before, as far as those leases live; None when it was never used."""
     found = tx.db.execute(_Sql.claim_before, (request.claim_id,)).fetchall()
     if not found:
-        return []
+        return None
     leases: dict[int, int] = dict(json.loads(found[0][0]))
     types = {tx.names.known_type(lifecycle.code, one.type): one for one in request.types}
     living: list[Claimed] = []
     for row in _load(tx, list(leases)):
         one = types.get(row.type)
-        if row.epoch == leases[row.id] and row.place == HELD and one is not None:
+        if row.epoch == leases[row.id] and row.place == HELD and row.owner == who.actor and one is not None:
             want = _Wanted(row.type, one, lease_length_us(one.lease_s, one.heartbeat_s), 0, None)
             living.append(_claimed(row, lifecycle, row.state, row.epoch, want, tx.now))
     return living

@@ -1,6 +1,7 @@
 """Opening the file and saying what is wrong with it: URLs, the library's version, pragmas, errors as our types."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,9 @@ from trellis.engine.errors import (
 SQLITE_NEEDED = (3, 51, 3)
 BUSY_TIMEOUT_S = 10.0
 """How long a write waits for another process's write before it gives up with LedgerUnavailable."""
+WAL_SWITCH_POLL_S = 0.01
+WAL_SWITCH_TRIES = int(BUSY_TIMEOUT_S / WAL_SWITCH_POLL_S)
+"""How often the switch to the write-ahead log is tried before an opener gives up with LedgerUnavailable."""
 CACHE_KIB = 64 * 1024
 STATEMENTS = 256
 WAL_PAGES = 4_000
@@ -79,7 +83,7 @@ def refuse_old(version: str) -> None:
         raise LedgerTooOld(software="SQLite", found=version, needed=needed, reason=reason)
 
 
-def connect(target: Target) -> apsw.Connection:
+def connect(target: Target, *, sleep: Callable[[float], None] = time.sleep) -> apsw.Connection:
     """A connection as every part of the ledger uses it; the file is made when it is not there."""
     refuse_old(apsw.sqlite_lib_version())
     _refuse_impossible(target)
@@ -92,17 +96,17 @@ def connect(target: Target) -> apsw.Connection:
         connection.close()
         raise LedgerReadOnly(reason=f"{target.path} may not be written by this user")
     try:
-        _configure(connection)
+        _configure(connection, sleep)
     except apsw.Error as error:
         connection.close()
         raise typed(error, target.url) from error
     return connection
 
 
-def _configure(connection: Database) -> None:
+def _configure(connection: Database, sleep: Callable[[float], None]) -> None:
+    _switch_to_wal(connection, sleep)
     for pragma in (
         f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}",
-        "PRAGMA journal_mode = WAL",
         "PRAGMA synchronous = FULL",
         "PRAGMA foreign_keys = ON",
         "PRAGMA temp_store = MEMORY",
@@ -110,6 +114,18 @@ def _configure(connection: Database) -> None:
         f"PRAGMA wal_autocheckpoint = {WAL_PAGES}",
     ):
         connection.execute(pragma).fetchall()
+
+
+def _switch_to_wal(connection: Database, sleep: Callable[[float], None]) -> None:
+    """Use the write-ahead log. SQLite's own busy timeout does not cover this switch: an opener that meets another must ask again."""
+    for _ in range(WAL_SWITCH_TRIES - 1):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        except apsw.BusyError:
+            sleep(WAL_SWITCH_POLL_S)
+        else:
+            return
+    connection.execute("PRAGMA journal_mode = WAL").fetchall()
 
 
 def _refuse_impossible(target: Target) -> None:

@@ -8,6 +8,7 @@ from itertools import count
 
 from trellis.engine.authority import check_held_limit, require
 from trellis.engine.jobs import (
+    LEAST_URGENT_FIRST_EVERY,
     Actor,
     Applied,
     CancelMode,
@@ -65,7 +66,6 @@ from trellis.ledgers.sqlite import (
     submit,
     sweep,
 )
-from trellis.ledgers.sqlite.claims import LEAST_URGENT_EVERY
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Target, connect, parse_url
 from trellis.ledgers.sqlite.lanes import Lane, Shared, Transaction
 from trellis.ledgers.sqlite.migrate import prepare
@@ -126,7 +126,7 @@ class SqliteLedger:
         return await self._writer.share(Shared(actor, jobs, lambda tx, all_jobs: submit.submit(tx, actor, all_jobs)))
 
     async def turn(self, turn: Turn) -> TurnResult:
-        least_urgent = turn.claim is not None and next(self._claims) % LEAST_URGENT_EVERY == 0
+        least_urgent = turn.claim is not None and next(self._claims) % LEAST_URGENT_FIRST_EVERY == 0
 
         def work(tx: Transaction) -> TurnResult:
             rung = self._bell.rung

@@ -89,6 +89,8 @@ class Step:
     success: bool
     end_place: int
     finalizes: bool
+    asks_to_start: bool
+    """Refused once the lease's time is over: user code would begin."""
 
     def allows(self, role: int) -> bool:
         return bool(self.roles >> role & 1)
@@ -158,6 +160,7 @@ def _step(lifecycle: Lifecycle, t: Transition) -> Step:
         success=target.success,
         end_place=ENDED_WELL if target.success else ENDED_OTHERWISE,
         finalizes=t.finalizes,
+        asks_to_start=lifecycle.asks_to_start(t),
     )
 
 

@@ -31,6 +31,7 @@ from trellis.ledgers.sqlite.plan import (
 )
 from trellis.ledgers.sqlite.steps import Batch, changed, promote, standings
 from trellis.lifecycles import BY_CODE, LeaseLoss, Phase, Trigger
+from trellis.lifecycles.causes import Cause, died_often
 
 DEADLINE_STATES = json.dumps(
     [step.lifecycle * 16 + step.source for step in STEPS.values() if step.trigger == Trigger.DEADLINE]
@@ -109,7 +110,7 @@ def _harden_cancels(tx: Transaction, actor: Actor, options: SweepOptions) -> int
 
 
 def _on_cancel_overdue(row: Standing) -> _Verdict:
-    return _Verdict(STEPS.get((row.lifecycle, row.state, Trigger.CANCEL)), cause="soft cancel: the grace is over")
+    return _Verdict(STEPS.get((row.lifecycle, row.state, Trigger.CANCEL)), cause=Cause.CANCEL_GRACE_OVER)
 
 
 def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int, int]:
@@ -135,22 +136,21 @@ def on_lease_lost(row: Standing, max_deaths: int) -> _Verdict:
     state = state_of(row.lifecycle, row.state)
     cancel = wished_cancel(row)
     if cancel is not None:
-        return _Verdict(cancel, cause="soft cancel: the holder is gone")
+        return _Verdict(cancel, cause=Cause.CANCEL_HOLDER_GONE)
     if state.lease_loss is LeaseLoss.STAY:
         return _Verdict(None)
     expire = STEPS[row.lifecycle, row.state, Trigger.EXPIRE]
     exhaust = STEPS.get((row.lifecycle, row.state, Trigger.EXHAUST))
     deaths = row.deaths + int(state.runs_code)
     if exhaust is not None and 0 < max_deaths <= deaths:
-        often = "once" if deaths == 1 else f"{deaths} times"
-        error = f"its worker died {often} while running this job"
+        error = Cause.WORKER_DIED % died_often(deaths)
         death = DeathCertificate(reason_code=ReasonCode.INFRASTRUCTURE_FAILURE, stage=Stage.EXEC, last_error=error)
         return _Verdict(exhaust, death, cause=error, died=state.runs_code)
     if exhaust is not None and not row.attempts_left:
-        error = "lease expired"
+        error = Cause.LEASE_EXPIRED
         death = DeathCertificate(reason_code=ReasonCode.EXHAUSTED_RETRIES, stage=Stage.EXEC, last_error=error)
         return _Verdict(exhaust, death, cause=error, died=state.runs_code)
-    return _Verdict(expire, cause="lease expired", died=state.runs_code)
+    return _Verdict(expire, cause=Cause.LEASE_EXPIRED, died=state.runs_code)
 
 
 def _lose_in_place(tx: Transaction, batch: Batch, row: Standing) -> None:
@@ -189,7 +189,7 @@ def on_due(row: Standing, now: int) -> _Verdict:
     late = row.deadline_at is not None and row.deadline_at <= now
     if row.attempts_left and not late:
         return _Verdict(due)
-    error = "deadline passed" if late else "attempts spent"
+    error = Cause.DEADLINE_PASSED if late else Cause.ATTEMPTS_SPENT
     reason = ReasonCode.TIMEOUT if late else ReasonCode.EXHAUSTED_RETRIES
     return _Verdict(exhaust, DeathCertificate(reason_code=reason, stage=Stage.EXEC, last_error=error), cause=error)
 
@@ -215,8 +215,8 @@ def _pass_deadlines(tx: Transaction, actor: Actor, options: SweepOptions) -> int
 def _on_deadline(row: Standing) -> _Verdict:
     held = state_of(row.lifecycle, row.state).phase is Phase.HELD
     stage = Stage.EXEC if held else Stage.FETCH
-    death = DeathCertificate(reason_code=ReasonCode.TIMEOUT, stage=stage, last_error="deadline passed")
-    return _Verdict(STEPS.get((row.lifecycle, row.state, Trigger.DEADLINE)), death, cause="deadline passed")
+    death = DeathCertificate(reason_code=ReasonCode.TIMEOUT, stage=stage, last_error=Cause.DEADLINE_PASSED)
+    return _Verdict(STEPS.get((row.lifecycle, row.state, Trigger.DEADLINE)), death, cause=Cause.DEADLINE_PASSED)
 
 
 def _heal_keys(tx: Transaction, limit: int) -> int:

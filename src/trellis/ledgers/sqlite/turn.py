@@ -25,6 +25,7 @@ from trellis.ledgers.sqlite.plan import (
 )
 from trellis.ledgers.sqlite.steps import Batch, Sql, standings
 from trellis.lifecycles import LIFECYCLES, Trigger
+from trellis.lifecycles.causes import Cause
 
 STOP = "stop"
 """The trigger by which a holder obeys a soft cancel."""
@@ -53,9 +54,9 @@ def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance])
             rows |= standings(tx, moved)
             batch, moved = Batch(), set[int]()
         row = rows.get(key)
-        if row is None or not _fits(row, advance, step):
+        if row is None or not _fits(row, advance, step, tx.now):
             later = sum(other.lease == advance.lease for other in advances[number + 1 :])
-            outcomes.append(_repeated_or_lost(tx, row, advance, step, later))
+            outcomes.append(_repeated_or_lost(tx, row, who, advance, step, later))
             continue
         moved.add(key)
         if advance.finalizes is not None:
@@ -114,13 +115,14 @@ def _staged(tx: Transaction, actor: Actor, advance: Advance, step: Step) -> JobK
     return artifact
 
 
-def _fits(row: Standing, advance: Advance, step: Step) -> bool:
+def _fits(row: Standing, advance: Advance, step: Step, now: int) -> bool:
     return (
         row.epoch == advance.lease.epoch
         and row.place == HELD
         and row.state == step.source
         and advance.version in {None, row.version}
         and not (advance.unless_cancelled and step.ended and row.cancel_at is not None)
+        and not (step.asks_to_start and row.cancel_at is None and row.until is not None and row.until <= now)
     )
 
 
@@ -133,7 +135,7 @@ def _obey(tx: Transaction, batch: Batch, row: Standing, wish: Step, who: Who) ->
     """The holder was asked to stop and no user code runs: it must not begin, or begin once more."""
     sweeper = Who(sweeping_role(row.lifecycle), who.actor)
     place, wait = landing(wish, keyed=row.ckey is not None, delay_us=None)
-    batch.add(row, Act(wish, sweeper, place, wait, cause="soft cancel: the holder let go", data=asked(tx, row)))
+    batch.add(row, Act(wish, sweeper, place, wait, revokes=True, cause=Cause.CANCEL_LET_GO, data=asked(tx, row)))
 
 
 def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, advance: Advance) -> None:
@@ -148,41 +150,45 @@ def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, 
     batch.add(row, act, advance.death)
     if advance.spare_attempt:
         batch.spared.append(row.id)
-    if advance.result is not None and step.ended:
+    if advance.result is not None and step.success:
         kept_until = None if advance.result_ttl_s is None else tx.now + int(advance.result_ttl_s * US)
         batch.results.append((row.id, advance.result, kept_until))
 
 
 def _repeated_or_lost(
-    tx: Transaction, row: Standing | None, advance: Advance, step: Step, later: int
+    tx: Transaction, row: Standing | None, who: Who, advance: Advance, step: Step, later: int
 ) -> Applied | LeaseLost:
     """Refused; unless the last thing this epoch did is this very step, whose answer was lost.
 
     `later` steps of the same lease follow in the same turn: then it is the last but so many. A step into a held state
     is only told to have been made while the lease lives: its caller would go on.
     """
-    lease = advance.lease
+    lease, made = advance.lease, (step.source, step.target, step.event)
     if step.held and (row is None or row.epoch != lease.epoch):
         return LeaseLost(lease)
     if advance.version is None:
         rows = tx.db.execute(Sql.last_step_of_epoch, (lease.key, lease.epoch, later)).fetchall()
     else:
         rows = tx.db.execute(Sql.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
-    if rows and rows[0][1:] in _makes(step) and (advance.finalizes is None or _is_final(tx, advance)):
+    if rows and rows[0][1:] == made and (advance.finalizes is None or _is_final(tx, advance)):
         return Applied(rows[0][0], repeated=True)
-    return LeaseLost(lease)
+    return _cancelled_instead(tx, who, advance, step) or LeaseLost(lease)
+
+
+def _cancelled_instead(tx: Transaction, who: Who, advance: Advance, step: Step) -> Applied | None:
+    """The cancel that this very step left in its place, when it gave back a job that shall stop: one epoch on, without a request."""
+    cancel = STEPS.get((step.lifecycle, step.source, Trigger.CANCEL))
+    if cancel is None or step.held or step.ended:
+        return None
+    made = (cancel.source, cancel.target, cancel.event)
+    lease = advance.lease
+    for version, *rest in tx.db.execute(Sql.unasked_step_of_epoch, (lease.key, lease.epoch + 1, who.actor)):
+        if tuple(rest) == made and advance.version in {None, version - 1}:
+            return Applied(version, repeated=True)
+    return None
 
 
 def _is_final(tx: Transaction, advance: Advance) -> bool:
     """Whether the step that was made is the one that finalized this very artifact: a job has one."""
     found = tx.db.execute(Sql.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
     return bool(found) and found[0][1:] in FINAL_STATES
-
-
-def _makes(step: Step) -> list[tuple[int, int, int]]:
-    """What this step leaves in the history: itself, or where the holder lets go of the job the cancel it was asked for."""
-    made = [(step.source, step.target, step.event)]
-    cancel = STEPS.get((step.lifecycle, step.source, Trigger.CANCEL))
-    if cancel is not None and not step.held and not step.ended:
-        made.append((step.source, cancel.target, cancel.event))
-    return made

@@ -48,6 +48,12 @@ create or replace function _is_final(p_job bigint, p_artifact text) returns bool
                   where a.job_id = p_artifact and j.id = p_job)
 $$;
 
+-- Whether this is a start by the role that claims: it asks whether user code may run, so its lease must be alive. Where another role
+-- starts, it reports what runs already, and the epoch alone decides.
+create or replace function _asks_to_start(x transition) returns boolean language sql stable set search_path from current as $$
+  select x.trigger = 'start' and x.roles & l.claim_roles <> 0 from lifecycle l where l.lifecycle = x.lifecycle
+$$;
+
 -- The rarer steps come as a JSON array, one object each; most of them carry an error, a delay or a dead letter. One answer for each, in
 -- their order. `later` is how many steps of the same lease follow.
 create or replace function _advance_others(p_others jsonb, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint)
@@ -58,6 +64,7 @@ declare
   x transition;
   s state;
   t token;
+  cancelled int;
 begin
   for o in select * from jsonb_to_recordset(p_others) as r(
       id bigint, epoch int, lifecycle smallint, source smallint, trigger text, delay float8, spare boolean, cause text, data text,
@@ -70,17 +77,21 @@ begin
       raise exception 'job %: exactly a step that finalizes names an artifact', o.id using errcode = 'TR001';
     end if;
     select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
-    if x.trigger = 'start' and exists (select from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source
-         and l.cancel_at is not null and (o.version is null or l.version = o.version))
-       and _cancel_now(o.id, p_actor, p_now, p_batch) is not null then
-      -- Somebody asked for a stop before user code began: nothing has to be waited for.
-      return query select 1::smallint, o.id, null::int;
-      continue;
+    cancelled := null;
+    if (x.trigger = 'start' or s.phase = 0)
+       and exists (select from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
+                     and l.cancel_at is not null and (o.version is null or l.version = o.version)) then
+      -- Somebody asked for a stop and no user code runs, before a start or when the holder lets go: nothing has to be waited for.
+      cancelled := _cancel_now(o.id, p_actor, p_now, p_batch, 'cancel_let_go');
+      if cancelled is not null then
+        return query select case when x.trigger = 'start' then 1 else 3 end::smallint, o.id, cancelled;
+        continue;
+      end if;
     end if;
     if s.phase = 1 then
       update lease l set state = x.target, version = l.version + 1, until = p_now + _length(l.lease_ms, l.beat_ms)
        where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
-         and (o.version is null or l.version = o.version)
+         and (o.version is null or l.version = o.version) and (l.until > p_now or not _asks_to_start(x))
       returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
                 l.state, l.lifecycle, l.prio, l.flags into t;
       if found then
@@ -90,10 +101,6 @@ begin
                 t.attempt, p_role, o.cause, convert_to(o.data, 'UTF8'));
       end if;
     else
-      if s.phase = 0 and exists (select from lease l where l.id = o.id and l.epoch = o.epoch and l.cancel_at is not null) then
-        return query select 3::smallint, o.id, _cancel_now(o.id, p_actor, p_now, p_batch);
-        continue;
-      end if;
       delete from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
          and (o.version is null or l.version = o.version) and (l.cancel_at is null or o.guarded is not true)
       returning l.id, l.ckey, l.until, l.type, l.version, l.epoch, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths,
@@ -115,9 +122,10 @@ begin
       -- A step that let go of a job to be cancelled left the cancel in its place, one epoch on, in the holder's name.
       return query select coalesce(c.kind, r.kind), r.id, coalesce(c.version, r.version)
         from _was_applied(o.id, o.epoch, x.target, x.event, o.version, o.finalizes, o.later) r
-        left join lateral (select 2::smallint as kind, e.version from event e
+        left join lateral (select 2::smallint as kind, e.version from event e join transition n on n.lifecycle = e.lifecycle
+                              and n.source = e.from_state and n.trigger = 'cancel' and n.target = e.to_state and n.event = e.type
                             where s.phase = 0 and e.id = o.id and e.epoch = o.epoch + 1 and e.actor = p_actor
-                              and e.from_state = o.source and e.cause = 'cancel was requested'
+                              and e.from_state = o.source and e.request is null and (o.version is null or e.version = o.version + 1)
                             order by e.version limit 1) c on true;
     end if;
     t := null;
@@ -177,7 +185,8 @@ begin
       update lease d set state = l.start_to[d.state], version = d.version + 1,
                          until = now_at + _length(d.lease_ms, d.beat_ms)
        where d.id = any(p_starts) and d.epoch = p_start_epochs[width_bucket(d.id, p_starts)] and d.lifecycle = p_lifecycle
-         and l.start_to[d.state] is not null and d.until > now_at and d.cancel_at is null
+         and l.start_to[d.state] is not null and d.cancel_at is null
+         and (d.until > now_at or l.start_roles[d.state] & l.claim_roles = 0)
       returning d.id, d.version, d.epoch, d.generation, d.attempt, d.state
     ), e as (
       insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
@@ -191,7 +200,7 @@ begin
         left join lease c on c.id = m.id and c.epoch = m.epoch,
         lateral _was_applied(m.id, m.epoch, c.state, l.start_event[array_position(l.start_to, c.state)], null, null, 0) w loop
         -- Somebody asked for a stop before user code began: nothing has to be waited for.
-        if told.cancel_at is not null and told.kind = 1 then perform _cancel_now(told.id, p_actor, now_at, batch_no); end if;
+        if told.cancel_at is not null and told.kind = 1 then perform _cancel_now(told.id, p_actor, now_at, batch_no, 'cancel_let_go'); end if;
         kind := told.kind; id := told.id; version := told.version; part := 0;
         return next;
       end loop;

@@ -69,12 +69,12 @@ begin
   outcome := 'moved'; target := (d.x).target; version := t.version; epoch := t.epoch;
 end $$;
 
--- Carry out a wish to cancel, in the name of the lifecycle's sweep.
-create or replace function _cancel_now(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint) returns int language sql
+-- Carry out a wish to cancel, in the name of the lifecycle's sweep. `p_cause` names one of the causes.
+create or replace function _cancel_now(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint, p_cause text) returns int language sql
 set search_path from current as $$
   select case when m.outcome = 'moved' then m.version end from _move_one(
     p_id, null, 'cancel', p_actor, (select c.swept_by from lifecycle c join job j on j.lifecycle = c.lifecycle where j.id = p_id), p_now,
-    p_batch, null, null, null, null, null, 'cancel was requested', null, null, null, null) m
+    p_batch, null, null, null, null, null, _cause(p_cause), null, null, null, null) m
 $$;
 
 -- Moves of many callers, each in the name of its own actor, in one transaction. They go by job, so that two of these never wait for each

@@ -5,6 +5,11 @@ create or replace function _if_buried(x transition, p_reason text) returns text 
   select p_reason from state s where s.lifecycle = x.lifecycle and s.state = x.target and s.dead_letter
 $$;
 
+-- How far a job was when its deadline ended it: nobody held it, or somebody ran it.
+create or replace function _stage_of(x transition) returns text language sql stable set search_path from current as $$
+  select case when s.phase = 1 then 'exec' else 'fetch' end from state s where s.lifecycle = x.lifecycle and s.state = x.source
+$$;
+
 create or replace function _reap(l lease, p_actor int, p_now timestamptz, p_batch bigint) returns text language plpgsql
 set search_path from current as $$
 declare
@@ -20,7 +25,7 @@ begin
   select n.* into s from state n where n.lifecycle = l.lifecycle and n.state = l.state;
   select c.swept_by into by_role from lifecycle c where c.lifecycle = l.lifecycle;
   select j.max_deaths into deaths_max from job j where j.id = l.id;
-  if l.cancel_at is not null and _cancel_now(l.id, p_actor, p_now, p_batch) is not null then return 'cancelled'; end if;
+  if l.cancel_at is not null and _cancel_now(l.id, p_actor, p_now, p_batch, 'cancel_holder_gone') is not null then return 'cancelled'; end if;
   if s.runs_code then t.deaths := t.deaths + 1; end if;
   delete from lease d where d.id = l.id;
   if s.stays then
@@ -36,17 +41,17 @@ begin
   end if;
   if x.trigger is not null then
     died := case when t.deaths = 1 then 'once' else format('%s times', t.deaths) end;
-    died := case when poison then format('its worker died %s while running this job', died) else 'lease expired' end;
+    died := case when poison then format(_cause('worker_died'), died) else _cause('lease_expired') end;
     perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, died,
                   null, null, _if_buried(x, case when poison then 'infrastructure_failure' else 'exhausted_retries' end), 'exec', died);
     return 'exhausted';
   end if;
   select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'expire';
-  perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, 'lease expired');
+  perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, _cause('lease_expired'));
   return 'expired';
 end $$;
 
--- A waiting job whose timer fell due. Returns false when the state has no timer transition of its own.
+-- A waiting job whose timer fell due. Returns whether that was the end of its attempts; null when it no longer rests.
 create or replace function _ring(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint, p_windows jsonb) returns boolean
 language plpgsql set search_path from current as $$
 declare
@@ -55,20 +60,27 @@ declare
   x transition;
   give_up transition;
   by_role smallint;
-  may_retry boolean;
+  late boolean;
+  spent boolean := false;
+  why text;
 begin
-  if k.place <> 'resting' then return true; end if;
+  if k.place <> 'resting' then return null; end if;
   select r.* into x from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'due';
-  if not found then return false; end if;
+  if not found then return null; end if;
   select r.* into give_up from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'exhaust';
   if found then
-    select t.attempt + 1 < t.max_attempts and coalesce(j.deadline_at > p_now, true) into may_retry from job j where j.id = p_id;
-    if not may_retry then x := give_up; end if;
+    select coalesce(j.deadline_at <= p_now, false) into late from job j where j.id = p_id;
+    spent := late or t.attempt + 1 >= t.max_attempts;
+    if spent then
+      x := give_up;
+      why := _cause(case when late then 'deadline_passed' else 'attempts_spent' end);
+    end if;
   end if;
   select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
   perform _remove(p_id, 'resting');
-  perform _step(t, x, p_actor, by_role, p_now, p_batch, _own_timer(t.lifecycle, x.target, p_now, p_windows));
-  return true;
+  perform _step(t, x, p_actor, by_role, p_now, p_batch, _own_timer(t.lifecycle, x.target, p_now, p_windows), false, why, null, null,
+                _if_buried(x, case when late then 'timeout' else 'exhausted_retries' end), 'exec', why);
+  return spent;
 end $$;
 
 -- When a state's own timer falls due, if the lifecycle gives it one or the sweep sets another: the operator's window of a failed job.
@@ -78,19 +90,22 @@ language sql stable set search_path from current as $$
   select p_now + coalesce((p_windows ->> (p_lifecycle * 16 + p_state)::text)::float8, s.timer_s) * interval '1 s' from state s where s.lifecycle = p_lifecycle and s.state = p_state
 $$;
 
-create or replace function _sweep_due(p_actor int, p_now timestamptz, p_batch bigint, p_limit int, p_windows jsonb) returns int
+create or replace function _sweep_due(p_actor int, p_now timestamptz, p_batch bigint, p_limit int, p_windows jsonb,
+                                      out due int, out exhausted int)
 language plpgsql set search_path from current as $$
 declare
   d record;
   keys bigint[];
-  done int := 0;
   moved int;
+  spent boolean;
 begin
+  due := 0; exhausted := 0;
   for d in select r.id from resting r join transition x on x.lifecycle = r.lifecycle and x.source = r.state and x.trigger = 'due'
             where r.due_at <= p_now order by r.due_at limit p_limit for update of r skip locked loop
     begin
-      perform _ring(d.id, p_actor, p_now, p_batch, p_windows);
-      done := done + 1;
+      spent := _ring(d.id, p_actor, p_now, p_batch, p_windows);
+      due := due + (spent is false)::int;
+      exhausted := exhausted + (spent is true)::int;
     exception when others then raise warning 'trellis: the timer of job % could not be served: %', d.id, sqlerrm;
     end;
   end loop;
@@ -99,7 +114,7 @@ begin
     select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and not s.claimable
      where q.due_at <= p_now and not exists (select from transition x where x.lifecycle = q.lifecycle and x.source = q.state
                                                  and x.trigger = 'due') limit p_limit for update of q skip locked));
-  with due as (
+  with rested as (
     delete from resting r where r.id = any(array(
       select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and s.claimable
        where q.due_at <= p_now order by q.due_at limit p_limit for update of q skip locked)) returning r.*
@@ -107,16 +122,16 @@ begin
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
                        flags)
     select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
-      from due where ckey is null order by due_at
+      from rested where ckey is null order by rested.due_at
   ), to_parked as (
     insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
                         flags)
     select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
-      from due where ckey is not null order by due_at
+      from rested where ckey is not null order by rested.due_at
   )
-  select count(*), array_agg(distinct due.ckey) filter (where due.ckey is not null) into moved, keys from due;
+  select count(*), array_agg(distinct rested.ckey) filter (where rested.ckey is not null) into moved, keys from rested;
   if keys is not null then perform _promote(keys, false); end if;
-  return done + moved;
+  due := due + moved;
 end $$;
 
 -- A deadline that the present state does not know is left for a later one.
@@ -143,8 +158,8 @@ begin
         perform _remove(d.id, k.place);
         if k.place = 'held' then t.epoch := t.epoch + 1; end if;
         -- Into a state that has a timer: it falls due at once, and the timer finds that the deadline has passed.
-        perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, 'deadline passed', null, null, _if_buried(x, 'timeout'), 'exec',
-                      'deadline passed');
+        perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, _cause('deadline_passed'), null, null,
+                      _if_buried(x, 'timeout'), _stage_of(x), _cause('deadline_passed'));
         done := done + 1;
       end if;
       delete from deadline o where o.id = d.id;
@@ -162,7 +177,7 @@ declare
 begin
   for d in select l.id from lease l where l.cancel_at <= p_now order by l.id limit p_limit for update skip locked loop
     begin
-      perform _cancel_now(d.id, p_actor, p_now, p_batch);
+      perform _cancel_now(d.id, p_actor, p_now, p_batch, 'cancel_grace_over');
       done := done + 1;
     exception when others then raise warning 'trellis: job % could not be cancelled: %', d.id, sqlerrm;
     end;
@@ -217,6 +232,7 @@ begin
      and d.until < now_at + _length(d.lease_ms, d.beat_ms);
   get diagnostics amnesty = row_count;
   batch_no := _open_batch();
+  cancelled := _sweep_cancels(p_actor, now_at, batch_no, p_limit);
   for l in select d.* from lease d where d.until <= now_at order by d.id limit p_limit for update skip locked loop
     -- One job that cannot be reaped must not keep the others from it.
     begin
@@ -229,8 +245,8 @@ begin
     elsif what = 'cancelled' then cancelled := cancelled + 1;
     elsif what <> 'failed' then expired := expired + 1; end if;
   end loop;
-  cancelled := cancelled + _sweep_cancels(p_actor, now_at, batch_no, p_limit);
-  due := _sweep_due(p_actor, now_at, batch_no, p_limit, p_windows);
+  select w.rested, exhausted + w.spent into due, exhausted
+    from _sweep_due(p_actor, now_at, batch_no, p_limit, p_windows) w(rested, spent);
   deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
   promoted := _heal_keys();
   perform _ensure_partitions();

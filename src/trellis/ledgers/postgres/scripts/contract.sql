@@ -6,3 +6,7 @@ $f$;
 create or replace function trellis._rank(p_lifecycle smallint, p_state smallint) returns int language sql immutable as $f$
   select get_byte('\x{ranks}'::bytea, p_lifecycle::int * 16 + p_state)
 $f$;
+-- The texts that the engine records as causes; `lifecycles/causes.py` holds them for both ledgers.
+create or replace function trellis._cause(p_name text) returns text language sql immutable as $f$
+  select case p_name {causes} end
+$f$;

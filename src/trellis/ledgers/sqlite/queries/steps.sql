@@ -60,6 +60,10 @@ SELECT id FROM trellis_submission WHERE job_id = ?;
 -- name: last_step_of_epoch
 SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? ORDER BY version DESC LIMIT 1 OFFSET ?;
 
+-- name: unasked_step_of_epoch
+SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? AND actor = ? AND request IS NULL
+ORDER BY version LIMIT 1;
+
 -- name: step_at
 SELECT version, source, target, type FROM trellis_event WHERE job = ? AND version = ? AND epoch = ?;
 

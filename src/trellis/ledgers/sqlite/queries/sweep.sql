@@ -7,7 +7,7 @@ SELECT value FROM trellis_meta WHERE key = 'sweep_tick';
 INSERT INTO trellis_meta (key, value) VALUES ('sweep_tick', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
 -- name: amnesty
-UPDATE trellis_job SET until = max(until, :now + length) WHERE place = 4 AND length < :twice_gap;
+UPDATE trellis_job SET until = :now + length WHERE place = 4 AND length < :twice_gap AND until < :now + length;
 
 -- name: overdue_cancels
 SELECT id FROM trellis_job WHERE place = 4 AND cancel_at <= ? ORDER BY cancel_at LIMIT ?;

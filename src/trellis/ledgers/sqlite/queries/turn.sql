@@ -3,14 +3,12 @@
 -- name: ready_of_type
 SELECT prio, pos, id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ? ORDER BY prio, pos LIMIT ?;
 
--- name: least_urgent_of_type
-SELECT prio, pos, id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ?
-  AND prio = (SELECT max(prio) FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ?)
-ORDER BY pos LIMIT ?;
+-- name: ready_of_class
+SELECT pos, id, type FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ? AND prio = ? ORDER BY pos LIMIT ?;
 
 -- name: to_claim
 SELECT j.id, j.type, j.state, j.version, j.epoch, j.generation, j.attempt, j.max_attempts, j.deaths, j.deadline_at,
-  s.job_id, s.correlation, s.trace, s.parent, s.payload, o.job_id, c.body, j.place
+  s.job_id, s.correlation, s.trace, s.parent, s.payload, o.job_id, c.body, j.place, j.owner
 FROM json_each(?) AS wanted JOIN trellis_job j ON j.id = wanted.value JOIN trellis_submission s ON s.id = j.id
 LEFT JOIN trellis_checkpoint c ON c.job = j.id LEFT JOIN trellis_submission o ON o.id = j.compensates
 ORDER BY wanted.key;
@@ -23,8 +21,7 @@ WHERE id IN (SELECT value FROM json_each(?));
 SELECT leases FROM trellis_claim WHERE claim_id = ?;
 
 -- name: record_claim
-INSERT INTO trellis_claim (claim_id, at, leases) VALUES (?, ?, ?)
-ON CONFLICT (claim_id) DO UPDATE SET at = excluded.at, leases = excluded.leases;
+INSERT INTO trellis_claim (claim_id, at, leases) VALUES (?, ?, ?);
 
 -- name: controls
 SELECT name, paused, rate, burst, tokens, filled_at, held_max FROM trellis_type_control;
