@@ -417,10 +417,12 @@ class Instance:
 
 
 @asynccontextmanager
-async def open_instance(settings: Settings, ledger_url: str, *, name: str | None = None) -> AsyncGenerator[Instance]:
+async def open_instance(
+    settings: Settings, ledger_url: str, *, name: str | None = None, part: str | None = None
+) -> AsyncGenerator[Instance]:
     """Open everything, and prove that the object store keeps conditional writes. Closes what it opened."""
     found = places(settings, ledger_url)
-    ledger = await open_ledger(found.ledger)
+    ledger = await open_ledger(found.ledger, part=part)
     try:
         objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
         try:

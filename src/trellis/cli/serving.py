@@ -17,7 +17,7 @@ from trellis.cli.serving_bus import (
 )
 from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
 from trellis.cli.together import together
-from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, say_ready, say_services
+from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, part_of, say_ready, say_services
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
@@ -54,7 +54,7 @@ async def serve_all(
         settings = addressed(cli.settings, listening, nlm)
         async with AsyncExitStack() as stack:
             name = process_name("up")
-            instance = await stack.enter_async_context(open_instance(settings, cli.url, name=name))
+            instance = await stack.enter_async_context(open_instance(settings, cli.url, name=name, part=part_of(roles)))
             if demo:
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")

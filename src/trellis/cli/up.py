@@ -14,7 +14,7 @@ from trellis.cli.logs import configure_logging
 from trellis.cli.problems import without_password
 from trellis.cli.together import together
 from trellis.cli.tracing import configure_tracing
-from trellis.cli.up_roles import NLM, ON_BUS, ROLES, SAFETY_KERNEL, say_ready, say_services
+from trellis.cli.up_roles import NLM, ON_BUS, ROLES, SAFETY_KERNEL, part_of, say_ready, say_services
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -66,7 +66,7 @@ async def up(
         return
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     make_folder(cli.url)
-    ledger = await open_when_there(cli.url)
+    ledger = await open_when_there(cli.url, part=part_of(wanted))
     if ledger is None:
         return
     try:
@@ -129,7 +129,7 @@ async def _serve_jobs(cli: Cli, roles: frozenset[str] | None, stop: asyncio.Even
     if app is not None:
         raise SettingsInvalid(source="--app", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
     async with AsyncExitStack() as stack:
-        ledger = await open_ledger(cli.url)
+        ledger = await open_ledger(cli.url, part=part_of(roles))
         stack.push_async_callback(ledger.close)
         services = [service for service in _looking_after(cli, ledger) if roles is None or service.name in roles]
         missing = sorted((roles or frozenset()) - {service.name for service in services} - {*ON_BUS, SAFETY_KERNEL})

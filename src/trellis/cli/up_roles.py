@@ -24,6 +24,11 @@ ROLES = (
 )
 
 
+def part_of(roles: frozenset[str] | None) -> str:
+    """What this process is called in the lists of servers: by its roles, `up` with all of them."""
+    return "up" if roles is None else "+".join(sorted(roles))
+
+
 def say_services(cli: Cli, names: list[str]) -> None:
     """What runs here."""
     cli.out.line(f"services  {', '.join(names) or 'none in this process'}")

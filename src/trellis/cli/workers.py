@@ -121,7 +121,7 @@ def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
 
 async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
     refuse_missing(cli.url)
-    ledger = await open_when_there(cli.url)
+    ledger = await open_when_there(cli.url, part=options.name)
     if ledger is None:
         return ExitCode.DRAINED
     try:

@@ -23,6 +23,7 @@ TrellisError
 ├── LedgerError                 the ledger itself
 │   ├── LedgerUrlInvalid
 │   ├── LedgerTooOld
+│   ├── PoolerUnfit
 │   ├── LedgerMissing
 │   ├── LedgerNotMigrated
 │   ├── LedgerReadOnly
@@ -173,6 +174,10 @@ class LedgerUrlInvalid(LedgerError):
 
 class LedgerTooOld(LedgerError):
     """{software} {found} is too old: {needed} or newer is needed ({reason})."""
+
+
+class PoolerUnfit(LedgerError):
+    """The pooler in front of PostgreSQL refuses what the ledger needs ({reason}); in pgbouncer set pool_mode = transaction or session, or name the server itself in TRELLIS_LEDGER."""
 
 
 class LedgerMissing(LedgerError):

@@ -19,11 +19,20 @@ from trellis.engine.errors import (
     LedgerUnavailable,
     NotAllowed,
     OutcomeUnknown,
+    PoolerUnfit,
     QueueFull,
     Refused,
     TrellisError,
 )
-from trellis.ledgers.postgres.connection import CONFLICT, LOST, Connection, PostgresError, UniqueViolation, connect
+from trellis.ledgers.postgres.connection import (
+    APPLICATION_NAME,
+    CONFLICT,
+    LOST,
+    Connection,
+    PostgresError,
+    UniqueViolation,
+    connect,
+)
 
 Answer = TypeVar("Answer")
 
@@ -42,6 +51,8 @@ class LaneOptions:
     outcome_window_s: float = 30.0
     """How long a lost answer is asked for again before the caller is told that nobody knows."""
     connect_timeout_s: float = 10.0
+    application_name: str = APPLICATION_NAME
+    """What `pg_stat_activity` calls this process."""
 
 
 class Lane:
@@ -108,7 +119,10 @@ class Lane:
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._url, timeout_s=self._options.connect_timeout_s)
+            options = self._options
+            self._connection = await connect(
+                self._url, timeout_s=options.connect_timeout_s, application_name=options.application_name
+            )
         return self._connection
 
     def drop(self) -> None:
@@ -136,6 +150,10 @@ def _not_migrated(_: str) -> TrellisError:
     return LedgerNotMigrated(found="none or older", needed="current", url="<url>")
 
 
+def _without_session(message: str) -> TrellisError:
+    return PoolerUnfit(reason=f"it gives one connection several sessions: {message}")
+
+
 BY_STATE: dict[str, Callable[[str], TrellisError]] = {
     "TR002": _not_allowed,
     "42501": _not_allowed,
@@ -147,6 +165,8 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
     "42883": _not_migrated,
     "42P01": _not_migrated,
     "3F000": _not_migrated,
+    "26000": _without_session,
+    "42P05": _without_session,
 }
 
 

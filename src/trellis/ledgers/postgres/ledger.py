@@ -50,7 +50,7 @@ from trellis.engine.text import storable
 from trellis.ledgers.bounds import check_remark, check_signals
 from trellis.ledgers.postgres import moves, restore, submit
 from trellis.ledgers.postgres import turn as turns
-from trellis.ledgers.postgres.connection import Connection, Row, check_url
+from trellis.ledgers.postgres.connection import APPLICATION_NAME, Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
 from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
@@ -102,10 +102,15 @@ class PostgresLedger(Reads):
         )
 
     @classmethod
-    async def open(cls, url: str, *, hints: bool = True, options: LaneOptions | None = None) -> Self:
+    async def open(
+        cls, url: str, *, hints: bool = True, options: LaneOptions | None = None, part: str | None = None
+    ) -> Self:
         """Open a migrated database, or say what is wrong with it."""
         check_url(url)
-        ledger = cls(url, options or LaneOptions(), hints=hints)
+        chosen = options or LaneOptions()
+        if part is not None:
+            chosen = replace(chosen, application_name=f"{APPLICATION_NAME}-{part}")
+        ledger = cls(url, chosen, hints=hints)
         try:
             await ledger._admin_lane.call("open", "", lambda c, _: _check_version(c, url), window_s=0)
         except OutcomeUnknown as error:
