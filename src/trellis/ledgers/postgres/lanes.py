@@ -24,6 +24,7 @@ from trellis.engine.errors import (
     Refused,
     TrellisError,
 )
+from trellis.engine.outages import Failures
 from trellis.ledgers.postgres.connection import (
     APPLICATION_NAME,
     CONFLICT,
@@ -58,8 +59,9 @@ class LaneOptions:
 class Lane:
     """One connection, opened when first used and again when lost."""
 
-    def __init__(self, url: str, options: LaneOptions) -> None:
+    def __init__(self, url: str, options: LaneOptions, failures: Failures | None = None) -> None:
         self._url = url
+        self._failures = failures or Failures(APPLICATION_NAME)
         self._options = options
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
@@ -92,10 +94,10 @@ class Lane:
                 try:
                     connection = await self._connected()
                     sent_before, sent = sent, True
-                    async with asyncio.timeout(self._options.call_timeout_s):
-                        return await ask(connection, sent_before)
+                    answer = await self._answered(connection, ask, sent_before=sent_before)
                 except AGAIN as error:
                     lost: Exception = error
+                    self._note_outage(verb, error, loop.time())
                 except UniqueViolation as error:
                     # A repeat can meet its own first try: ours, still under way when we looked, or that of a caller who
                     # asks again after an unknown outcome. Asked as a repeat it is answered with what is there.
@@ -105,12 +107,35 @@ class Lane:
                     lost = error
                 except PostgresError as error:
                     raise translated(error) from error
+                else:
+                    if self._failures.count:
+                        self._failures.succeeded(now=loop.time())
+                    return answer
                 if isinstance(lost, LOST):
                     self.drop()
                 if loop.time() + pause_s > end:
                     raise self._given_up(verb, request, lost, sent=sent) from lost
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, BACKOFF_S_MAX)
+
+    async def _answered(
+        self, connection: Connection, ask: Callable[[Connection, bool], Awaitable[Answer]], *, sent_before: bool
+    ) -> Answer:
+        """The answer in time. Whoever stops waiting leaves a connection behind on which the answer may still come."""
+        try:
+            async with asyncio.timeout(self._options.call_timeout_s):
+                return await ask(connection, sent_before)
+        except asyncio.CancelledError:
+            self.drop()
+            raise
+
+    def _note_outage(self, verb: str, error: Exception, now: float) -> None:
+        """A server that cannot be reached, or falls silent, is logged; a connection that is replaced at once is not."""
+        if isinstance(error, LedgerUnavailable):
+            self._failures.failed(error, now=now)
+        elif isinstance(error, TimeoutError):
+            silence_s = self._options.call_timeout_s
+            self._failures.failed(LedgerUnavailable(reason=f"no answer to {verb} for {silence_s:g} s"), now=now)
 
     def _given_up(self, verb: str, request: str, lost: Exception, *, sent: bool) -> TrellisError:
         if sent:

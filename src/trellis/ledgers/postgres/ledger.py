@@ -45,6 +45,7 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
 )
+from trellis.engine.outages import Failures
 from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
 from trellis.ledgers.bounds import check_remark, check_signals
@@ -60,6 +61,8 @@ from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
 """A renewal that waits longer is asked again on a new connection: one that fell silent must not outlast a lease."""
+PING_S = 1.0
+"""How long an answer to whether the server answers may take."""
 JOURNAL_BATCH_MAX = 500
 ACTORS_CACHED_MAX = 10_000
 BATCH_MAX = 500
@@ -75,15 +78,19 @@ class PostgresLedger(Reads):
 
     def __init__(self, url: str, options: LaneOptions, *, hints: bool) -> None:
         self.url = url
-        self._submit_lane = Lane(url, options)
+        failures = Failures("connections")
+        self._submit_lane = Lane(url, options, failures)
         marks = turns.Marks()
-        self._turners = [turns.Turner(Lane(url, options), marks) for _ in range(self.turns_at_once)]
-        self._holder_lane = Lane(url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)))
-        self._note_lane = Lane(url, options)
-        self._admin_lane = Lane(url, options)
-        self._move_lane = Lane(url, options)
-        self._steps_lane = Lane(url, options)
-        self._read_lane = Lane(url, options)
+        self._turners = [turns.Turner(Lane(url, options, failures), marks) for _ in range(self.turns_at_once)]
+        self._holder_lane = Lane(
+            url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)), failures
+        )
+        self._note_lane = Lane(url, options, failures)
+        self._admin_lane = Lane(url, options, failures)
+        self._move_lane = Lane(url, options, failures)
+        self._steps_lane = Lane(url, options, failures)
+        self._read_lane = Lane(url, options, failures)
+        self._ping_lane = Lane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
         self._bell = Doorbell(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
         self._types: dict[str, int] = {}
@@ -137,8 +144,12 @@ class PostgresLedger(Reads):
             self._move_lane,
             self._steps_lane,
             self._read_lane,
+            self._ping_lane,
         )
         await asyncio.gather(*(lane.close() for lane in lanes))
+
+    async def ping(self) -> None:
+        await self._ping_lane.call("ping", "", lambda c, _: c.execute("select 1"), window_s=0)
 
     # --- names -----------------------------------------------------------------------------------------------------
 
