@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from trellis.bus.pointers import Pointers
-from trellis.bus.port import Bus
+from trellis.bus.port import Bus, ping
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.safety.remote import is_kernel_address
 from trellis.bus.safety.serving import ServingOptions, serve_kernel
@@ -25,6 +26,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.fleet import kernel_of, open_settings_bus, topics_of
 from trellis.settings import LOCAL_BUS, Settings
+from trellis.web.health import Probe
 from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.worker.app import App
 from trellis.worker.on_bus.options import BusWorkerOptions, as_worker_id
@@ -113,6 +115,11 @@ async def open_part(cli: Cli, ledger: Ledger, roles: frozenset[BusRole]) -> Asyn
             yield services
     finally:
         await kernel.close()
+
+
+def bus_probe(services: BusServices) -> Probe:
+    """Whether the bus of these services answers."""
+    return partial(ping, services.parts.bus)
 
 
 async def serve_services(services: BusServices, stop: asyncio.Event) -> None:
