@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -90,11 +89,11 @@ async def test_health_names_the_dependency_that_is_down(tmp_path: Path):
             200,
             {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}},
         )
-        os.rename(tmp_path / "door.db", tmp_path / "away.db")
+        (tmp_path / "door.db").rename(tmp_path / "away.db")
         status, answer = await get(door.client, "/system/ready")
         assert (status, answer["checks"]) == (503, {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok"})
         assert (await get(door.client, "/system/live"))[0] == 200
-        os.rename(tmp_path / "away.db", tmp_path / "door.db")
+        (tmp_path / "away.db").rename(tmp_path / "door.db")
 
 
 def test_the_whole_answer_takes_less_than_a_second():

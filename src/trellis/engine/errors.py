@@ -48,6 +48,8 @@ class TrellisError(Exception):
     """Something in Trellis went wrong."""
 
     code: ClassVar[str] = "INTERNAL_ERROR"
+    shown: ClassVar[str | None] = None
+    """What a caller over the network is told instead of a message that may hold addresses of servers."""
 
     def __init__(self, **data: object) -> None:
         self.data = data
@@ -159,6 +161,7 @@ class LedgerError(TrellisError):
     """{detail}"""
 
     code = "UPSTREAM_UNAVAILABLE"
+    shown = "The ledger cannot answer now; try again in a while."
 
 
 class LedgerUrlInvalid(LedgerError):
@@ -202,6 +205,8 @@ class LedgerUnavailable(LedgerError):
 
 class OutcomeUnknown(LedgerError):
     """The ledger went away before it answered {verb} ({request}); ask again with the same id to learn what happened."""
+
+    shown = None
 
 
 class JobEnded(TrellisError):
