@@ -24,7 +24,7 @@ from trellis.cli.up_roles import SAFETY_KERNEL, say_ready
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
-from trellis.fleet import kernel_of, open_settings_bus, topics_of
+from trellis.fleet import is_without_policy, kernel_of, open_settings_bus, topics_of
 from trellis.settings import LOCAL_BUS, Settings
 from trellis.web.health import Probe
 from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
@@ -81,6 +81,8 @@ class BusPart:
         served = "" if self.app is None else f"; serves {', '.join(sorted(spec.type for spec in self.app))}"
         waits = "" if bus.connected else "; it does not answer yet, jobs wait"
         cli.out.line(f"bus       {bus.url}: {does}{served}{waits}")
+        if BusRole.SCHEDULER in self.roles and is_without_policy(self.settings, cli.url):
+            cli.out.note("warning: there is no safety policy, so every job on a topic is denied; set TRELLIS_POLICY")
 
     def _worker(self, bus: Bus, app: App) -> BusWorker:
         """The application, as a worker that only this process has."""

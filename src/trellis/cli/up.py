@@ -10,7 +10,7 @@ import typer
 
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
-from trellis.cli.logs import configure_logging
+from trellis.cli.logs import log_only
 from trellis.cli.problems import without_password
 from trellis.cli.together import together
 from trellis.cli.tracing import configure_tracing
@@ -37,7 +37,10 @@ async def up(
     cli: Cli,
     demo: Annotated[bool, typer.Option("--demo", help="Bring the two agents of the demonstration garden.")] = False,  # noqa: FBT002 - a flag
     roles: Annotated[
-        str | None, typer.Option("--roles", metavar="ROLE,…", help="Only these, as a list with commas; all by default.")
+        str | None,
+        typer.Option(
+            "--roles", metavar="ROLE,…", help=f"Only these, as a list with commas; all by default: {', '.join(ROLES)}."
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where the gateway listens.")] = None,
     port: Annotated[
@@ -59,7 +62,7 @@ async def up(
     Jobs themselves are run by `trellis worker`, those of the local bus by `--app`. On PostgreSQL gateway and runs need TRELLIS_OBJECTS and
     TRELLIS_MEMORY, and the gateway a key.
     """
-    configure_logging(cli.settings)
+    log_only(cli.settings, cli.out)
     configure_tracing()
     wanted, health = _wanted(roles), Health()
     async with health_listener(cli.settings.health_address, health) as address:

@@ -16,7 +16,7 @@ from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
-from trellis.cli.logs import configure_logging
+from trellis.cli.logs import log_only
 from trellis.cli.output import Column, age, as_record
 from trellis.cli.tracing import configure_tracing
 from trellis.cli.up_roles import say_health
@@ -114,7 +114,7 @@ def _refuse(options: tuple[str, ...], given: tuple[object, ...], expected: str) 
 
 
 def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
-    configure_logging(cli.settings)
+    log_only(cli.settings, cli.out)
     configure_tracing()
     _tune_process()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
