@@ -49,9 +49,14 @@ def is_embedded(settings: Settings, url: str) -> bool:
     return settings.bus == LOCAL_BUS and url.startswith("sqlite:")
 
 
+def is_without_policy(settings: Settings, url: str) -> bool:
+    """Whether every job is denied because nobody has said what may go."""
+    return settings.policy is None and not is_embedded(settings, url)
+
+
 def kernel_of(settings: Settings, url: str, *, monotonic: Callable[[], float]) -> SafetyKernel:
     """What judges jobs before they are handed out; without a policy all of `job.>` may go in an embedded instance, and nothing elsewhere (D53)."""
-    if settings.policy is None and not is_embedded(settings, url):
+    if is_without_policy(settings, url):
         return PolicyKernel(Policy.model_validate({"rules": [dict(NO_POLICY)]}))
     return open_kernel(settings.policy, monotonic=monotonic, ca_file=settings.gateway_ca_file)
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -71,6 +71,8 @@ from trellis.wiring import (
 from trellis.worker.kinds import Making, read_job
 
 MEMORY_FOLDER = "memory.git"
+PROBE_KEY = "agents/index.json"
+"""What the object store is asked for to see whether it answers."""
 SEED_RUN = "garden"
 DAY_S = 24 * 3600.0
 
@@ -131,6 +133,10 @@ class Instance:
     name: str
     schedulers: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]], compare=False)
     """What wakes the schedulers of the bus in this process; none where it runs elsewhere, and finds what is new by itself."""
+
+    def probes(self) -> dict[str, Callable[[], Awaitable[object]]]:
+        """What this instance cannot do without, each with a question that comes back when it answers."""
+        return {"ledger": self.ledger.ping, "objects": partial(self.objects.head, PROBE_KEY)}
 
     def wake_bus(self) -> None:
         """A job on a topic is new here, or may go on."""
@@ -417,10 +423,12 @@ class Instance:
 
 
 @asynccontextmanager
-async def open_instance(settings: Settings, ledger_url: str, *, name: str | None = None) -> AsyncGenerator[Instance]:
+async def open_instance(
+    settings: Settings, ledger_url: str, *, name: str | None = None, part: str | None = None
+) -> AsyncGenerator[Instance]:
     """Open everything, and prove that the object store keeps conditional writes. Closes what it opened."""
     found = places(settings, ledger_url)
-    ledger = await open_ledger(found.ledger)
+    ledger = await open_ledger(found.ledger, part=part)
     try:
         objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
         try:

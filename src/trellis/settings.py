@@ -1,7 +1,7 @@
 """Settings: `TRELLIS_*` in the environment, or keys of `trellis.toml`; read once, at the edge, into a frozen value.
 
-The environment wins over the file. A key that does not exist is refused with the nearest one that does: a setting that
-silently does nothing is found at three in the morning.
+The environment wins over the file. A key of the file that does not exist is refused with the nearest one that does, and
+such a variable is warned of: a setting that silently does nothing is found at three in the morning.
 """
 
 import difflib
@@ -16,6 +16,7 @@ import pydantic
 
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import TYPE_PATTERN
+from trellis.engine.logs import log_of
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.worker.options import (
     CONCURRENCY_DEFAULT,
@@ -37,7 +38,8 @@ LOCAL_BUS = "local"
 BUS_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 PROJECT_DEFAULT = "trellis"
 OUTGOING_MAX = 50
-
+_SERVICE_NAMES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 _SECRETS = ("key", "token", "ledger", "url", "bus", "redis")
 """How the names of settings end whose value may be or hold a secret."""
@@ -161,6 +163,10 @@ class Settings(pydantic.BaseModel):
     """The certificate chain of the gateway, PEM."""
     tls_key_file: Path | None = None
     """The private key of that certificate, PEM."""
+    health_address: str | None = pydantic.Field(
+        None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$", max_length=260
+    )
+    """`host:port` where any role and any worker answers `/system/live` and `/system/ready`, beside whatever else it serves; port 0 takes a free one."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
 
@@ -230,8 +236,13 @@ class Settings(pydantic.BaseModel):
         return {(QUEUE_JOB.name, "FAILED"): self.operator_window_s}
 
 
-def read_settings(environment: Mapping[str, str], folder: Path) -> Settings:
-    """The settings in force; raises SettingsInvalid."""
+def read_settings(
+    environment: Mapping[str, str], folder: Path, *, warn: Callable[[str], None] | None = None
+) -> Settings:
+    """The settings in force; raises SettingsInvalid.
+
+    A variable that names no setting is a warning, since others write into the environment too; a line of the file is an error.
+    """
     file = folder / FILE_NAME
     values: dict[str, Any] = {}
     if _is_there(file):
@@ -245,12 +256,7 @@ def read_settings(environment: Mapping[str, str], folder: Path) -> Settings:
                 "a token does not belong in this file; set TRELLIS_TOKEN, or token_file to a private file that holds it"
             )
             raise SettingsInvalid(source=str(file), detail=detail)
-    named = {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in environment.items()
-        if name.startswith(PREFIX) and not name.startswith(TESTS_PREFIX)
-    }
-    _refuse_unknown(named, source="environment", written=lambda key: PREFIX + key.upper())
+    named = _from_environment(environment, warn or _log_warning)
     try:
         return Settings.model_validate({**values, **named})
     except pydantic.ValidationError as error:
@@ -278,9 +284,39 @@ def _is_there(file: Path) -> bool:
 
 
 def _refuse_unknown(values: Mapping[str, Any], *, source: str, written: Callable[[str], str]) -> None:
-    known = list(Settings.model_fields)
     for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {written(near[0])}?" if near else f"known: {', '.join(written(k) for k in known)}"
-            raise SettingsInvalid(source=source, detail=f"there is no setting {written(key)}; {hint}")
+        if key not in Settings.model_fields:
+            raise SettingsInvalid(source=source, detail=_unknown(key, written))
+
+
+def _unknown(key: str, written: Callable[[str], str]) -> str:
+    """That no setting has this name, and which one may be meant."""
+    known = list(Settings.model_fields)
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {written(near[0])}?" if near else f"known: {', '.join(written(k) for k in known)}"
+    return f"there is no setting {written(key)}; {hint}"
+
+
+def _from_environment(environment: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, str]:
+    """The settings among the variables; what a cluster injects for a Service is passed over without a word."""
+    named: dict[str, str] = {}
+    for name, value in environment.items():
+        if not name.startswith(PREFIX) or name.startswith(TESTS_PREFIX) or _is_of_a_service(name, value):
+            continue
+        key = name.removeprefix(PREFIX).lower()
+        if key in Settings.model_fields:
+            named[key] = value
+        else:
+            warn(_unknown(key, lambda known: PREFIX + known.upper()) + " It is ignored.")
+    return named
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    """Whether Kubernetes wrote this variable, about a Service whose name begins with `trellis`."""
+    return _SERVICE_NAMES.search(name) is not None or (
+        name.endswith("_PORT") and _SERVICE_ADDRESS.match(value) is not None
+    )
+
+
+def _log_warning(text: str) -> None:
+    log_of("trellis.settings").warning("unknown_variable", problem=text)

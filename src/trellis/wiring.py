@@ -222,9 +222,10 @@ def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> Worker:
     return Worker(app, ledger, options, clock=SystemClock(), rng=random.Random(), new_id=new_id)  # noqa: S311 - jitter
 
 
-async def open_when_there(url: str) -> Ledger | None:
+async def open_when_there(url: str, *, part: str | None = None) -> Ledger | None:
     """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
-    return await open_until_signalled(lambda: open_ledger(url), SystemClock(), random.Random())  # noqa: S311 - jitter
+    rng = random.Random()  # noqa: S311 - jitter
+    return await open_until_signalled(lambda: open_ledger(url, part=part), SystemClock(), rng)
 
 
 async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = None) -> int:

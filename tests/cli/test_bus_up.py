@@ -85,6 +85,26 @@ async def test_whoever_takes_jobs_in_finds_the_scheduler_of_its_process(
         await ledger.close()
 
 
+@pytest.mark.requirement("D53")
+@pytest.mark.parametrize(
+    "ledger_url, policy, warned",
+    [("postgresql://db/app", None, True), ("postgresql://db/app", "policy.toml", False), (None, None, False)],
+)
+async def test_a_scheduler_that_can_only_deny_says_so_at_the_start(
+    ledger_url: str | None, policy: str | None, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    ledger = await open_ledger(f"sqlite:///{tmp_path / 'trellis.db'}")
+    settings = read_settings({} if policy is None else {"TRELLIS_POLICY": policy}, tmp_path)
+    roles = frozenset({BusRole.SCHEDULER})
+    part = BusPart(settings=settings, ledger=ledger, topics=Topics(), kernel=PolicyKernel(), roles=roles)
+    try:
+        async with part.opened(Cli(ledger=ledger_url, data=None, out=Output(as_json=False))):
+            pass
+    finally:
+        await ledger.close()
+    assert ("there is no safety policy" in capsys.readouterr().err) is warned
+
+
 @pytest.mark.requirement("BUS-10")
 def test_a_bus_that_does_not_answer_keeps_nothing_from_starting_and_jobs_go_when_it_is_there(
     local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

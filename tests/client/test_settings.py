@@ -24,7 +24,6 @@ def test_without_either_the_defaults_hold(tmp_path: Path):
 @pytest.mark.parametrize(
     "environment,file,says",
     [
-        ({"TRELLIS_LEGDER": "x"}, "", "there is no setting TRELLIS_LEGDER; did you mean TRELLIS_LEDGER?"),
         ({}, "concurency = 3", "there is no setting concurency; did you mean concurrency?"),
         ({"TRELLIS_CONCURRENCY": "many"}, "", "TRELLIS_CONCURRENCY"),
         ({"TRELLIS_CONCURRENCY": "0"}, "", "TRELLIS_CONCURRENCY"),
@@ -36,6 +35,43 @@ def test_what_cannot_be_meant_is_refused(environment: dict[str, str], file: str,
         (tmp_path / "trellis.toml").write_text(file)
     with pytest.raises(SettingsInvalid, match=says.replace("?", r"\?")):
         read_settings(environment, tmp_path)
+
+
+@pytest.mark.requirement("D64")
+def test_a_variable_that_names_no_setting_is_a_warning_that_names_the_nearest_one(tmp_path: Path):
+    warnings: list[str] = []
+    settings = read_settings({"TRELLIS_LEGDER": "x", "TRELLIS_CONCURRENCY": "9"}, tmp_path, warn=warnings.append)
+    assert settings == Settings(concurrency=9)
+    assert warnings == ["there is no setting TRELLIS_LEGDER; did you mean TRELLIS_LEDGER? It is ignored."]
+
+
+@pytest.mark.requirement("D64")
+def test_a_program_that_connects_reads_that_warning_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    read_settings({"TRELLIS_LEGDER": "x"}, tmp_path)
+    assert "did you mean TRELLIS_LEDGER?" in caplog.text
+
+
+@pytest.mark.requirement("D64")
+@pytest.mark.parametrize("service", ["TRELLIS", "TRELLIS_GATEWAY", "TRELLIS_NLM", "TRELLIS_SAFETY", "TRELLIS_LEDGER"])
+def test_what_a_cluster_injects_for_a_service_is_passed_over(service: str, tmp_path: Path):
+    injected = {
+        f"{service}_SERVICE_HOST": "10.0.0.7",
+        f"{service}_SERVICE_PORT": "8420",
+        f"{service}_SERVICE_PORT_HTTP": "8420",
+        f"{service}_PORT": "tcp://10.0.0.7:8420",
+        f"{service}_PORT_8420_TCP": "tcp://10.0.0.7:8420",
+        f"{service}_PORT_8420_TCP_PROTO": "tcp",
+        f"{service}_PORT_8420_TCP_PORT": "8420",
+        f"{service}_PORT_8420_TCP_ADDR": "10.0.0.7",
+    }
+    warnings: list[str] = []
+    assert read_settings(injected, tmp_path, warn=warnings.append) == Settings()
+    assert warnings == []
+
+
+@pytest.mark.requirement("D64")
+def test_a_port_that_an_operator_sets_counts_beside_what_a_cluster_injects(tmp_path: Path):
+    assert read_settings({"TRELLIS_PORT": "9000", "TRELLIS_SERVICE_PORT": "8420"}, tmp_path).port == 9000
 
 
 @pytest.mark.requirement("D8")

@@ -107,6 +107,8 @@ def test_one_check_says_yes_to_what_the_table_grants_and_names_the_rule_otherwis
 # --- the routes --------------------------------------------------------------------------------------------------------
 
 OPEN = {
+    ("GET", "/system/live"): "whoever restarts processes asks it, and it tells nothing else",
+    ("GET", "/system/ready"): "load balancers ask it, and it tells only which dependency answers",
     ("GET", "/system/health"): "load balancers ask it, and it tells only whether the gateway answers",
     ("POST", "/jobs/{job_id}/result"): "a signature over the body is its credential (D26)",
 }

@@ -43,7 +43,7 @@ ROLE_S_MAX = 900
 TIMEOUT_S = 60.0
 FAILURE_CHARS = 1_500
 REFUSED_ROLE = Role.MEMORY
-OPEN = {"GET /system/health"}
+OPEN = {"GET /system/health", "GET /system/live", "GET /system/ready"}
 
 
 @pytest.fixture(scope="module")

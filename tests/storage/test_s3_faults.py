@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -333,3 +334,20 @@ async def test_listings_are_right_before_and_after_a_probe(direct: ObjectStore):
     before = await keys_of(direct, limit=3)
     await direct.probe()
     assert await keys_of(direct, limit=3) == before == sorted(CLASHING, key=str.encode)
+
+
+async def test_a_clock_that_is_wrong_is_not_told_as_wrong_credentials(store: ObjectStore, proxy: Proxy):
+    proxy.faults.append(Fault(Kind.ANSWER, "GET", "/k", status=403, code="RequestTimeTooSkewed"))
+    with pytest.raises(StoreRefused, match="RequestTimeTooSkewed; set the clock of this machine") as refused:
+        await store.get("k")
+    assert "credentials" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [Kind.STORED_RESET, Kind.CUT])
+async def test_an_error_does_not_say_where_the_store_is(store: ObjectStore, proxy: Proxy, kind: Kind):
+    await store.put("k", b"v" * 1_000)
+    proxy.faults.append(Fault(kind, "GET", "/k", times=100))
+    with pytest.raises(StoreUnavailable) as unavailable:
+        await store.get("k")
+    assert "http" not in str(unavailable.value).replace("HTTP error", "")
+    assert str(urlsplit(proxy.endpoint).port) not in str(unavailable.value)

@@ -48,6 +48,12 @@ class BusError(TrellisError):
 class BusUnavailable(BusError):
     """The bus at {url} does not answer: {detail}"""
 
+    code = "UPSTREAM_UNAVAILABLE"
+
+
+class NoAnswer(BusUnavailable):
+    """Nobody answered at {subject} within {timeout_s:g} s, though the bus at {url} is there: look at who answers there, and at its ledger."""
+
 
 class BusUncertain(BusUnavailable):
     """The bus at {url} broke off, and the packet may have arrived all the same: {detail}"""

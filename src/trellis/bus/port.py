@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from trellis.bus.envelope import OnRefused
+from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import Body, Packet
 
 
@@ -82,3 +83,9 @@ class Bus(Protocol):
     async def close(self) -> None:
         """Finish what is under way and let go."""
         ...
+
+
+async def ping(bus: Bus) -> None:
+    """Come back when the bus answers just now; raises BusUnavailable when it does not."""
+    if not bus.connected:
+        raise BusUnavailable(url=bus.url, detail="there is no connection")

@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from trellis.engine.errors import LedgerError
-from trellis.engine.logs import log_of
+from trellis.engine.outages import Failures
 
 ReportT = TypeVar("ReportT")
-
-_log = log_of("trellis.bus.waking")
 
 
 @dataclass(kw_only=True)
@@ -24,6 +22,7 @@ class Waking(Generic[ReportT]):
     _woken: "asyncio.Task[None] | None" = None
     _again: bool = False
     _stopped: bool = False
+    _failures: Failures = field(default_factory=lambda: Failures("woken pass"))
 
     async def once(self) -> ReportT:
         """One pass; raises what it raises."""
@@ -48,6 +47,8 @@ class Waking(Generic[ReportT]):
             try:
                 report = await self.once()
             except LedgerError as error:
-                _log.warning("ledger_unavailable", error=str(error))  # the next pass of the service tries again
+                # The next pass of the service tries again.
+                self._failures.failed(error, now=asyncio.get_running_loop().time())
                 return
+            self._failures.succeeded(now=asyncio.get_running_loop().time())
             self._again = self._again or self.more(report)

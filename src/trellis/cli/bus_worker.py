@@ -7,18 +7,21 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
-from trellis.bus.port import Bus
+from trellis.bus.port import Bus, ping
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.up_roles import say_health
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.instance import places
 from trellis.settings import BUS_SCHEMES, LOCAL_BUS, Settings
 from trellis.storage.address import s3_credentials
 from trellis.storage.open import open_objects
+from trellis.web.health import Health, health_listener
 from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.worker.app import App
 from trellis.worker.drain import run_until_signalled
@@ -104,7 +107,9 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
             serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C drains, twice hurries"
             telling = asyncio.create_task(say_served(cli, bus, serves, SystemClock()))
             try:
-                return await run_until_signalled(worker)
+                async with health_listener(settings.health_address, Health({"bus": partial(ping, bus)})) as address:
+                    say_health(cli, address)
+                    return await run_until_signalled(worker)
             finally:
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)

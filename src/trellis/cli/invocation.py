@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trellis.cli.logs import configure_logging
 from trellis.cli.output import Output
 from trellis.client import Trellis
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid
 from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import parse_url
 from trellis.lifecycles import Role
@@ -39,7 +41,19 @@ class Cli:
     @cached_property
     def settings(self) -> Settings:
         """The settings in force; raises SettingsInvalid."""
-        return read_settings(os.environ, Path.cwd())
+        warnings: list[str] = []
+        settings = read_settings(os.environ, Path.cwd(), warn=warnings.append)
+        for text in warnings:
+            self._warn(settings, text)
+        return settings
+
+    def _warn(self, settings: Settings, text: str) -> None:
+        """Beside the answer, for people; a line of the log where logs are for machines."""
+        if settings.log_format == "json":
+            configure_logging(settings)
+            log_of("trellis.settings").warning("unknown_variable", problem=text)
+        else:
+            self.out.note(f"warning: {text}")
 
     @property
     def url(self) -> str:

@@ -21,6 +21,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command,
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column, as_record
 from trellis.cli.problems import way_out, without_password
+from trellis.cli.progress import counting
 from trellis.engine.errors import NotAllowed, Refused, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -100,14 +101,14 @@ async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
 
     Every event is replayed; exit 1 if anything is wrong.
     """
-    wanted, watched = values.limit(limit, LIMIT_MAX), cli.out.errors.is_terminal
+    wanted = values.limit(limit, LIMIT_MAX)
+    with counting(cli.out) as count:
 
-    def progress(far: VerifyProgress) -> None:
-        if watched:
-            cli.out.errors.print(_counts(far.jobs, far.events, far.found), end="\r", style="dim")
+        def progress(far: VerifyProgress) -> None:
+            count(f"jobs checked, {_counts(far.jobs, far.events, far.found).partition(', ')[2]}", far.jobs)
 
-    async with cli.open() as ledger:
-        report = await verify(ledger, on_progress=progress)
+        async with cli.open() as ledger:
+            report = await verify(ledger, on_progress=progress)
     shown = report.violations[:wanted]
     if cli.out.as_json:
         for violation in shown:

@@ -6,7 +6,9 @@ import sys
 import time
 from typing import Any
 
+from trellis.cli.output import Output
 from trellis.engine import tracing
+from trellis.engine.logs import log_of
 from trellis.settings import Settings
 
 LOGGER = "trellis"
@@ -51,3 +53,13 @@ def configure_logging(settings: Settings) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(settings.log_level.upper())
+    root = logging.getLogger()
+    if settings.log_format == "json" and not root.handlers:  # what libraries warn of must not break the format
+        root.addHandler(handler)
+
+
+def log_only(settings: Settings, out: Output) -> None:
+    """Configure the log of a process that runs on; where it is for machines, everything the command says goes there."""
+    configure_logging(settings)
+    if settings.log_format == "json":
+        out.log_to(log_of("trellis.process"))

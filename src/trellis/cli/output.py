@@ -19,6 +19,7 @@ from rich.text import Text
 
 from trellis.engine import tracing
 from trellis.engine.jobs import Priority
+from trellis.engine.logs import Log
 from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase
 
@@ -59,9 +60,17 @@ class Output:
         self.as_json = as_json
         self.console = _console(sys.stdout)
         self.errors = _console(sys.stderr)
+        self._log: Log | None = None
+
+    def log_to(self, log: Log) -> None:
+        """From now on lines, notes and errors are events of this log: whoever reads it reads nothing else."""
+        self._log = log
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """One line for people, as it is."""
+        if self._log is not None:
+            self._log.info("status", text=harmless(text))
+            return
         self.console.print(harmless(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def prose(self, text: str, style: str | None = None) -> None:
@@ -70,6 +79,9 @@ class Output:
 
     def note(self, text: str) -> None:
         """Something beside the answer: it never mixes with what a program reads."""
+        if self._log is not None:
+            self._log.warning("note", text=harmless(text))
+            return
         self.errors.print(harmless(text), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def record(self, record: dict[str, Any]) -> None:
@@ -120,6 +132,9 @@ class Output:
 
     def error(self, message: str, remedy: str = "") -> None:
         """The cause and the way out."""
+        if self._log is not None:
+            self._log.error("failed", error=harmless(message), remedy=harmless(remedy))
+            return
         self.errors.print(Text.assemble(("error: ", "bold red"), harmless(message)), soft_wrap=True, highlight=False)
         if remedy:
             self.errors.print(Text.assemble(("  → ", "bold"), harmless(remedy)), soft_wrap=True, highlight=False)

@@ -1,26 +1,25 @@
 """`trellis rebuild`: makes what was lost again, documents from the ledger or the ledger from the audit records."""
 
 import os
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress as Bars
-from rich.progress import SpinnerColumn, TextColumn
 
 from trellis.cli.commands import command
 from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column
+from trellis.cli.progress import counting
 from trellis.engine.errors import OptionInvalid
 from trellis.ledgers import open_ledger
 from trellis.operations.explain import counted
 from trellis.runs import ids
 from trellis.runs.errors import RebuildError
-from trellis.runs.rebuild import Progress, Rebuilt, Refusal, Returned, rebuild_ledger, rebuild_objects
+from trellis.runs.rebuild import Rebuilt, Refusal, Returned, rebuild_ledger, rebuild_objects
 from trellis.storage.address import s3_credentials
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
@@ -58,7 +57,7 @@ async def _from_ledger(cli: Cli, objects: ObjectStore) -> int:
     actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
     ledger = await open_ledger(cli.url)
     try:
-        with _watching(cli) as progress:
+        with counting(cli.out) as progress:
             done = await rebuild_objects(ledger, objects, actor, alone=alone, on_progress=progress)
     finally:
         await ledger.close()
@@ -93,7 +92,7 @@ async def _from_objects(cli: Cli, objects: ObjectStore) -> int:
     actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
     ledger = await open_ledger(cli.url)
     try:
-        with _watching(cli) as progress:
+        with counting(cli.out) as progress:
             done = await rebuild_ledger(
                 ledger, objects, actor, alone=alone, tellers=(TELLS_CLIENTS,), on_progress=progress
             )
@@ -124,15 +123,6 @@ async def _objects(cli: Cli) -> AsyncGenerator[ObjectStore]:
         yield objects
     finally:
         await objects.close()
-
-
-@contextmanager
-def _watching(cli: Cli) -> Generator[Progress]:
-    """A line that counts on a terminal; elsewhere nothing."""
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} {task.description}"))
-    with Bars(*columns, console=cli.out.errors, disable=not cli.out.errors.is_terminal, transient=True) as bars:
-        bar = bars.add_task("begun", total=None)
-        yield lambda what, count: bars.update(bar, completed=count, description=what)
 
 
 def _say(cli: Cli, done: Returned) -> None:

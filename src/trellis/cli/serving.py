@@ -9,6 +9,7 @@ from trellis.cli.applications import load_app
 from trellis.cli.invocation import Cli, sqlite_path
 from trellis.cli.serving_bus import (
     BusPart,
+    bus_probe,
     bus_roles,
     check_app,
     serve_safety_kernel,
@@ -17,33 +18,27 @@ from trellis.cli.serving_bus import (
 )
 from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
 from trellis.cli.together import together
-from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, say_ready, say_services
+from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, Choices, part_of, say_ready, say_services
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
 from trellis.instance import Instance, is_of_queue, open_instance, role_of
 from trellis.nlm_backend import Backend
 from trellis.settings import Settings
+from trellis.web.health import Health
 from trellis.web.server import Listening, ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, is_key_configured, new_id, process_name, trusted_keys
 from trellis.worker.app import App
 
 
 async def serve_all(
-    cli: Cli,
-    roles: frozenset[str] | None,
-    stop: asyncio.Event,
-    *,
-    host: str | None,
-    port: int | None,
-    demo: bool,
-    app: str | None,
+    cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, choices: Choices, health: Health
 ) -> None:
     """Serve these roles, or all, until `stop` is set."""
-    loaded = _loaded(cli, roles, app)
+    loaded = _loaded(cli, roles, choices.app)
     options = ServerOptions(
-        host=cli.settings.host if host is None else host,
-        port=cli.settings.port if port is None else port,
+        host=cli.settings.host if choices.host is None else choices.host,
+        port=cli.settings.port if choices.port is None else choices.port,
         tls_cert_file=cli.settings.tls_cert_file,
         tls_key_file=cli.settings.tls_key_file,
     )
@@ -54,8 +49,8 @@ async def serve_all(
         settings = addressed(cli.settings, listening, nlm)
         async with AsyncExitStack() as stack:
             name = process_name("up")
-            instance = await stack.enter_async_context(open_instance(settings, cli.url, name=name))
-            if demo:
+            instance = await stack.enter_async_context(open_instance(settings, cli.url, name=name, part=part_of(roles)))
+            if choices.demo:
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")
             cli.out.line(f"memory    {instance.places.memory}")
@@ -66,9 +61,11 @@ async def serve_all(
             part = _bus(instance, roles, loaded)
             on_bus = None if part is None else await stack.enter_async_context(part.opened(cli))
             parts = [instance.serve(stop, roles, queue_jobs=queue_jobs)]
+            health.needs(**instance.probes())
             if nlm is not None and backend is not None:
                 parts.append(nlm.serve(backend, stop))
             if on_bus is not None:
+                health.needs(bus=bus_probe(on_bus))
                 parts.append(serve_services(on_bus, stop))
             if wants_kernel(roles):
                 parts.append(serve_safety_kernel(cli, stop, alone=False))

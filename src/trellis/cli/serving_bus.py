@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from trellis.bus.pointers import Pointers
-from trellis.bus.port import Bus
+from trellis.bus.port import Bus, ping
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.safety.remote import is_kernel_address
 from trellis.bus.safety.serving import ServingOptions, serve_kernel
@@ -23,8 +24,9 @@ from trellis.cli.up_roles import SAFETY_KERNEL, say_ready
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
-from trellis.fleet import kernel_of, open_settings_bus, topics_of
+from trellis.fleet import is_without_policy, kernel_of, open_settings_bus, topics_of
 from trellis.settings import LOCAL_BUS, Settings
+from trellis.web.health import Probe
 from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.worker.app import App
 from trellis.worker.on_bus.options import BusWorkerOptions, as_worker_id
@@ -79,6 +81,8 @@ class BusPart:
         served = "" if self.app is None else f"; serves {', '.join(sorted(spec.type for spec in self.app))}"
         waits = "" if bus.connected else "; it does not answer yet, jobs wait"
         cli.out.line(f"bus       {bus.url}: {does}{served}{waits}")
+        if BusRole.SCHEDULER in self.roles and is_without_policy(self.settings, cli.url):
+            cli.out.note("warning: there is no safety policy, so every job on a topic is denied; set TRELLIS_POLICY")
 
     def _worker(self, bus: Bus, app: App) -> BusWorker:
         """The application, as a worker that only this process has."""
@@ -113,6 +117,11 @@ async def open_part(cli: Cli, ledger: Ledger, roles: frozenset[BusRole]) -> Asyn
             yield services
     finally:
         await kernel.close()
+
+
+def bus_probe(services: BusServices) -> Probe:
+    """Whether the bus of these services answers."""
+    return partial(ping, services.parts.bus)
 
 
 async def serve_services(services: BusServices, stop: asyncio.Event) -> None:

@@ -22,6 +22,7 @@ from trellis.net.targets import read_target
 from trellis.nlm_backend import Backend, open_backend
 from trellis.nlm_backend.backend import ledger_place
 from trellis.settings import Settings
+from trellis.web.health import Health
 from trellis.web.server import Listening, ListenRefused, ServerOptions, listen, serve_gateway
 from trellis.wiring import component_token, is_key_configured, make_development_key, process_name, trusted_keys
 
@@ -47,7 +48,7 @@ class NlmPlace:
         await together(stop, answering, backend.serve(stop))
 
 
-async def serve_nlm_alone(cli: Cli, stop: asyncio.Event) -> None:
+async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: Health) -> None:
     """The backend and nothing else. The main ledger is not opened: only the key beside it may be needed."""
     settings = cli.settings
     if sqlite_path(cli.url) is not None and not (is_key_configured(settings) and settings.callback_key_file):
@@ -55,6 +56,7 @@ async def serve_nlm_alone(cli: Cli, stop: asyncio.Event) -> None:
     place = _place(settings, trusted_keys(cli.url, settings))
     try:
         async with open_backend(settings, cli.url, name=process_name(NLM)) as backend:
+            health.needs(ledger=backend.ledger.ping)
             url = ledger_place(settings, cli.url)
             cli.out.line(f"ledger    {without_password(url, url)}")
             cli.out.line(f"nlm       {place.listening.url}")

@@ -10,11 +10,11 @@ import typer
 
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
-from trellis.cli.logs import configure_logging
+from trellis.cli.logs import log_only
 from trellis.cli.problems import without_password
 from trellis.cli.together import together
 from trellis.cli.tracing import configure_tracing
-from trellis.cli.up_roles import NLM, ON_BUS, ROLES, SAFETY_KERNEL, say_ready, say_services
+from trellis.cli.up_roles import NLM, ON_BUS, ROLES, SAFETY_KERNEL, Choices, part_of, say_ready, say_services
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -22,6 +22,7 @@ from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
+from trellis.web.health import Health, health_listener
 from trellis.wiring import SystemClock, make_development_key, open_when_there, process_name
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -36,7 +37,10 @@ async def up(
     cli: Cli,
     demo: Annotated[bool, typer.Option("--demo", help="Bring the two agents of the demonstration garden.")] = False,  # noqa: FBT002 - a flag
     roles: Annotated[
-        str | None, typer.Option("--roles", metavar="ROLE,…", help="Only these, as a list with commas; all by default.")
+        str | None,
+        typer.Option(
+            "--roles", metavar="ROLE,…", help=f"Only these, as a list with commas; all by default: {', '.join(ROLES)}."
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where the gateway listens.")] = None,
     port: Annotated[
@@ -58,15 +62,21 @@ async def up(
     Jobs themselves are run by `trellis worker`, those of the local bus by `--app`. On PostgreSQL gateway and runs need TRELLIS_OBJECTS and
     TRELLIS_MEMORY, and the gateway a key.
     """
-    configure_logging(cli.settings)
+    log_only(cli.settings, cli.out)
     configure_tracing()
-    wanted = _wanted(roles)
-    if await _served_alone(cli, wanted):
-        cli.out.line("stopped")
-        return
+    wanted, health = _wanted(roles), Health()
+    async with health_listener(cli.settings.health_address, health) as address:
+        if address is not None:
+            cli.out.line(f"health    {address}/system/ready")
+        if not await _served_alone(cli, wanted, health):
+            await _served(cli, wanted, Choices(host=host, port=port, demo=demo, app=app), health)
+
+
+async def _served(cli: Cli, wanted: frozenset[str] | None, choices: Choices, health: Health) -> None:
+    """Serve these roles, or all, as soon as the ledger is there."""
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     make_folder(cli.url)
-    ledger = await open_when_there(cli.url)
+    ledger = await open_when_there(cli.url, part=part_of(wanted))
     if ledger is None:
         return
     try:
@@ -77,27 +87,30 @@ async def up(
     stop = _stopped_by_signals()
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
     if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):
-        await _serve_jobs(cli, wanted, stop, app=app)
+        await _serve_jobs(cli, wanted, stop, app=choices.app, health=health)
     else:
         # The web framework takes a while to import, and only this command needs it.
         from trellis.cli.serving import serve_all
 
-        await serve_all(cli, wanted, stop, host=host, port=port, demo=demo, app=app)
+        await serve_all(cli, wanted, stop, choices, health)
     cli.out.line("stopped")
 
 
-async def _served_alone(cli: Cli, wanted: frozenset[str] | None) -> bool:
+async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: Health) -> bool:
     """Whether all that was wanted is a part that needs no ledger of ours; it has ended then."""
     if wanted == frozenset({NLM}):
         from trellis.cli.serving_nlm import serve_nlm_alone
 
         make_folder(cli.url)
-        await serve_nlm_alone(cli, _stopped_by_signals())
+        await serve_nlm_alone(cli, _stopped_by_signals(), health)
+        cli.out.line("stopped")
         return True
     if wanted == frozenset({SAFETY_KERNEL}):
         from trellis.cli.serving_bus import serve_safety_kernel
 
+        health.needs()
         await serve_safety_kernel(cli, _stopped_by_signals(), alone=True)
+        cli.out.line("stopped")
         return True
     return False
 
@@ -122,14 +135,23 @@ def _wanted(roles: str | None) -> frozenset[str] | None:
     return wanted
 
 
-async def _serve_jobs(cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, app: str | None) -> None:
+async def _serve_jobs(
+    cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, app: str | None, health: Health
+) -> None:
     """Without a place for documents there are no runs, but jobs are looked after all the same."""
-    from trellis.cli.serving_bus import bus_roles, open_part, serve_safety_kernel, serve_services, wants_kernel
+    from trellis.cli.serving_bus import (
+        bus_probe,
+        bus_roles,
+        open_part,
+        serve_safety_kernel,
+        serve_services,
+        wants_kernel,
+    )
 
     if app is not None:
         raise SettingsInvalid(source="--app", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
     async with AsyncExitStack() as stack:
-        ledger = await open_ledger(cli.url)
+        ledger = await open_ledger(cli.url, part=part_of(roles))
         stack.push_async_callback(ledger.close)
         services = [service for service in _looking_after(cli, ledger) if roles is None or service.name in roles]
         missing = sorted((roles or frozenset()) - {service.name for service in services} - {*ON_BUS, SAFETY_KERNEL})
@@ -141,7 +163,9 @@ async def _serve_jobs(cli: Cli, roles: frozenset[str] | None, stop: asyncio.Even
         on_bus = await stack.enter_async_context(open_part(cli, ledger, wanted)) if wanted else None
         rng = random.Random()  # noqa: S311 - spreads retries of services, nothing secret
         parts = [serve(service, SystemClock(), rng, stop) for service in services]
+        health.needs(ledger=ledger.ping)
         if on_bus is not None:
+            health.needs(bus=bus_probe(on_bus))
             parts.append(serve_services(on_bus, stop))
         if wants_kernel(roles):
             parts.append(serve_safety_kernel(cli, stop, alone=False))

@@ -1,5 +1,7 @@
 """What `trellis up` can be, and the lines in which every part of it says that it is there."""
 
+from dataclasses import dataclass
+
 from trellis.cli.invocation import Cli
 
 GATEWAY = "gateway"
@@ -22,6 +24,27 @@ ROLES = (
     *ON_BUS,
     SAFETY_KERNEL,
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """What the command line says beside the roles."""
+
+    host: str | None
+    port: int | None
+    demo: bool
+    app: str | None
+
+
+def part_of(roles: frozenset[str] | None) -> str:
+    """What this process is called in the lists of servers: by its roles, `up` with all of them."""
+    return "up" if roles is None else "+".join(sorted(roles))
+
+
+def say_health(cli: Cli, address: str | None) -> None:
+    """Where a worker answers about its health, if it does."""
+    if address is not None:
+        cli.out.note(f"health at {address}/system/ready")
 
 
 def say_services(cli: Cli, names: list[str]) -> None:

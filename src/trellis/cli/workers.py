@@ -16,13 +16,15 @@ from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
-from trellis.cli.logs import configure_logging
+from trellis.cli.logs import log_only
 from trellis.cli.output import Column, age, as_record
 from trellis.cli.tracing import configure_tracing
+from trellis.cli.up_roles import say_health
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import WorkerSeen
 from trellis.lifecycles import Role
 from trellis.operations.explain import Presence, about, presence, runs_alone, served_types
+from trellis.web.health import Health, health_listener
 from trellis.wiring import open_when_there, process_name, run_worker
 from trellis.worker.app import App
 from trellis.worker.drain import ExitCode
@@ -112,7 +114,7 @@ def _refuse(options: tuple[str, ...], given: tuple[object, ...], expected: str) 
 
 
 def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
-    configure_logging(cli.settings)
+    log_only(cli.settings, cli.out)
     configure_tracing()
     _tune_process()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
@@ -121,15 +123,19 @@ def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
 
 async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
     refuse_missing(cli.url)
-    ledger = await open_when_there(cli.url)
-    if ledger is None:
-        return ExitCode.DRAINED
-    try:
-        types = ", ".join(spec.type for spec in app)
-        cli.out.note(f"{options.name} serves {types}; Ctrl-C drains, twice hurries")
-        return await run_worker(app, ledger, options)
-    finally:
-        await ledger.close()
+    health = Health()
+    async with health_listener(cli.settings.health_address, health) as address:
+        say_health(cli, address)
+        ledger = await open_when_there(cli.url, part=options.name)
+        if ledger is None:
+            return ExitCode.DRAINED
+        try:
+            health.needs(ledger=ledger.ping)
+            types = ", ".join(spec.type for spec in app)
+            cli.out.note(f"{options.name} serves {types}; Ctrl-C drains, twice hurries")
+            return await run_worker(app, ledger, options)
+        finally:
+            await ledger.close()
 
 
 def _tune_process() -> None:

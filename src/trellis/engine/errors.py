@@ -24,6 +24,7 @@ TrellisError
 ├── LedgerError                 the ledger itself
 │   ├── LedgerUrlInvalid
 │   ├── LedgerTooOld
+│   ├── PoolerUnfit
 │   ├── LedgerMissing
 │   ├── LedgerNotMigrated
 │   ├── LedgerReadOnly
@@ -48,6 +49,8 @@ class TrellisError(Exception):
     """Something in Trellis went wrong."""
 
     code: ClassVar[str] = "INTERNAL_ERROR"
+    shown: ClassVar[str | None] = None
+    """What a caller over the network is told instead of a message that may hold addresses of servers."""
 
     def __init__(self, **data: object) -> None:
         self.data = data
@@ -163,6 +166,7 @@ class LedgerError(TrellisError):
     """{detail}"""
 
     code = "UPSTREAM_UNAVAILABLE"
+    shown = "The ledger cannot answer now; try again in a while."
 
 
 class LedgerUrlInvalid(LedgerError):
@@ -178,6 +182,10 @@ class LedgerUrlInvalid(LedgerError):
 
 class LedgerTooOld(LedgerError):
     """{software} {found} is too old: {needed} or newer is needed ({reason})."""
+
+
+class PoolerUnfit(LedgerError):
+    """The pooler in front of PostgreSQL refuses what the ledger needs ({reason}); in pgbouncer set pool_mode = transaction or session, or name the server itself in TRELLIS_LEDGER."""
 
 
 class LedgerMissing(LedgerError):
@@ -202,6 +210,8 @@ class LedgerUnavailable(LedgerError):
 
 class OutcomeUnknown(LedgerError):
     """The ledger went away before it answered {verb} ({request}); ask again with the same id to learn what happened."""
+
+    shown = None
 
 
 class JobEnded(TrellisError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from trellis.engine.clock import Clock, within
-from trellis.engine.errors import LedgerError
+from trellis.engine.errors import LedgerError, LedgerUnavailable
 from trellis.engine.jobs import (
     Actor,
     Claim,
@@ -24,6 +24,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.outages import Failures
 
 RENEW_RETRY_S_MIN = 0.5
 FENCE_LOOK_S_MAX = 1.0
@@ -132,6 +133,8 @@ class Holder(Generic[DrivesT]):
     _looking: "asyncio.Task[None] | None" = None
     _look_again: bool = False
     _fencing: "asyncio.Task[None] | None" = None
+    _claims: Failures = field(default_factory=lambda: Failures("claims", _log))
+    _renewals: Failures = field(default_factory=lambda: Failures("renewals", _log))
 
     async def run_once(self) -> Pass:
         """Accept and claim. Raises LedgerError when the ledger does not answer."""
@@ -206,7 +209,9 @@ class Holder(Generic[DrivesT]):
             try:
                 await self._claim()
             except LedgerError as error:
-                _log.warning("claim_failed", error=str(error))  # the next pass claims
+                self._claims.failed(error, now=self.clock.monotonic())  # the next pass claims
+            else:
+                self._claims.succeeded(now=self.clock.monotonic())
 
     async def renew(self) -> int:
         """One heartbeat for every job driven here; how many are still this process's. Past its fence a drive is cut."""
@@ -219,10 +224,11 @@ class Holder(Generic[DrivesT]):
             renewal = self.ledger.renew(self.actor, [mine.claimed.lease for mine in driving])
             answers = await within(self.clock, patience_s, renewal)
         except (LedgerError, TimeoutError) as error:
-            problem = str(error) or f"no answer within {patience_s:g} s"
-            _log.warning("renewal_failed", jobs=len(driving), error=problem)
+            late = LedgerUnavailable(reason=f"no answer to a renewal within {patience_s:g} s")
+            self._renewals.failed(error if str(error) else late, now=self.clock.monotonic())
             self._fence_off()
             return 0
+        self._renewals.succeeded(now=self.clock.monotonic())
         for mine, answer in zip(driving, answers, strict=True):
             if isinstance(answer, LeaseLost):
                 self._cut(mine)

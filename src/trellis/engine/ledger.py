@@ -291,6 +291,10 @@ class Ledger(Protocol):
         """What a submit under this idempotency key would be answered because of an earlier one; None when the key is free."""
         ...
 
+    async def ping(self) -> None:
+        """Come back when the ledger answers now, behind no other call; raises LedgerError when it does not, in about a second."""
+        ...
+
     async def now(self) -> datetime:
         """The ledger's clock."""
         ...

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from trellis.engine.clock import Clock, sleep_or_stop
-from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.outages import Failures
 from trellis.engine.records import RetentionOptions, RetentionReport, SweepOptions, SweepReport
 
 BACKOFF_S_FIRST = 0.1
@@ -57,21 +57,16 @@ def backoff_s(failures: int, draw: float) -> float:
 
 async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: asyncio.Event) -> None:
     """Run a service until `stop` is set. A pass under way is finished first."""
-    log = _log.bind(service=service.name)
-    failures = 0
+    failures = Failures(service.name, _log)
     while not stop.is_set():
         pause = 0.0
         try:
             pause = service.pause_s(await service.run_once())
-        except LedgerError as error:
-            failures += 1
-            log.warning("ledger_unavailable", error=str(error), failures=failures)
-        except Exception:  # A service outlives one bad pass: it is logged and tried again, ever more slowly.
-            failures += 1
-            log.exception("pass_failed", failures=failures)
+        except Exception as error:  # noqa: BLE001 - a service outlives one bad pass, and tries again ever more slowly
+            failures.failed(error, now=clock.monotonic())
         else:
-            failures = 0
-        await sleep_or_stop(clock, stop, backoff_s(failures, rng.random()) if failures else pause)
+            failures.succeeded(now=clock.monotonic())
+        await sleep_or_stop(clock, stop, backoff_s(failures.count, rng.random()) if failures.count else pause)
 
 
 @dataclass(kw_only=True)

@@ -9,6 +9,7 @@ from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.outages import SUMMARY_S
 from trellis.engine.service import backoff_s
 
 Opening = Callable[[], Awaitable[Ledger]]
@@ -20,7 +21,7 @@ async def wait_for_ledger(open_ledger: Opening, clock: Clock, rng: random.Random
     Only a ledger that does not answer is waited for. One that answers and is the wrong one (address, password, schema)
     will be no other after any wait: its error is raised at once, and so is that of a host name nobody knows.
     """
-    log, began, failures = log_of("trellis.service"), clock.monotonic(), 0
+    log, began, failures, logged, last = log_of("trellis.service"), clock.monotonic(), 0, 0.0, ""
     while not stop.is_set():
         try:
             ledger = await _opened_unless_stopped(open_ledger, stop)
@@ -30,7 +31,9 @@ async def wait_for_ledger(open_ledger: Opening, clock: Clock, rng: random.Random
             failures += 1
             pause = backoff_s(failures, rng.random())
             waited = round(clock.monotonic() - began, 1)
-            log.warning("waiting_for_ledger", error=str(error), waited_s=waited, next_try_s=round(pause, 1))
+            if str(error) != last or clock.monotonic() - logged >= SUMMARY_S:
+                logged, last = clock.monotonic(), str(error)
+                log.warning("waiting_for_ledger", error=last, waited_s=waited, next_try_s=round(pause, 1))
             await sleep_or_stop(clock, stop, pause)
         else:
             if failures and ledger is not None:

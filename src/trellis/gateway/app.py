@@ -37,6 +37,8 @@ from trellis.instance import Instance
 from trellis.web import problems
 from trellis.web.bodies import BodiesUnderWay
 from trellis.web.correlation import Correlation
+from trellis.web.deadlines import ReadDeadline
+from trellis.web.health import Health
 from trellis.web.limits import RateLimits, RefusalBounds
 from trellis.web.tracing import NO_SPANS, Traced
 from trellis.wiring import SystemClock
@@ -75,6 +77,8 @@ class GatewayOptions:
     entries_per_minute: int = 60
     """Of one principal into the inbox, in one process."""
     streams: StreamOptions = field(default_factory=StreamOptions)
+    read_s: float = 5.0
+    """How long a GET may take until its answer begins."""
 
 
 def create_app(
@@ -87,6 +91,7 @@ def create_app(
     clock: Clock | None = None,
     now: Callable[[], float] = time.time,
     callback_secrets: Sequence[bytes] = (),
+    health: Health | None = None,
 ) -> FastAPI:
     """The application over an open instance. Without a secret no callback is taken."""
     chosen = options or GatewayOptions()
@@ -120,10 +125,12 @@ def create_app(
     app.state.slugs = Recent[JobId, str]()
     app.state.callbacks = callbacks.CallbackKeys(secrets=callback_secrets, now=now)
     app.state.bodies = BodiesUnderWay()
+    app.state.health = health or Health(instance.probes())
     problems.install(app)
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
     for module in ROUTES:
         app.include_router(module.router)
+    app.add_middleware(ReadDeadline, seconds=chosen.read_s)
     app.add_middleware(Traced)
     app.add_middleware(Correlation, new_id=new_id)  # around the other: the one added last is outermost
     return app

@@ -153,6 +153,12 @@ class AgentShape(pydantic.BaseModel):
     problems: list[str] = []
 
 
+class Live(pydantic.BaseModel):
+    """The process answers."""
+
+    status: Literal["ok"]
+
+
 class Health(pydantic.BaseModel):
     """`ok` when everything behind the gateway answers."""
 

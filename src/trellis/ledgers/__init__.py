@@ -12,8 +12,13 @@ from trellis.engine.ledger import Ledger
 _POSTGRES = ("postgresql://", "postgres://")
 
 
-async def open_ledger(url: str, *, clock: Callable[[], float] = time.time, **options: Any) -> Ledger:
-    """Open the ledger at `url`. `clock` is an SQLite ledger's time; PostgreSQL has its own and takes `options`."""
+async def open_ledger(
+    url: str, *, clock: Callable[[], float] = time.time, part: str | None = None, **options: Any
+) -> Ledger:
+    """Open the ledger at `url`. `clock` is an SQLite ledger's time; PostgreSQL has its own and takes `options`.
+
+    `part` is what of Trellis this process is: PostgreSQL lists its connections as `trellis-<part>`.
+    """
     if url.startswith("sqlite:") or url == ":memory:":
         from trellis.ledgers.sqlite.ledger import SqliteLedger
 
@@ -22,7 +27,7 @@ async def open_ledger(url: str, *, clock: Callable[[], float] = time.time, **opt
         with extra_needed(Extra.POSTGRES, "A ledger on PostgreSQL"):
             from trellis.ledgers.postgres.ledger import PostgresLedger
 
-        return await PostgresLedger.open(url, **options)
+        return await PostgresLedger.open(url, part=part, **options)
     raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
 
 

@@ -3,6 +3,7 @@
 It keeps nothing: what was taken in is in the ledger when the answer goes out.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from trellis.nlm_backend.orders import ProcessRequest
 from trellis.web import problems
 from trellis.web.bodies import BodiesUnderWay, LargeBodyRoute, StrictRoute
 from trellis.web.correlation import Correlation
+from trellis.web.health import PROBE_S, Health
 from trellis.web.limits import RateLimits
 from trellis.web.problems import Problem, correlation_of
 from trellis.web.shapes import PROBLEMS, ProblemShape
@@ -259,13 +261,31 @@ async def query(body: QueryIn, request: Request, actor: Annotated[Actor, require
 async def health(request: Request) -> HealthOut:
     """Whether jobs are taken in, and how many wait; needs no token."""
     desk: Desk = request.app.state.desk
-    depth, circuit = await desk.intake.depth(), desk.intake.circuit
+    try:
+        async with asyncio.timeout(PROBE_S):
+            depth, circuit = await desk.intake.depth(), desk.intake.circuit
+    except TimeoutError as error:
+        raise Problem("UPSTREAM_UNAVAILABLE", f"The ledger said nothing for {PROBE_S:g} s; try again.") from error
     return HealthOut(
         status="degraded" if circuit.closed_for_s() > 0 else "ok",
         circuit=circuit.state.value,
         waiting=depth.waiting,
         under_way=depth.under_way,
     )
+
+
+@system.get("/system/live")
+async def live() -> dict[str, str]:
+    """Whether this process answers, and nothing else; needs no token."""
+    return {"status": "ok"}
+
+
+@system.get("/system/ready", responses={503: {"description": "Something that is needed does not answer."}})
+@system.get("/system/health", responses={503: {"description": "Something that is needed does not answer."}})
+async def ready(request: Request) -> JSONResponse:
+    """Whether jobs can be taken in: each dependency with its own result, in under a second; needs no token."""
+    found = await request.app.state.health.ready()
+    return JSONResponse({"status": found.status, "checks": dict(found.checks)}, 200 if found.is_ready else 503)
 
 
 @system.get("/metrics", response_class=PlainTextResponse, responses={502: PROBLEMS[502]})
@@ -297,6 +317,7 @@ def create_backend_app(
     app.state.desk = desk
     app.state.door = Door(keys=keys, limits=RateLimits(REQUESTS_PER_SECOND, BURST, monotonic), now=now)
     app.state.bodies = BodiesUnderWay()
+    app.state.health = Health({"ledger": desk.intake.ledger.ping})
     problems.install(app)
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
     for router in (jobs, questions, system):

@@ -179,7 +179,7 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
     origins = (gateway, *(read_target(one).origin for one in settings.outgoing))
     policy = OutgoingPolicy(origins=origins, answer_bytes_max=SNAPSHOT_BYTES_MAX, total_s=OUTGOING_S)
     async with AsyncExitStack() as stack:
-        ledger = await open_ledger(ledger_place(settings, ledger_url))
+        ledger = await open_ledger(ledger_place(settings, ledger_url), part="nlm")
         stack.push_async_callback(ledger.close)
         provider = open_provider(
             settings.nlm,

@@ -33,6 +33,7 @@ class StoreError(TrellisError):
     """{detail}"""
 
     code = "UPSTREAM_UNAVAILABLE"
+    shown = "The object store cannot answer now; try again in a while."
 
 
 class KeyInvalid(StoreError):

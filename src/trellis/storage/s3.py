@@ -62,6 +62,10 @@ REASON_MAX = 300
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_ADDRESS = re.compile(r"\(?\bhttps?://[^\s)]+\)?")
+"""Where the store is inside: what is told to callers, and kept in documents, does not say."""
+_CLOCK = "set the clock of this machine, if it differs from the store's"
+_SKEW_CODES = {"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"}
 _TRANSIENT_STATUS = {"408", "425", "429"}
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "OperationAborted", "ServiceUnavailable", "InternalError"}
 
@@ -332,7 +336,7 @@ def _no_bucket(error: BaseException) -> bool:
 
 
 def _store_error(error: BaseException, verb: str, key: str) -> StoreError:
-    text = str(error).partition("\n\nDebug source")[0]
+    text = _ADDRESS.sub("the store", str(error).partition("\n\nDebug source")[0])
     status = (_STATUS.findall(text) or [""])[-1]
     code = (_CODE.findall(text) or [""])[-1]
     reason = " ".join(filter(None, (status, code))) or text[:REASON_MAX] or "no answer in time"
@@ -341,7 +345,8 @@ def _store_error(error: BaseException, verb: str, key: str) -> StoreError:
     if code == "NoSuchBucket":
         return StoreRefused(verb=verb, key=key, reason="there is no such bucket; make it, or correct the address")
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in {"401", "403"}:
-        return StoreRefused(verb=verb, key=key, reason=f"{reason}; check the credentials and their permissions")
+        remedy = _CLOCK if code in _SKEW_CODES else f"check the credentials and their permissions; or {_CLOCK}"
+        return StoreRefused(verb=verb, key=key, reason=f"{reason}; {remedy}")
     if "redirect" in text:
         return StoreRefused(verb=verb, key=key, reason="it redirects; check the region and the endpoint")
     if status[:1] == "4" and status not in _TRANSIENT_STATUS and code not in _TRANSIENT_CODES:
@@ -350,4 +355,5 @@ def _store_error(error: BaseException, verb: str, key: str) -> StoreError:
 
 
 def _unavailable(error: BaseException, verb: str, key: str) -> StoreUnavailable:
-    return StoreUnavailable(verb=verb, key=key, reason=str(error).partition("\n")[0][:REASON_MAX])
+    reason = _ADDRESS.sub("the store", str(error).partition("\n")[0])[:REASON_MAX]
+    return StoreUnavailable(verb=verb, key=key, reason=reason)

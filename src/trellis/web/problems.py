@@ -104,8 +104,10 @@ def install(app: FastAPI) -> None:
 def of_error(error: TrellisError) -> Problem:
     """An error of ours, as its caller sees it."""
     code = error.code if error.code in STATUS_OF_CODE else "INTERNAL_ERROR"
-    headers = {"Retry-After": "1"} if STATUS_OF_CODE[code] in {429, 502, 504} else {}
-    return Problem(code, str(error), headers=headers)
+    status = STATUS_OF_CODE[code]
+    headers = {"Retry-After": "1"} if status in {429, 502, 504} else {}
+    told = error.shown if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None
+    return Problem(code, told or str(error), headers=headers)
 
 
 async def _problem(request: Request, problem: Problem) -> Response:

@@ -4,13 +4,14 @@ A lease is renewed every heartbeat interval, so a job shorter than that is never
 next try comes at half of what is left of the shortest lease, no sooner than `RETRY_S_MIN`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor, LeaseLost, Renewed
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.outages import Failures
 from trellis.worker.held import Fate, Held, Holdings
 
 RETRY_S_MIN = 0.5
@@ -38,6 +39,7 @@ class Heartbeat:
     holdings: Holdings
     tick_s: float
     name: str = "heartbeat"
+    failures: Failures = field(default_factory=lambda: Failures("heartbeat"), compare=False)
 
     async def run_once(self) -> Beat:
         """One renewal of everything that is due."""
@@ -48,8 +50,9 @@ class Heartbeat:
         try:
             answers = await self.ledger.renew(self.actor, [held.lease for held in due])
         except LedgerError as error:
-            _log.warning("renewal_failed", leases=len(due), error=str(error))
+            self.failures.failed(error, now=sent_at)
             return Beat(failed=True)
+        self.failures.succeeded(now=sent_at)
         return self._apply(due, answers, sent_at)
 
     def pause_s(self, report: Beat) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from trellis.engine.errors import InputError, LedgerError, LedgerNotMigrated, LedgerTooOld, LedgerUrlInvalid, Refused
 from trellis.engine.jobs import Advance, Applied, Claim, Claimed, ClaimId, LeaseLost, Turn, TurnResult
 from trellis.engine.logs import log_of
+from trellis.engine.outages import Failures
 from trellis.engine.service import backoff_s
 from trellis.worker.app import App
 from trellis.worker.capacity import Pace, Room, Wanted
@@ -199,18 +200,22 @@ class Turns:
 
     async def _deliver(self, turn: Turn) -> TurnResult:
         """Hand a turn in, again and again: its ids make a repetition harmless, and an outcome is never dropped."""
-        failures = 0
+        failures: Failures | None = None
         while True:
             try:
-                return await self._desk.ledger.turn(turn)
+                result = await self._desk.ledger.turn(turn)
             except (LedgerTooOld, LedgerNotMigrated, LedgerUrlInvalid):
                 raise
             except (Refused, InputError) as error:
                 return await self._deliver_apart(turn, error)
             except LedgerError as error:
-                failures += 1
-                _log.warning("turn_failed", error=str(error), advances=len(turn.advances), failures=failures)
-            await self._desk.clock.sleep(backoff_s(failures, self._rng.random()))
+                failures = failures or Failures("worker turns")
+                failures.failed(error, now=self._desk.clock.monotonic())
+            else:
+                if failures is not None:
+                    failures.succeeded(now=self._desk.clock.monotonic())
+                return result
+            await self._desk.clock.sleep(backoff_s(failures.count, self._rng.random()))
 
     async def _deliver_apart(self, turn: Turn, error: Exception) -> TurnResult:
         """The ledger will not have one of these steps, ever. The others, and the claim, must not suffer for it."""

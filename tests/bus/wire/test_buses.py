@@ -93,7 +93,7 @@ async def test_asking_where_nobody_listens_is_told_at_once(net: Net):
 async def test_a_question_that_is_not_answered_ends(net: Net):
     bus, subject = await net.bus(), net.subject()
     await bus.listen(subject, Heard())
-    with pytest.raises(BusUnavailable, match="no answer"):
+    with pytest.raises(BusUnavailable, match=r"though the bus at .* is there: look at .* its ledger"):
         await bus.ask(subject, said("?"), trace_id="t", timeout_s=0.05)
 
 

@@ -1,5 +1,6 @@
 """How a rig is opened: on a SQLite file with a clock of its own, or on a copy of the clocked PostgreSQL template."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import asyncpg
 
 from tests.ledgers.conformance.rig import Rig
+from tests.servers.pooler import pooling
 from tests.servers.postgres import PostgresServer
 from trellis.ledgers import open_ledger
 
@@ -45,8 +47,19 @@ async def sqlite_rig(path: Path) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def postgres_rig(server: PostgresServer, kind: str) -> AsyncIterator[Rig]:
+    """With TRELLIS_TEST_POOLER set the ledger works through a pooler in transaction mode."""
     name = _database(server)
     app_url = server.url(name, LOGIN)
+    if not os.environ.get("TRELLIS_TEST_POOLER"):
+        async with _postgres_rig(server, kind, name, app_url) as rig:
+            yield rig
+        return
+    async with pooling(app_url) as (_, pooled_url), _postgres_rig(server, kind, name, pooled_url) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def _postgres_rig(server: PostgresServer, kind: str, name: str, app_url: str) -> AsyncIterator[Rig]:
     admin = await asyncpg.connect(server.url(name))
 
     async def advance(seconds: float) -> None:

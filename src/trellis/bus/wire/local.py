@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from trellis.bus.envelope import OnRefused, check, check_subject
-from trellis.bus.errors import BusUnavailable, NoResponders
+from trellis.bus.errors import BusUnavailable, NoAnswer, NoResponders
 from trellis.bus.messages import Body, Packet
 from trellis.bus.port import Handler, Received
 from trellis.bus.topics import fits
@@ -152,7 +152,7 @@ class LocalBus:
         try:
             return await within(self._clock, timeout_s, _wait_for(answered))
         except TimeoutError:
-            raise BusUnavailable(url=self.url, detail=f"no answer at {subject} within {timeout_s:g} s") from None
+            raise NoAnswer(url=self.url, subject=subject, timeout_s=timeout_s) from None
 
     async def listen(
         self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False

@@ -14,7 +14,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from trellis.bus.envelope import OnRefused, PacketRefused, check_subject
-from trellis.bus.errors import BusError, BusUnavailable, NoResponders, NotKept, TooLargeToKeep
+from trellis.bus.errors import BusError, BusUnavailable, NoAnswer, NoResponders, NotKept, TooLargeToKeep
 from trellis.bus.messages import ALERT, Body, Packet
 from trellis.bus.port import Handler, Listening, Received
 from trellis.bus.wire.alerts import AlertLimit, alert_of
@@ -102,7 +102,7 @@ class NatsBus:
         try:
             return await within(self._clock, timeout_s, self._asked(link, subject, data))
         except TimeoutError:
-            raise BusUnavailable(url=self.url, detail=f"no answer at {subject} within {timeout_s:g} s") from None
+            raise NoAnswer(url=self.url, subject=subject, timeout_s=timeout_s) from None
 
     async def listen(
         self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False

@@ -1,18 +1,30 @@
-"""Whether this gateway answers and what is behind it. The health of a process is for load balancers and needs no token."""
+"""Whether this gateway lives, and what is behind it. The health of a process is for load balancers and needs no token."""
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from trellis.engine.errors import TrellisError
-from trellis.gateway.callers import InstanceOf
-from trellis.http.shapes import Health
-from trellis.storage.objects import StoreUnavailable
+from trellis.http.shapes import Health, Live
 from trellis.web.bodies import StrictRoute
+from trellis.web.health import Health as ProcessHealth
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
 
-PROBE_KEY = "agents/index.json"
+
+@router.get("/system/live", response_model=Live)
+async def live() -> dict[str, Any]:
+    """Whether this process answers; it looks at nothing else, so that a store that is down restarts nobody."""
+    return {"status": "ok"}
+
+
+@router.get(
+    "/system/ready",
+    response_model=Health,
+    responses={503: {"model": Health, "description": "Something that is needed does not answer."}},
+)
+async def ready(request: Request, response: Response) -> dict[str, Any]:
+    """Whether requests can be served: each dependency with its own result, in under a second."""
+    return await _readiness(request, response)
 
 
 @router.get(
@@ -20,19 +32,13 @@ PROBE_KEY = "agents/index.json"
     response_model=Health,
     responses={503: {"model": Health, "description": "Something behind does not answer."}},
 )
-async def health(instance: InstanceOf, response: Response) -> dict[str, Any]:
-    """Whether the ledger and the object store answer."""
-    checks: dict[str, str] = {}
-    try:
-        await instance.ledger.now()
-        checks["ledger"] = "ok"
-    except TrellisError as error:
-        checks["ledger"] = error.code
-    try:
-        await instance.objects.head(PROBE_KEY)
-        checks["objects"] = "ok"
-    except StoreUnavailable:
-        checks["objects"] = "UPSTREAM_UNAVAILABLE"
-    well = set(checks.values()) == {"ok"}
-    response.status_code = 200 if well else 503
-    return {"status": "ok" if well else "degraded", "checks": checks}
+async def health(request: Request, response: Response) -> dict[str, Any]:
+    """The same as `/system/ready`, under the name it had first."""
+    return await _readiness(request, response)
+
+
+async def _readiness(request: Request, response: Response) -> dict[str, Any]:
+    asked: ProcessHealth = request.app.state.health
+    found = await asked.ready()
+    response.status_code = 200 if found.is_ready else 503
+    return {"status": "ok" if found.is_ready else "degraded", "checks": dict(found.checks)}

@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,18 +13,32 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from trellis.engine.errors import LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid
+from trellis.engine.errors import LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid, PoolerUnfit
+from trellis.engine.logs import log_of
+from trellis.ledgers.postgres.pooled import PooledConnection
 
 CONNECT_TIMEOUT_S = 10.0
 SERVER_VERSION_MIN = 15
 DEFAULT_PORT = 5432
-SERVER_SETTINGS = {
-    "application_name": "trellis",
+APPLICATION_NAME = "trellis"
+APPLICATION_NAME_MAX = 63
+"""The server cuts what is longer."""
+SESSION_SETTINGS = {
     "search_path": "trellis",
     "timezone": "UTC",
     "jit": "off",
     "idle_in_transaction_session_timeout": "5000",
 }
+"""What holds on every connection: for its whole time, or for each transaction where a pooler shares out the sessions."""
+LOCAL_SETTINGS = "; ".join(f"set local {name} = '{value}'" for name, value in SESSION_SETTINGS.items())
+BEHIND_POOLER = "TR009"
+"""What the question below ends with when the answer comes from another process than the one that let us in."""
+_pooled_urls: set[str] = set()
+"""Addresses where this process has met a pooler: it is not tried again as if there were none."""
+
+_POOLER_REFUSES = re.compile("startup parameter|pooling mode")
+
+_log = log_of("trellis.ledger")
 
 Row: TypeAlias = Any
 """A record: values by position and by name."""
@@ -50,6 +65,7 @@ class Connection(Protocol):
         self, *, isolation: str | None = None, readonly: bool = False
     ) -> AbstractAsyncContextManager[object]: ...
     def get_server_version(self) -> ServerVersion: ...
+    def get_server_pid(self) -> int: ...
     async def add_listener(self, channel: str, callback: Callable[..., None]) -> None: ...
     async def close(self, *, timeout: float | None = None) -> None: ...  # noqa: ASYNC109 the driver's own name
     def terminate(self) -> None: ...
@@ -93,19 +109,79 @@ def check_url(url: str) -> None:
         raise LedgerUrlInvalid(url=url, reason=str(error)) from error
 
 
-async def connect(url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
-    """A connection to a server that is new enough, or what is wrong with it."""
+async def connect(
+    url: str, *, timeout_s: float = CONNECT_TIMEOUT_S, application_name: str = APPLICATION_NAME
+) -> Connection:
+    """A connection to a server that is new enough, or what is wrong with it. A pooler in between is noticed."""
     check_url(url)
+    name = {"application_name": application_name[:APPLICATION_NAME_MAX]}
+    made: Connection | None = None
     try:
-        made = cast(
-            "Connection", await asyncpg.connect(url, timeout=cast("Any", timeout_s), server_settings=SERVER_SETTINGS)
-        )
+        if url not in _pooled_urls:
+            made = await _direct(url, timeout_s, {**name, **SESSION_SETTINGS})
+        if made is None:
+            made = await _pooled(url, timeout_s, name)
     except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError, ValueError) as error:
         raise LedgerUrlInvalid(url=url, reason=str(error)) from error
     except LOST as error:
         raise LedgerUnavailable(reason=_why_lost(error, url, timeout_s)) from error
     check_server(made.get_server_version())
     return made
+
+
+def listens(connection: Connection) -> bool:
+    """Whether notifications reach this connection."""
+    return not isinstance(connection, PooledConnection)
+
+
+async def _open(url: str, timeout_s: float, settings: dict[str, str], **options: Any) -> Connection:
+    made = await asyncpg.connect(url, timeout=cast("Any", timeout_s), server_settings=settings, **options)
+    return cast("Connection", made)
+
+
+async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> Connection | None:
+    """A session of the server's own; None where a pooler is in between.
+
+    A pooler refuses settings of a session, or lets in under a number that no process of the server has.
+    """
+    try:
+        made = await _open(url, timeout_s, settings)
+    except asyncpg.ProtocolViolationError as error:
+        if "startup parameter" not in str(error):
+            raise
+        return None
+    question = f"do $$ begin if pg_backend_pid() <> {made.get_server_pid()} then raise sqlstate '{BEHIND_POOLER}'; end if; end $$"
+    is_direct = False
+    try:
+        async with asyncio.timeout(timeout_s):
+            await made.execute(question)
+        is_direct = True
+    except asyncpg.PostgresError as error:
+        if getattr(error, "sqlstate", None) != BEHIND_POOLER:
+            raise
+    finally:
+        if not is_direct:
+            made.terminate()
+    return made if is_direct else None
+
+
+async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> Connection:
+    """A connection that gives a pooler nothing to refuse; raises PoolerUnfit when it refuses all the same."""
+    try:
+        # Without a cache no statement gets a name: the session that knows the name may be another's by then.
+        made = await _open(url, timeout_s, settings, statement_cache_size=0)
+        async with asyncio.timeout(timeout_s):
+            await made.execute(f"begin; {LOCAL_SETTINGS}")
+            await made.execute("commit")
+    except asyncpg.PostgresConnectionError as error:
+        if not _POOLER_REFUSES.search(str(error)):
+            raise
+        raise PoolerUnfit(reason=str(error)) from error
+    if url not in _pooled_urls:
+        _pooled_urls.add(url)
+        remedy = "name the server itself in TRELLIS_LEDGER for hints and fewer round trips"
+        _log.info("pooler_noticed", hints="off: work is found by polling, within a second", remedy=remedy)
+    return PooledConnection(made, LOCAL_SETTINGS, LOST)
 
 
 def _why_lost(error: Exception, url: str, timeout_s: float) -> str:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 
 from trellis.engine.errors import TrellisError
-from trellis.ledgers.postgres.connection import LOST, Connection, connect
+from trellis.ledgers.postgres.connection import LOST, Connection, connect, listens
 from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 
 CHANNEL = "trellis_work"
@@ -21,6 +21,8 @@ class Doorbell:
         self._url = url
         self._options = options
         self._on = on
+        self._listens = on
+        """Whether hints can be heard; through a pooler only polling finds work."""
         self._lane = Lane(url, options)
         self._heard = asyncio.Event()
         self._listener: Connection | None = None
@@ -53,7 +55,7 @@ class Doorbell:
 
     async def wait(self, timeout_s: float) -> None:
         """Return at the next hint since `hush`, or after the time."""
-        if self._on:
+        if self._listens:
             await self._listen()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -63,7 +65,16 @@ class Doorbell:
         if self._listener is not None and not self._listener.is_closed():
             return
         with contextlib.suppress(TrellisError, *LOST):
-            self._listener = await connect(self._url, timeout_s=self._options.connect_timeout_s)
+            made = await connect(
+                self._url,
+                timeout_s=self._options.connect_timeout_s,
+                application_name=self._options.application_name,
+            )
+            if not listens(made):
+                self._listens = False
+                made.terminate()
+                return
+            self._listener = made
             await self._listener.add_listener(CHANNEL, lambda *_: self._heard.set())
             self._heard.set()
 

@@ -19,11 +19,21 @@ from trellis.engine.errors import (
     LedgerUnavailable,
     NotAllowed,
     OutcomeUnknown,
+    PoolerUnfit,
     QueueFull,
     Refused,
     TrellisError,
 )
-from trellis.ledgers.postgres.connection import CONFLICT, LOST, Connection, PostgresError, UniqueViolation, connect
+from trellis.engine.outages import Failures
+from trellis.ledgers.postgres.connection import (
+    APPLICATION_NAME,
+    CONFLICT,
+    LOST,
+    Connection,
+    PostgresError,
+    UniqueViolation,
+    connect,
+)
 
 Answer = TypeVar("Answer")
 
@@ -42,13 +52,16 @@ class LaneOptions:
     outcome_window_s: float = 30.0
     """How long a lost answer is asked for again before the caller is told that nobody knows."""
     connect_timeout_s: float = 10.0
+    application_name: str = APPLICATION_NAME
+    """What `pg_stat_activity` calls this process."""
 
 
 class Lane:
     """One connection, opened when first used and again when lost."""
 
-    def __init__(self, url: str, options: LaneOptions) -> None:
+    def __init__(self, url: str, options: LaneOptions, failures: Failures | None = None) -> None:
         self._url = url
+        self._failures = failures or Failures(APPLICATION_NAME)
         self._options = options
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
@@ -81,10 +94,10 @@ class Lane:
                 try:
                     connection = await self._connected()
                     sent_before, sent = sent, True
-                    async with asyncio.timeout(self._options.call_timeout_s):
-                        return await ask(connection, sent_before)
+                    answer = await self._answered(connection, ask, sent_before=sent_before)
                 except AGAIN as error:
                     lost: Exception = error
+                    self._note_outage(verb, error, loop.time())
                 except UniqueViolation as error:
                     # A repeat can meet its own first try: ours, still under way when we looked, or that of a caller who
                     # asks again after an unknown outcome. Asked as a repeat it is answered with what is there.
@@ -94,12 +107,35 @@ class Lane:
                     lost = error
                 except PostgresError as error:
                     raise translated(error) from error
+                else:
+                    if self._failures.count:
+                        self._failures.succeeded(now=loop.time())
+                    return answer
                 if isinstance(lost, LOST):
                     self.drop()
                 if loop.time() + pause_s > end:
                     raise self._given_up(verb, request, lost, sent=sent) from lost
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, BACKOFF_S_MAX)
+
+    async def _answered(
+        self, connection: Connection, ask: Callable[[Connection, bool], Awaitable[Answer]], *, sent_before: bool
+    ) -> Answer:
+        """The answer in time. Whoever stops waiting leaves a connection behind on which the answer may still come."""
+        try:
+            async with asyncio.timeout(self._options.call_timeout_s):
+                return await ask(connection, sent_before)
+        except asyncio.CancelledError:
+            self.drop()
+            raise
+
+    def _note_outage(self, verb: str, error: Exception, now: float) -> None:
+        """A server that cannot be reached, or falls silent, is logged; a connection that is replaced at once is not."""
+        if isinstance(error, LedgerUnavailable):
+            self._failures.failed(error, now=now)
+        elif isinstance(error, TimeoutError):
+            silence_s = self._options.call_timeout_s
+            self._failures.failed(LedgerUnavailable(reason=f"no answer to {verb} for {silence_s:g} s"), now=now)
 
     def _given_up(self, verb: str, request: str, lost: Exception, *, sent: bool) -> TrellisError:
         if sent:
@@ -108,7 +144,10 @@ class Lane:
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._url, timeout_s=self._options.connect_timeout_s)
+            options = self._options
+            self._connection = await connect(
+                self._url, timeout_s=options.connect_timeout_s, application_name=options.application_name
+            )
         return self._connection
 
     def drop(self) -> None:
@@ -136,6 +175,10 @@ def _not_migrated(_: str) -> TrellisError:
     return LedgerNotMigrated(found="none or older", needed="current", url="<url>")
 
 
+def _without_session(message: str) -> TrellisError:
+    return PoolerUnfit(reason=f"it gives one connection several sessions: {message}")
+
+
 BY_STATE: dict[str, Callable[[str], TrellisError]] = {
     "TR002": _not_allowed,
     "42501": _not_allowed,
@@ -147,6 +190,8 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
     "42883": _not_migrated,
     "42P01": _not_migrated,
     "3F000": _not_migrated,
+    "26000": _without_session,
+    "42P05": _without_session,
 }
 
 

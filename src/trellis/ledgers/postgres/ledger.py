@@ -45,12 +45,13 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
 )
+from trellis.engine.outages import Failures
 from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
 from trellis.ledgers.bounds import check_remark, check_signals
 from trellis.ledgers.postgres import moves, restore, submit
 from trellis.ledgers.postgres import turn as turns
-from trellis.ledgers.postgres.connection import Connection, Row, check_url
+from trellis.ledgers.postgres.connection import APPLICATION_NAME, Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
 from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
@@ -60,6 +61,8 @@ from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
 """A renewal that waits longer is asked again on a new connection: one that fell silent must not outlast a lease."""
+PING_S = 1.0
+"""How long an answer to whether the server answers may take."""
 JOURNAL_BATCH_MAX = 500
 ACTORS_CACHED_MAX = 10_000
 BATCH_MAX = 500
@@ -75,15 +78,19 @@ class PostgresLedger(Reads):
 
     def __init__(self, url: str, options: LaneOptions, *, hints: bool) -> None:
         self.url = url
-        self._submit_lane = Lane(url, options)
+        failures = Failures("connections")
+        self._submit_lane = Lane(url, options, failures)
         marks = turns.Marks()
-        self._turners = [turns.Turner(Lane(url, options), marks) for _ in range(self.turns_at_once)]
-        self._holder_lane = Lane(url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)))
-        self._note_lane = Lane(url, options)
-        self._admin_lane = Lane(url, options)
-        self._move_lane = Lane(url, options)
-        self._steps_lane = Lane(url, options)
-        self._read_lane = Lane(url, options)
+        self._turners = [turns.Turner(Lane(url, options, failures), marks) for _ in range(self.turns_at_once)]
+        self._holder_lane = Lane(
+            url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)), failures
+        )
+        self._note_lane = Lane(url, options, failures)
+        self._admin_lane = Lane(url, options, failures)
+        self._move_lane = Lane(url, options, failures)
+        self._steps_lane = Lane(url, options, failures)
+        self._read_lane = Lane(url, options, failures)
+        self._ping_lane = Lane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
         self._bell = Doorbell(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
         self._types: dict[str, int] = {}
@@ -102,10 +109,15 @@ class PostgresLedger(Reads):
         )
 
     @classmethod
-    async def open(cls, url: str, *, hints: bool = True, options: LaneOptions | None = None) -> Self:
+    async def open(
+        cls, url: str, *, hints: bool = True, options: LaneOptions | None = None, part: str | None = None
+    ) -> Self:
         """Open a migrated database, or say what is wrong with it."""
         check_url(url)
-        ledger = cls(url, options or LaneOptions(), hints=hints)
+        chosen = options or LaneOptions()
+        if part is not None:
+            chosen = replace(chosen, application_name=f"{APPLICATION_NAME}-{part}")
+        ledger = cls(url, chosen, hints=hints)
         try:
             await ledger._admin_lane.call("open", "", lambda c, _: _check_version(c, url), window_s=0)
         except OutcomeUnknown as error:
@@ -132,8 +144,12 @@ class PostgresLedger(Reads):
             self._move_lane,
             self._steps_lane,
             self._read_lane,
+            self._ping_lane,
         )
         await asyncio.gather(*(lane.close() for lane in lanes))
+
+    async def ping(self) -> None:
+        await self._ping_lane.call("ping", "", lambda c, _: c.execute("select 1"), window_s=0)
 
     # --- names -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 
 from trellis.engine.authority import check_held_limit, require
+from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
     Actor,
@@ -310,6 +311,10 @@ class SqliteLedger:
 
     async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
         return await self._reader.run(lambda tx: submit.answered(tx, scope, key, fingerprint))
+
+    async def ping(self) -> None:
+        if self._target.path is not None and not self._target.path.exists():
+            raise LedgerUnavailable(reason=f"there is no file {self._target.path} any more")
 
     async def now(self) -> datetime:
         return rows.moment(self._writer.now())

@@ -1,0 +1,190 @@
+"""Health: a process lives or not, is ready or not, and says so at once whatever is down."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.faults.proxy import Proxy, proxied
+from tests.gateway.door import KEY, opened, token
+from tests.gateway.serving import settings_in
+from trellis.engine.errors import LedgerUnavailable, SettingsInvalid
+from trellis.gateway import GatewayOptions, create_app
+from trellis.instance import open_instance
+from trellis.web import health as health_module
+from trellis.web.health import PROBE_S, Health, health_listener
+from trellis.wiring import new_id
+
+PATIENCE_S = 15.0
+"""Far less than what a call of the ledger waits, and enough for a machine that stands still."""
+READ_S = 0.5
+
+
+async def get(client: httpx2.AsyncClient, path: str) -> tuple[int, dict[str, Any]]:
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await client.get(path, headers={"Authorization": f"Bearer {token()}"})
+    return answer.status_code, answer.json()
+
+
+@asynccontextmanager
+async def on_postgres(url: str, folder: Path) -> AsyncIterator[tuple[Proxy, httpx2.AsyncClient]]:
+    """A gateway whose PostgreSQL can be made to fall silent."""
+    async with (
+        proxied(url, seed=1, aimed=False) as (proxy, through),
+        open_instance(settings_in(folder), through) as instance,
+    ):
+        options = GatewayOptions(read_s=READ_S)
+        app = create_app(instance, [KEY], monotonic=time.monotonic, new_id=new_id, options=options)
+        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield proxy, client
+        proxy.heal()
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_health_answers_while_the_database_is_silent_and_when_it_is_back(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(health_module, "PROBE_S", 0.2)
+    async with on_postgres(postgres_url, tmp_path) as (proxy, client):
+        assert await get(client, "/system/ready") == (
+            200,
+            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}},
+        )
+        proxy.black_hole()
+        down = {"status": "degraded", "checks": {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok"}}
+        for path in ("/system/ready", "/system/health"):
+            assert await get(client, path) == (503, down)
+        assert await get(client, "/system/live") == (200, {"status": "ok"})
+        proxy.heal()
+        async with asyncio.timeout(PATIENCE_S):
+            while (await get(client, "/system/ready"))[0] != 200:
+                pass
+
+
+async def test_a_read_is_answered_and_logged_while_the_database_is_silent(
+    postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async with on_postgres(postgres_url, tmp_path) as (proxy, client):
+        proxy.black_hole()
+        status, problem = await get(client, "/jobs")
+        assert (status, problem["code"]) == (502, "UPSTREAM_UNAVAILABLE")
+        assert "/system/ready" in problem["detail"]
+        assert "read_timed_out path='/jobs'" in caplog.text
+        proxy.heal()
+        async with asyncio.timeout(PATIENCE_S):
+            while (await get(client, "/jobs"))[0] != 200:
+                pass
+
+
+async def test_health_names_the_dependency_that_is_down(tmp_path: Path):
+    async with opened(tmp_path) as door:
+        assert await get(door.client, "/system/ready") == (
+            200,
+            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}},
+        )
+        (tmp_path / "door.db").rename(tmp_path / "away.db")
+        status, answer = await get(door.client, "/system/ready")
+        assert (status, answer["checks"]) == (503, {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok"})
+        assert (await get(door.client, "/system/live"))[0] == 200
+        (tmp_path / "away.db").rename(tmp_path / "door.db")
+
+
+def test_the_whole_answer_takes_less_than_a_second():
+    assert PROBE_S < 1.0
+
+
+# --- a process without a gateway -------------------------------------------------------------------------------------
+
+
+async def fails() -> None:
+    raise LedgerUnavailable(reason="nothing listens at db.internal, port 5432")
+
+
+async def hangs() -> None:
+    """Not even a cancellation ends it at once."""
+    while True:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            raise
+
+
+async def well() -> None:
+    pass
+
+
+async def test_a_process_without_a_gateway_answers_at_its_own_address(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health_module, "PROBE_S", 0.05)
+    health = Health()
+    async with health_listener("127.0.0.1:0", health) as address:
+        assert address is not None
+        async with httpx2.AsyncClient(base_url=address, trust_env=False) as client:
+            assert await get(client, "/system/live") == (200, {"status": "ok"})
+            assert await get(client, "/system/ready") == (503, {"status": "starting", "checks": {}})
+            health.needs(ledger=well)
+            assert await get(client, "/system/ready") == (200, {"status": "ok", "checks": {"ledger": "ok"}})
+            health.needs(ledger=fails, objects=hangs, bus=well)
+            status, answer = await get(client, "/system/health")
+            assert status == 503
+            assert answer["checks"] == {
+                "ledger": "UPSTREAM_UNAVAILABLE",
+                "objects": "UPSTREAM_UNAVAILABLE",
+                "bus": "ok",
+            }
+            assert "db.internal" not in str(answer), "a stranger learns no address"
+            assert (await get(client, "/system/live"))[0] == 200
+            assert (await get(client, "/runs"))[0] == 404
+            assert (await client.post("/system/live")).status_code == 405
+
+
+async def test_a_dependency_that_stays_down_is_logged_once_and_its_return_too(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "trellis")
+    health = Health({"ledger": fails})
+    for _ in range(20):
+        assert not (await health.ready()).is_ready
+    health.needs(ledger=well)
+    assert (await health.ready()).is_ready
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["ledger_unavailable", "recovered"]
+
+
+async def test_questions_at_the_same_time_share_one_round():
+    asked = 0
+
+    async def probe() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+
+    health = Health({"ledger": probe})
+    await asyncio.gather(*(health.ready() for _ in range(50)))
+    assert asked == 1
+
+
+async def test_an_address_that_cannot_be_had_is_refused_by_name():
+    async with health_listener("127.0.0.1:0", Health()) as address:
+        assert address is not None
+        taken = address.removeprefix("http://")
+        with pytest.raises(SettingsInvalid, match=f"health_address: nobody can listen on {taken}"):
+            async with health_listener(taken, Health()):
+                pass
+
+
+@pytest.mark.parametrize("sent", [b"\0" * 20_000, b"GET /system/live", b"\r\n\r\n"])
+async def test_what_is_no_request_ends_with_its_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health_module, "HEAD_S", 0.1)
+    async with health_listener("127.0.0.1:0", Health()) as address:
+        assert address is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(sent)
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"200" not in await reader.read()
+        writer.close()
+        await writer.wait_closed()

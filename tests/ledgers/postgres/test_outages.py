@@ -1,0 +1,58 @@
+"""A server that falls silent: what the log says, and that nobody who stops waiting spoils the connection for the next."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.faults.proxy import proxied
+from trellis.ledgers import open_ledger
+from trellis.ledgers.postgres.lanes import LaneOptions
+
+
+def _first_line() -> asyncio.Event:
+    """Set when the log has a line about an outage."""
+    logged = asyncio.Event()
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.set()
+    logging.getLogger("trellis.outage").addHandler(handler)
+    return logged
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_a_short_outage_of_the_server_is_logged_with_its_end_though_no_call_fails(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "trellis")
+    options = LaneOptions(call_timeout_s=0.1, connect_timeout_s=0.1)
+    async with proxied(postgres_url, seed=1, aimed=False) as (proxy, url):
+        ledger = await open_ledger(url, options=options)
+        await ledger.now()
+        proxy.black_hole()
+        logged = _first_line()
+        asking = asyncio.create_task(ledger.now())
+        async with asyncio.timeout(30):
+            await logged.wait()
+            proxy.reset_all()
+            proxy.heal()
+            await asking
+        await ledger.close()
+    events = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert events[0] == "ledger_unavailable"
+    assert events.count("recovered") == 1
+    assert "no answer to" in caplog.text
+    assert "bus" not in caplog.text
+
+
+async def test_a_caller_who_stops_waiting_leaves_the_lane_usable(postgres_url: str):
+    async with proxied(postgres_url, seed=1, aimed=False) as (proxy, url):
+        ledger = await open_ledger(url)
+        await ledger.now()
+        proxy.black_hole()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await ledger.now()
+        proxy.heal()
+        async with asyncio.timeout(10):
+            await ledger.now()
+        await ledger.close()
