@@ -220,7 +220,8 @@ async def test_a_job_that_succeeded_tells_its_worker_and_its_result_is_fetched(g
 async def test_a_payload_that_was_written_over_is_shown_to_nobody(gateway: Gateway):
     ada = gateway.client("submitter", name="ada")
     made = (await ada.post("/jobs", json={"topic": "job.echo", "payload": {"text": "hello"}})).json()
-    await gateway.instance.objects.put(f"bus/{made['context_ptr'].removeprefix('objects://')}", b'{"text":"other"}')
+    (kept,) = [info.key for info in (await gateway.instance.objects.list("bus/ctx/")).items]
+    await gateway.instance.objects.put(kept, b'{"text":"other"}')
     for client in (ada, gateway.client("owner")):
         refused = await client.get(f"/jobs/{made['job_id']}/context")
         assert (refused.status_code, refused.json()["code"]) == (409, "CONFLICT")
@@ -373,6 +374,15 @@ async def test_a_submitter_sees_and_fetches_its_own_alone(gateway: Gateway):
     stranger = gateway.client("submitter", name="somebody")
     for path in ("", "/result", "/context"):
         assert (await stranger.get(f"/jobs/{steps.job_id}{path}")).status_code == 403
+
+
+@pytest.mark.requirement("BUS-11", "D36", "D27")
+async def test_ids_that_the_engine_derives_are_refused(gateway: Gateway):
+    for role in ("submitter", "owner"):
+        refused = await gateway.client(role).post("/jobs", json={"topic": "job.echo", "job_id": "theirs.c"})
+        assert (refused.status_code, refused.json()["code"]) == (422, "VALIDATION_FAILED"), refused.text
+        assert "choose another id" in refused.json()["detail"]
+    assert (await gateway.client("owner").get("/jobs/theirs.c")).status_code == 404
 
 
 # --- what its worker is given --------------------------------------------------------------------------------------------

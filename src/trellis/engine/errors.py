@@ -9,6 +9,7 @@ TrellisError
 │   ├── ResultInvalid
 │   ├── OptionInvalid
 │   ├── SettingsInvalid
+│   ├── IdReserved
 │   ├── JobNotFound
 │   ├── HistoryBroken
 │   └── IdempotencyMismatch
@@ -88,6 +89,10 @@ class OptionInvalid(InputError):
 
 class SettingsInvalid(InputError):
     """{source}: {detail}"""
+
+
+class IdReserved(InputError):
+    """The job id {job_id!r} ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1); choose another id."""
 
 
 class JobNotFound(InputError):

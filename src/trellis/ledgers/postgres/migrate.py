@@ -11,8 +11,9 @@ from importlib.resources import files
 from typing import Literal, LiteralString, cast
 
 from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
+from trellis.engine.reserved_ids import DERIVING_ROLES, RESERVED_ID_PATTERN
 from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, connect
-from trellis.lifecycles import EVENT_TYPES, Role, event_code
+from trellis.lifecycles import EVENT_TYPES, LIFECYCLES, Role, event_code
 from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
 from trellis.lifecycles.lifecycle import ROLES
 
@@ -95,9 +96,14 @@ async def stored_version(connection: Connection) -> int:
 
 
 async def _load_contract(connection: Connection) -> None:
-    """The lifecycles as rows, and as the two constant functions the event guard reads."""
+    """The lifecycles as rows, as the two constant functions the event guard reads, and who may derive job ids."""
+    deriving = ", ".join(f"({LIFECYCLES[name].code}, {role.code})" for name, role in DERIVING_ROLES.items())
     await connection.execute(
-        _script("contract").replace("{bits}", transition_bits().hex()).replace("{ranks}", rank_bytes().hex())
+        _script("contract")
+        .replace("{bits}", transition_bits().hex())
+        .replace("{ranks}", rank_bytes().hex())
+        .replace("{reserved}", RESERVED_ID_PATTERN)
+        .replace("{deriving}", deriving)
     )
     await connection.executemany(
         "insert into lifecycle (lifecycle, name, version, swept_by) values ($1, $2, $3, $4)"

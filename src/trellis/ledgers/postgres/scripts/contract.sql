@@ -6,3 +6,8 @@ $f$;
 create or replace function trellis._rank(p_lifecycle smallint, p_state smallint) returns int language sql immutable as $f$
   select get_byte('\x{ranks}'::bytea, p_lifecycle::int * 16 + p_state)
 $f$;
+-- Whether a new job may not have this id: it ends as only derived ids do, and this is not the role that derives them.
+create or replace function trellis._id_is_reserved(p_job_id text, p_lifecycle smallint, p_role smallint) returns boolean
+language sql immutable as $f$
+  select p_job_id ~ '{reserved}' and (p_lifecycle::int, p_role::int) not in ({deriving})
+$f$;
