@@ -65,6 +65,15 @@ _log = log_of("trellis.bus.pointers")
 _NAME = re.compile(rf"({'|'.join(Part)})/[0-9a-f]{{{DIGEST_CHARS}}}")
 
 
+_POINTER = re.compile(rf"[^/]+://({'|'.join(Part)})[/:]([0-9a-f]{{{DIGEST_CHARS}}})")
+
+
+def digest_in(pointer: str) -> str | None:
+    """The sha256 that a pointer of `put` says of its bytes; None for a name that somebody chose, whose content may change."""
+    found = _POINTER.fullmatch(pointer)
+    return None if found is None else found[2]
+
+
 class PointerStore(Protocol):
     """What is behind one scheme."""
 
@@ -121,16 +130,11 @@ class Pointers:
             raise PointerTooLarge(pointer=pointer, limit=BYTES_MAX) from None
         if found is None:
             raise PointerGone(pointer=pointer)
-        digest = self.digest_in(pointer)
+        digest = digest_in(pointer)
         if digest is not None and (actual := hashlib.sha256(found).hexdigest()) != digest:
             _log.error("content_changed", pointer=pointer, sha256=actual, size=len(found))
             raise PointerChanged(pointer=pointer)
         return found
-
-    def digest_in(self, pointer: str) -> str | None:
-        """The sha256 that the name of what `put` keeps says; None for a key that somebody chose, whose content may change."""
-        named = any(self.may_be_kept_here(pointer, part=part) for part in Part)
-        return pointer[-DIGEST_CHARS:] if named else None
 
     def may_be_kept_here(self, pointer: str, *, part: Part) -> bool:
         """Whether a pointer of `put` looks so. Any other is a key that somebody chose, and may be anybody's."""
