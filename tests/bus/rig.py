@@ -220,15 +220,18 @@ class Rig:
     async def submit(self, topic: str = TOPIC, *, job_id: str | None = None, **fields: Any) -> str:
         """A job by the gateway, which is PENDING then."""
         said = {"job_id": job_id or f"j{next(self.numbers)}", "topic": topic, **fields}
-        answer = await self.put(JobRequest.checked(said))
+        answer = await self._put(JobRequest.checked(said), Role.GATEWAY)
         assert isinstance(answer, Submitted)
         assert answer.created
         return answer.job_id
 
     async def put(self, request: JobRequest, **how: Any) -> Submitted | Mismatch:
-        """A request as it is, also with labels that are ours."""
+        """A request as it is, also with labels and ids that only the engine may give."""
+        return await self._put(request, Role.RECONCILER, **how)
+
+    async def _put(self, request: JobRequest, role: Role, **how: Any) -> Submitted | Mismatch:
         job = new_bus_job(request, self.topics, trace_id=f"t-{request.job_id}", **how)
-        (answer,) = await self.ledger.submit(Actor(role=Role.GATEWAY, name="gateway"), [job])
+        (answer,) = await self.ledger.submit(Actor(role=role, name="gateway"), [job])
         return answer
 
     async def submit_many(self, number: int, topic: str = TOPIC, **fields: Any) -> list[str]:

@@ -1,5 +1,6 @@
 """What follows from a job's end: its retry as a linked job, its children's cancellation, its siblings' turn."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.bus.rig import TOPIC, Rig
 from trellis.bus.ends.derived import ids_after
 from trellis.bus.ends.families import Families
 from trellis.bus.ends.requeueing import run_again
+from trellis.bus.ends.retrying import retry_of
 from trellis.bus.messages import Status
 from trellis.bus.requests import JobRequest
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
@@ -154,7 +156,8 @@ async def test_an_id_that_somebody_else_has_or_that_is_long_is_no_obstacle(rig_o
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         long = "l" * 160
-        await rig.submit(job_id="a.r1", context_ptr="redis://other")
+        taken = {"job_id": "a.r1", "topic": TOPIC, "context_ptr": "redis://other"}
+        await rig.put(JobRequest.checked(taken))  # as it was stored when such ids were not reserved yet
         held = [await parts.dispatched(job_id="a"), await parts.dispatched(job_id=long)]
         for one in held:
             await parts.result(one, "w1", Status.FAILED_RETRYABLE)
@@ -165,6 +168,35 @@ async def test_an_id_that_somebody_else_has_or_that_is_long_is_no_obstacle(rig_o
             await parts.result(await _go(parts, one), "w1", Status.FAILED_RETRYABLE)
         await parts.follow_up()
         assert len(await parts.jobs()) == 7
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-7")
+async def test_a_retry_is_made_though_older_jobs_have_both_of_its_first_ids(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts, taken = parts_of(rig), ids_after("a", ".r1")[:2]
+        for job_id in taken:
+            await rig.put(JobRequest.checked({"job_id": job_id, "topic": TOPIC, "context_ptr": "redis://other"}))
+        await parts.result(await parts.dispatched(job_id="a"), "w1", Status.FAILED_RETRYABLE)
+        await parts.follow_up()
+        (retry,) = set(await parts.jobs()) - {"a", *taken}
+        assert (await _request(rig, retry)).labels["retry_of"] == "a"
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-7")
+async def test_a_job_with_the_fingerprint_of_a_retry_does_not_pass_for_it(rig_of: Opens):
+    async with rig_of(topics=SHORT) as rig:
+        parts = parts_of(rig)
+        held = await parts.dispatched(job_id="a")
+        await parts.result(held, "w1", Status.FAILED_RETRYABLE)
+        job, ended = await rig.job("a"), (await rig.events("a"))[-1]
+        retry = retry_of(job, await _request(rig, "a"), ended, rig.topics)[0]
+        forged = replace(retry, payload=JobRequest.checked({"job_id": "a.r1", "topic": TOPIC}).body, parent_id=None)
+        await rig.ledger.submit(Actor(role=Role.RECONCILER, name="older"), [forged])
+        await parts.follow_up()
+        (made,) = set(await parts.jobs()) - {"a", "a.r1"}
+        assert (await _request(rig, made)).labels["retry_of"] == "a"
 
 
 @pytest.mark.requirement("BUS-7", "BUS-8")
@@ -179,7 +211,7 @@ async def test_a_step_whose_retry_cannot_be_made_does_not_keep_the_others_waitin
 
 
 def test_an_id_that_follows_from_another_leaves_room_for_its_wire_id():
-    for base, number in (("a", 2), ("l" * 160, 2), ("l" * 178, 1), ("l" * 200, 1)):
+    for base, number in (("a", 4), ("l" * 160, 4), ("l" * 178, 3), ("l" * 200, 3)):
         ids = ids_after(base, ".r1")
         assert len(ids) == len(set(ids)) == number
         assert all(len(f"{job_id}@{10**18 - 1}") <= 200 and job_id.endswith(".r1") for job_id in ids)

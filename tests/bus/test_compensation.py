@@ -7,10 +7,12 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
+from trellis.bus.ends.derived import ids_after
 from trellis.bus.ends.requeueing import done_again
 from trellis.bus.messages import Status
 from trellis.bus.requests import JobRequest
 from trellis.bus.topics import Topics
+from trellis.engine.errors import IdReserved
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
 
@@ -40,6 +42,32 @@ async def _undone(parts: Parts) -> list[str]:
     found = [job_id for job_id in await parts.jobs() if job_id.endswith(".c")]
     made = [(await parts.rig.events(job_id))[0] for job_id in found]
     return [event.job_id for event in sorted(made, key=lambda event: event.ts)]
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D36")
+async def test_nobody_can_take_the_ids_of_a_compensation_before_it_is_made(rig: Rig):
+    parts = parts_of(rig)
+    for job_id in ids_after("a", ".c"):
+        with pytest.raises(IdReserved):
+            await rig.submit(job_id=job_id)
+    await _step(parts, "a", 1)
+    await _step(parts, "b", 2, Status.FAILED)
+    await parts.follow_up()
+    assert await _undone(parts) == ["a.c"]
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D36")
+async def test_a_step_is_undone_though_older_jobs_have_both_of_its_first_ids(rig: Rig):
+    parts, taken = parts_of(rig), ids_after("a", ".c")[:2]
+    for job_id in taken:
+        await rig.put(JobRequest.checked({"job_id": job_id, "topic": TOPIC}))
+    await _step(parts, "a", 1)
+    await _step(parts, "b", 2, Status.FAILED)
+    await parts.follow_up()
+    (made,) = set(await _undone(parts)) - set(taken)
+    assert (await _request(rig, made)).topic == "job.undo"
 
 
 @pytest.mark.on_both

@@ -157,6 +157,15 @@ async def test_a_request_that_cannot_be_taken_is_refused_aloud(rig: Rig, client:
     assert await rig.ledger.job(JobId("mine")) is None
 
 
+@pytest.mark.requirement("BUS-11", "D36")
+@pytest.mark.parametrize("job_id", ["theirs.c", "theirs.r1", "theirs.q-1f", "theirs@1"])
+async def test_an_id_that_the_engine_derives_is_refused(rig: Rig, client: Client, job_id: str):
+    await client.send(SUBMIT, request(job_id))
+    assert client.alerts == [ErrorCode.INVALID_INPUT]
+    assert "choose another id" in client.results[0].error_message
+    assert await rig.ledger.job(JobId(job_id)) is None
+
+
 @pytest.mark.requirement("BUS-2")
 async def test_an_id_that_leaves_no_room_for_a_wire_id_is_refused(rig: Rig, client: Client):
     await client.send(SUBMIT, request("x" * 161))

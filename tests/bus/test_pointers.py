@@ -11,8 +11,15 @@ import fakeredis
 import pytest
 from redis.asyncio import Redis
 
-from trellis.bus.errors import PointerGone, PointerInvalid, PointerTooLarge, PointerUnavailable, PointerUnknown
-from trellis.bus.pointers import BYTES_MAX, OBJECTS, REDIS, InRedis, Part, Pointers, make_pointers
+from trellis.bus.errors import (
+    PointerChanged,
+    PointerGone,
+    PointerInvalid,
+    PointerTooLarge,
+    PointerUnavailable,
+    PointerUnknown,
+)
+from trellis.bus.pointers import BYTES_MAX, OBJECTS, REDIS, InRedis, Part, Pointers, digest_in, make_pointers
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
@@ -203,3 +210,31 @@ def test_an_address_of_redis_that_is_none_is_refused_without_its_password(url: s
     with pytest.raises(SettingsInvalid) as refused:
         make_pointers(None, url)
     assert "hun" not in str(refused.value)
+
+
+@pytest.mark.requirement("BUS-9", "D45")
+@pytest.mark.parametrize("part", list(Part))
+async def test_bytes_that_do_not_have_the_digest_in_their_name_are_refused(
+    pointers: Pointers, objects: ObjectStore, redis_url: str, part: Part
+):
+    kept = await pointers.put(b"as it was judged", part=part)
+    await objects.put(f"bus/{kept.removeprefix('objects://')}", b"as somebody wants it")
+    in_redis = await pointers.put(b"as it was judged", part=part, scheme=REDIS)
+    async with Redis.from_url(redis_url) as server:
+        await server.set(in_redis.removeprefix("redis://"), b"as somebody wants it")
+    for pointer in (kept, in_redis):
+        with pytest.raises(PointerChanged):
+            await pointers.read(pointer, part=part)
+        with pytest.raises(PointerChanged):
+            await pointers.read(pointer)
+        assert digest_in(pointer) is not None
+
+
+@pytest.mark.requirement("BUS-9")
+async def test_a_payload_that_is_swapped_while_it_lies_aside_is_refused(pointers: Pointers, objects: ObjectStore):
+    kept = await pointers.put(b"first", part=Part.CONTEXT)
+    key = kept.removeprefix("objects://")
+    await objects.delete(f"bus/{key}")
+    await objects.put(f"bus-aside/{key}", b"second")
+    with pytest.raises(PointerChanged):
+        await pointers.read(kept)

@@ -9,7 +9,18 @@ from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
 from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
-from trellis.bus.messages import CANCEL, RESULT, Body, ErrorCode, JobResult, Status
+from trellis.bus.messages import (
+    ALERT,
+    CANCEL,
+    POINTER_CHANGED,
+    RESULT,
+    Alert,
+    Body,
+    ErrorCode,
+    JobResult,
+    Severity,
+    Status,
+)
 from trellis.engine.jobs import CancelMode
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import RetentionOptions
@@ -60,6 +71,18 @@ async def test_a_client_hears_once_of_every_end_under_its_own_id(rig_of: Opens):
             "CANCELLED",
             "not wanted",
         )
+
+
+@pytest.mark.requirement("BUS-9", "D45")
+async def test_people_are_alerted_once_of_a_payload_that_was_changed(rig: Rig):
+    parts = parts_of(rig)
+    held = await parts.dispatched(job_id="swapped")
+    await parts.result(held, "w1", Status.FAILED_FATAL, error_code=POINTER_CHANGED, error_message="somebody wrote")
+    for _ in range(2):
+        await parts.settle()
+    alerts = [body for subject, body in rig.bus.published if subject == ALERT and isinstance(body, Alert)]
+    assert [(one.severity, one.details["job_id"]) for one in alerts] == [(Severity.CRITICAL, "swapped")]
+    assert (await rig.job("swapped")).state == "FAILED"
 
 
 @pytest.mark.on_both

@@ -342,8 +342,9 @@ async def test_a_compensation_that_fails_is_kept_among_the_dead_letters(rig: Rig
     await parts.result(await parts.dispatch("step.c"), "w1", Status.FAILED, error_message="cannot undo")
     (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=10)
     assert (letter.job_id, letter.reason_code.value) == ("step.c", "compensation_failed")
-    other = await parts.dispatched(job_id="other.c")
-    await parts.result(other, "w1", Status.FAILED)
+    await rig.put(JobRequest.checked({"job_id": "other.c", "topic": TOPIC}))
+    await parts.schedule("other.c")
+    await parts.result(await parts.dispatch("other.c"), "w1", Status.FAILED)
     assert len(await rig.ledger.dead_letters(JobFilter(), limit=10)) == 1
     by = Actor(role=Role.GATEWAY, name="olha")
     again = await run_again(rig.ledger, by, await rig.job("step.c"), rig.topics, RequestId("once more"))

@@ -14,7 +14,7 @@ from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
 from trellis.bus.safety.errors import KernelRefuses
 from trellis.bus.scheduling import scheduler
-from trellis.bus.scheduling.approved import HOLD_S
+from trellis.bus.scheduling.approved import HOLD_S, bindings
 from trellis.bus.scheduling.options import Did, SchedulerOptions
 from trellis.bus.scheduling.tenants import SAID_AT_ONCE
 from trellis.bus.topics import Topics
@@ -397,7 +397,7 @@ async def test_a_denied_job_ends_and_is_never_sent(rig: Rig):
 async def approve(rig: Rig, job_id: str, **changed: str) -> None:
     told = {"job_hash": "", "policy_hash": POLICY, "rule": "test", "note": "fine"}
     held = await rig.said(job_id, "job_held")
-    told |= {"job_hash": held["decision"]["job_hash"]} | changed
+    told |= bindings(JobRequest.read((await rig.job(job_id)).payload or b""), held["decision"]) | changed
     move = Move(
         job_id=JobId(job_id),
         target="SCHEDULED",

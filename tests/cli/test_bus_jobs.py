@@ -320,6 +320,28 @@ def test_strange_words_in_colour_command_no_terminal_either(capsys: pytest.Captu
     assert capsys.readouterr().out.count("no \\x1b]0;mine \\u202e [x]") == 2
 
 
+@pytest.mark.requirement("D45")
+def test_whoever_approves_sees_all_that_the_worker_is_told_also_what_is_invisible(local: Terminal):
+    hidden = "\u200b\u00ad\u061c\u200f\U000e0041\u2066\u3164"
+    request = {
+        "memory_id": "memory-of-somebody",
+        "context_hints": {"tags": ["deep"]},
+        "budget": {"max_total_tokens": 9},
+        "meta": {"pack_id": "pack-7", "actor_id": "bot-7", "labels": {"x": f"a{hidden}b"}},
+        "compensation": {"topic": "job.files.undo", "env": {"MODE": "wipe"}},
+    }
+    job_id = local.submit("--topic", "job.files.delete", "--request", json.dumps(request))
+    held(local.url, job_id)
+    shown = local("proposals", "show", f"approval-{job_id}", "--json").record["content"]["order"]
+    assert {name: shown[name] for name in request} == request
+    for command in (("proposals", "show", f"approval-{job_id}"), ("job", "show", job_id)):
+        told = local(*command).out
+        for word in ("memory-of-somebody", "deep", "max_total_tokens", "pack-7", "bot-7", "job.files.undo", "wipe"):
+            assert word in told, (command, word)
+        assert not set(hidden) & set(told), command
+        assert "\\u200b\\xad\\u061c\\u200f\\U000e0041\\u2066\\u3164" in told, command
+
+
 @pytest.mark.requirement("D45", "BUS-9")
 def test_whoever_approves_is_told_how_to_see_what_the_worker_would_be_given(local: Terminal):
     job_id = local.submit("--topic", "job.files.delete", '{"path": "/srv/old"}')

@@ -34,6 +34,15 @@ def test_the_same_key_is_the_same_job_and_another_request_under_it_is_refused(tr
     assert jobs(trellis) == [first]
 
 
+@pytest.mark.requirement("BUS-11", "D36")
+@pytest.mark.parametrize("what", [("a",), ("--topic", "job.echo")], ids=["type", "topic"])
+def test_an_id_that_the_engine_derives_is_refused(local: Terminal, what: tuple[str, ...]):
+    refused = local("submit", *what, "--id", "theirs.c")
+    assert refused.code == 2
+    assert "choose another id" in refused.err
+    assert jobs(local) == []
+
+
 def test_delay_and_start_time_are_kept(trellis: Terminal):
     trellis.submit("a", "--delay", "2h")
     trellis.submit("a", "--run-at", "2031-01-02T03:04:05+00:00")

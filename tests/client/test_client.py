@@ -12,6 +12,7 @@ from trellis.client import Trellis
 from trellis.engine.authority import Principal
 from trellis.engine.errors import (
     IdempotencyMismatch,
+    IdReserved,
     InvalidTransition,
     JobCancelled,
     JobDeadLettered,
@@ -117,6 +118,14 @@ async def test_a_given_id_is_kept_and_submitting_it_again_finds_the_job(box: San
     assert (first.id, first.created, again.id, again.created) == ("order-7", True, "order-7", False)
     with pytest.raises(IdempotencyMismatch):
         await box.submit("double", 6, job_id="order-7")
+
+
+@pytest.mark.requirement("BUS-11", "D36")
+async def test_an_id_that_the_engine_derives_is_refused(box: Sandbox):
+    for role in (Role.SUBMITTER, Role.WORKER, Role.GATEWAY, Role.ORCHESTRATOR):
+        with pytest.raises(IdReserved, match="choose another id"):
+            await as_roles(box, role).submit("double", 1, job_id="theirs.c")
+    assert (await box.ledger.jobs(JobFilter(), limit=5)).jobs == ()
 
 
 async def test_many_are_submitted_in_chunks_and_all_are_checked_first(box: Sandbox):

@@ -13,6 +13,7 @@ CODES = (
     "NEEDS_LEDGER",
     "NOT_BEGUN",
     "NOT_FOUND",
+    "POINTER_CHANGED",
     "POINTER_UNAVAILABLE",
     "SNOOZED",
     "TIMEOUT",

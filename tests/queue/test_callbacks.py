@@ -9,6 +9,7 @@ from tests.queue.holding import STAGES
 from tests.queue.rig import OTHER, Nlm, Rig, accept_only, under_way
 from trellis.lifecycles import Role
 from trellis.queue.backend import Execution, UnderWay
+from trellis.queue.context import snapshot_key
 
 
 async def _records(rig: Rig) -> list[dict[str, Any]]:
@@ -130,3 +131,13 @@ async def test_a_context_is_read_by_the_backend_of_that_job_and_by_no_other(rig:
     assert [(await client.get(place)).status_code for client in refused] == [403] * 4
     for missing in (f"/jobs/{job_id}/context/999", "/jobs/nobody/context/1"):
         assert (await rig.owner.get(missing)).status_code == 404
+
+
+@pytest.mark.requirement("AUTH-3", "D15")
+async def test_a_context_that_was_changed_after_it_was_recorded_is_given_to_nobody(rig: Rig):
+    job_id = await rig.submit()
+    await rig.work(job_id, "COMPLETE")
+    epoch = rig.nlm.asked[0].epoch
+    await rig.instance.objects.put(snapshot_key(rig.instance.artifacts.cid, job_id, epoch), b'{"changed":true}')
+    answer = await rig.owner.get(f"/jobs/{job_id}/context/{epoch}")
+    assert (answer.status_code, answer.json()["code"]) == (409, "CONFLICT")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.worker.on_bus_rig import TOPIC, WORKER, Rig
-from trellis.bus.errors import PointerUnavailable
+from trellis.bus.errors import PointerChanged, PointerUnavailable
 from trellis.bus.messages import (
     LEASE_IN_ENV,
     NOT_BEGUN,
@@ -455,6 +455,15 @@ async def test_a_pointer_that_leads_nowhere_fails_the_job_for_good(rig: Rig, poi
     async with rig.serving(echo.app):
         result = await rig.result(await rig.control.dispatch(context_ptr=pointer))
     assert (result.status, result.error_code, echo.called) == (status, code, [])
+
+
+@pytest.mark.requirement("BUS-9", "D45")
+async def test_a_payload_that_was_changed_under_its_pointer_never_reaches_the_handler(rig: Rig):
+    echo = Echo()
+    rig.kept.failing = [PointerChanged(pointer="mem://0")]
+    async with rig.serving(echo.app):
+        result = await rig.result(await rig.control.dispatch(context_ptr=rig.kept.put("x")))
+    assert (result.status, result.error_code, echo.called) == (Status.FAILED_FATAL, "POINTER_CHANGED", [])
 
 
 async def test_a_store_that_is_away_for_seconds_costs_no_attempt(rig: Rig):

@@ -1,20 +1,24 @@
 """What a person decides about a job that the safety kernel held (D45). The job is the one record of it: an inbox shows it in the shape of
 a proposal, and a decision there is a step of the job.
 
-A decision is about the last hold and nothing else: it is refused when the job has moved since, and it names the job and the policy that the
-hold named. Approved, the job is ready again and the kernel is asked once more before it goes; refused, it is DENIED.
+A decision is about the last hold and nothing else: it is refused when the job has moved since, and it is bound to the job, to the policy that the
+hold named, and to all that a worker would be told. The document of a held job shows the same, made by the function that makes the order. Approved, the job is ready again and the kernel is asked once more before it goes; refused, it is DENIED.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, cast
 
 from trellis.bus.documents import data_of, decision_of
+from trellis.bus.errors import RequestInvalid
+from trellis.bus.pointers import digest_in
+from trellis.bus.requests import JobRequest
 from trellis.bus.safety.errors import NotHeld, PolicyDiffers
-from trellis.bus.scheduling.approved import HOLD_S
+from trellis.bus.scheduling.approved import HOLD_S, bindings
+from trellis.bus.scheduling.orders import work_of
 from trellis.bus.topics import HELD_ACTION
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
@@ -100,7 +104,10 @@ async def decide(
         raise PolicyDiffers(job_id=job_id, held=told.get("policy_hash"), given=policy_hash[:64])
     if version is not None and version != hold.version:
         raise NotHeld(job_id=job_id, reason=f"it has version {job.version} and not {version}")
-    bound = {name: told.get(name, "") for name in ("job_hash", "policy_hash", "rule")}
+    try:
+        bound = bindings(JobRequest.read(job.payload or b""), told) | {"rule": told.get("rule", "")}
+    except RequestInvalid as error:
+        raise NotHeld(job_id=job_id, reason=f"its request cannot be read: {error}") from error
     move = Move(
         job_id=job_id,
         target="SCHEDULED" if approve else "DENIED",
@@ -219,7 +226,8 @@ def job_of(inbox: str) -> JobId | None:
 def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
     """A held job in the shape of a proposal, after the last of these events; None for one that was never held.
 
-    It says all that its worker would be told, and where its payload is: whoever approves it shall see what.
+    `content.order` is all that its worker would be told, but for what only the handing-out knows (wire id, lease, trace). Without a
+    `payload_sha256` the payload lies under a name that somebody chose: it may change after the approval.
     """
     holds = [event for event in events if event.type == "job_held"]
     if not holds:
@@ -254,6 +262,8 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
             "risk_tags": meta.get("risk_tags") or [],
             "capability": meta.get("capability", ""),
             "constraints": told.get("constraints") or {},
+            "order": _order(job, told),
+            "payload_sha256": digest_in(request.get("context_ptr", "")),
             **{name: told.get(name, "") for name in ("decision", "rule", "reason", "policy_hash", "job_hash")},
         },
         "target_hash": told.get("job_hash"),
@@ -293,6 +303,14 @@ def _approval(events: Sequence[Event], hold: Event) -> dict[str, Any] | None:
 
 def _decision(hold: Event) -> dict[str, Any]:
     return decision_of([hold]) or {}
+
+
+def _order(job: Job, decision: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        work = work_of(JobRequest.read(job.payload or b""), decision.get("constraints") or {})
+    except RequestInvalid:
+        return None  # whoever would hand it out ends it
+    return work.model_dump(mode="json", exclude_defaults=True)
 
 
 def _request(job: Job) -> dict[str, Any]:

@@ -29,6 +29,12 @@ class PointerInvalid(InputError):
     """{pointer!r} is no pointer that can be followed: {reason}."""
 
 
+class PointerChanged(InputError):
+    """What is stored at {pointer} does not have the sha256 in its name: it was changed. Nothing is done with it; submit the job again."""
+
+    code = "CONFLICT"
+
+
 class PointerTooLarge(InputError):
     """What is stored at {pointer} has more than {limit} bytes; store less, or fetch it where it lies."""
 

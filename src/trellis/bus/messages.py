@@ -30,6 +30,8 @@ START_STEP = "start"
 """The step id with which our own workers ask whether they may begin; the message is then their token. No step of a handler is called so."""
 NOT_BEGUN = "NOT_BEGUN"
 """The error code with which our own workers give back what they have not begun: it may go to another under the same id."""
+POINTER_CHANGED = "POINTER_CHANGED"
+"""The error code of a job whose payload is not the one that its pointer names: it was not executed, and people are alerted."""
 ACCEPTED, STOP, REFUSED = "accepted", "cancel", "refused"
 """How the answer to a worker begins: its word counts; it counts, and nobody wants the job any more; it does not count."""
 

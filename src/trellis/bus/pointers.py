@@ -3,7 +3,8 @@
 A pointer is checked when it is followed and never before (D53). What it can name is bounded by the store and not by who wrote it:
 `objects://…` stays below one folder of the object store, `redis://…` is a key of the one server that is configured, whatever host it
 may look like. What we write is named by its content: the same bytes have the same pointer, nothing is ever written over but by the same,
-and a request that is repeated says the same again.
+and a request that is repeated says the same again. Bytes that do not have the digest in their name are given to nobody: an approval is
+bound to the pointer, and so to the bytes.
 """
 
 import hashlib
@@ -11,9 +12,17 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from trellis.bus.errors import PointerGone, PointerInvalid, PointerTooLarge, PointerUnavailable, PointerUnknown
+from trellis.bus.errors import (
+    PointerChanged,
+    PointerGone,
+    PointerInvalid,
+    PointerTooLarge,
+    PointerUnavailable,
+    PointerUnknown,
+)
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.extras import Extra, extra_needed
+from trellis.engine.logs import log_of
 from trellis.storage.keys import checked_key
 from trellis.storage.objects import KeyInvalid, ObjectStore, ObjectTooLarge
 
@@ -52,7 +61,18 @@ class Part(StrEnum):
     RESULT = "res"
 
 
+_log = log_of("trellis.bus.pointers")
+
 _NAME = re.compile(rf"({'|'.join(Part)})/[0-9a-f]{{{DIGEST_CHARS}}}")
+
+
+_POINTER = re.compile(rf"[^/]+://({'|'.join(Part)})[/:]([0-9a-f]{{{DIGEST_CHARS}}})")
+
+
+def digest_in(pointer: str) -> str | None:
+    """The sha256 that a pointer of `put` says of its bytes; None for a name that somebody chose, whose content may change."""
+    found = _POINTER.fullmatch(pointer)
+    return None if found is None else found[2]
 
 
 class PointerStore(Protocol):
@@ -97,7 +117,7 @@ class Pointers:
     async def read(self, pointer: str, *, part: Part | None = None) -> bytes:
         """What the pointer leads to, perhaps only if it is kept as this part of a job: who wrote the pointer may be anybody.
 
-        Raises PointerUnknown, PointerInvalid, PointerGone, PointerTooLarge, PointerUnavailable.
+        Raises PointerUnknown, PointerInvalid, PointerGone, PointerChanged, PointerTooLarge, PointerUnavailable.
         """
         store, key = self._behind(pointer)
         if part is not None and not key.startswith((f"{part}:", f"{part}/")):
@@ -111,12 +131,11 @@ class Pointers:
             raise PointerTooLarge(pointer=pointer, limit=BYTES_MAX) from None
         if found is None:
             raise PointerGone(pointer=pointer)
+        digest = digest_in(pointer)
+        if digest is not None and (actual := hashlib.sha256(found).hexdigest()) != digest:
+            _log.error("content_changed", pointer=pointer, sha256=actual, size=len(found))
+            raise PointerChanged(pointer=pointer)
         return found
-
-    def is_kept_here(self, pointer: str, body: bytes, *, part: Part) -> bool:
-        """Whether it is the pointer that `put` gives for these bytes: then whoever wrote it down had them, or was told by one who had."""
-        scheme = pointer.partition("://")[0]
-        return pointer == self.pointer_to(body, part=part, scheme=scheme)
 
     def may_be_kept_here(self, pointer: str, *, part: Part) -> bool:
         """Whether a pointer of `put` looks so. Any other is a key that somebody chose, and may be anybody's."""

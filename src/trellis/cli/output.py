@@ -6,6 +6,7 @@ a listing of any length can be read as it comes.
 
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -32,10 +33,29 @@ _WORDS = {"state": "status"}
 """What the engine and the gateway call differently of a job."""
 YIELD_ROOM = 8
 """What a column that gives way is left at least."""
-_COMMANDS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"} | {
-    code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
-"""Control characters, and what turns the direction of writing, as they are written out."""
+_FILLERS = frozenset({0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xE0100, 0xE01F0)})
+"""Characters that are drawn as nothing, though they count as letters, marks or symbols."""
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Categories of Unicode whose characters command a terminal, turn the direction of writing, or are drawn as nothing."""
+
+
+class _Visible(dict[int, str]):
+    """For `str.translate`: every character as it is, but for what cannot be seen, which is written out."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        shown = character in "\t\n\r" or not (code in _FILLERS or unicodedata.category(character) in _HIDDEN)
+        self[code] = character if shown else _written_out(code)
+        return self[code]
+
+
+def _written_out(code: int) -> str:
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+_VISIBLE = _Visible()
 UNLIMITED_WIDTH = 10_000
 """Wider than any row: in a pipe a row is a line."""
 
@@ -178,8 +198,8 @@ def _text(cell: str | Text) -> Text:
 
 
 def harmless(text: str) -> str:
-    """With whatever would command a terminal written out: errors and ids may be a stranger's words."""
-    return text.translate(_COMMANDS)
+    """With whatever would command a terminal or not be seen written out: errors, ids and requests may be a stranger's words."""
+    return text.translate(_VISIBLE)
 
 
 def as_record(item: Any) -> dict[str, Any]:

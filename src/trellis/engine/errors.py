@@ -10,6 +10,7 @@ TrellisError
 │   ├── OptionInvalid
 │   ├── SettingsInvalid
 │   │   └── ExtraMissing
+│   ├── IdReserved
 │   ├── JobNotFound
 │   ├── HistoryBroken
 │   └── IdempotencyMismatch
@@ -96,6 +97,10 @@ class SettingsInvalid(InputError):
 
 class ExtraMissing(SettingsInvalid):
     """{feature} needs packages that are not installed ({package}): pip install 'trellis-engine[{extra}]'"""
+
+
+class IdReserved(InputError):
+    """The job id {job_id!r} ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1); choose another id."""
 
 
 class JobNotFound(InputError):

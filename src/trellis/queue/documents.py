@@ -32,6 +32,13 @@ def snapshot_url(gateway: str, job_id: str, epoch: int) -> str:
     return f"{gateway}/jobs/{job_id}/context/{epoch}"
 
 
+def snapshot_digest(events: Sequence[Event], epoch: int) -> str | None:
+    """The sha256 of the context that was recorded for this epoch; None when none was."""
+    told = [data_of(event.data) for event in events if event.type == SNAPSHOT_READY]
+    found = (one.get("sha256") for one in told if str(one.get("snapshot_url")).endswith(f"/context/{epoch}"))
+    return next((str(digest) for digest in found if digest), None)
+
+
 def document(job: Job, request: QueueRequest, events: Sequence[Event], *, gateway: str) -> dict[str, Any]:
     """What the schema says of this job, field by field."""
     return {

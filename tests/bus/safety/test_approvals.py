@@ -13,6 +13,7 @@ from trellis.bus.requests import JobRequest
 from trellis.bus.safety.errors import NotHeld, PolicyDiffers
 from trellis.bus.safety.judging import decide
 from trellis.bus.scheduling.approved import approved
+from trellis.bus.scheduling.orders import work_of
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.engine.ledger import Ledger
@@ -55,12 +56,13 @@ async def test_an_approved_job_is_ready_and_the_approval_names_the_job_and_the_p
     assert await last_data(any_ledger, job_id) == {
         "job_hash": request.hash,
         "policy_hash": PEOPLE.hash,
+        "order_hash": work_of(request, {}).hash,
         "rule": "people-first",
         "note": "the backup is from today",
     }
     assert (events[-1].type, events[-1].role, events[-1].actor) == ("job_approved", person.role, person.name)
-    assert approved(events, decide(PEOPLE, request)) == events[-1].id
-    assert approved(events, decide(STRICTER, request)) is None
+    assert approved(events, request, decide(PEOPLE, request)) == events[-1].id
+    assert approved(events, request, decide(STRICTER, request)) is None
 
 
 @pytest.mark.requirement("D45")
@@ -149,11 +151,13 @@ async def test_a_decision_about_another_policy_or_version_than_the_one_that_hold
 async def test_an_approval_is_not_good_for_the_policy_that_holds_the_job_again(ledger: Ledger):
     job_id = await held(ledger)
     await say(ledger, job_id)
-    decision = await hold(ledger, job_id, under=STRICTER)
-    assert approved(await ledger.events(job_id), decision) is None
+    decision, job = await hold(ledger, job_id, under=STRICTER), await ledger.job(job_id)
+    assert job is not None
+    request = JobRequest.read(job.payload or b"")
+    assert approved(await ledger.events(job_id), request, decision) is None
     assert await state(ledger, job_id) == ("SCHEDULED", Place.RESTING)
     await say(ledger, job_id, request_id=RequestId("request-2"))
-    assert approved(await ledger.events(job_id), decision) is not None
+    assert approved(await ledger.events(job_id), request, decision) is not None
 
 
 @pytest.mark.requirement("D45")

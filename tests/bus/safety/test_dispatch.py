@@ -1,6 +1,7 @@
 """Nothing is handed out without a decision about this very job, whatever a kernel does; and nobody but the policy says what it allows."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from trellis.bus.requests import ENTRIES_MAX, GIVEN_ENV_MAX, JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.safety.policy import CONSTRAINTS_CHARS_MAX
-from trellis.bus.scheduling.approved import HOLD_S
+from trellis.bus.scheduling.approved import HOLD_S, bindings
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
 from trellis.engine.records import Place
@@ -86,6 +87,122 @@ async def test_constraints_of_a_decision_that_needs_a_person_hold_after_the_appr
     assert json.loads(order.request.env["TRELLIS_POLICY_CONSTRAINTS"]) == {"max_runtime_ms": 5_000}
     assert order.request.budget is not None
     assert order.request.budget.deadline_ms == 5_000
+
+
+WHOLE: dict[str, Any] = {
+    "priority": "critical",
+    "context_ptr": "redis://ctx:order-7",
+    "adapter_id": "adapter",
+    "env": {"REGION": "eu", "job_id": "forged", "trellis.lease_s": "forged"},
+    "parent_job_id": "order-6",
+    "workflow_id": "flow",
+    "step_index": 7,
+    "memory_id": "memory-of-somebody",
+    "context_hints": {"max_input_tokens": 5, "allow_summarization": True, "allow_retrieval": True, "tags": ["t"]},
+    "budget": {"max_input_tokens": 1, "max_output_tokens": 2, "max_total_tokens": 3, "deadline_ms": 9_000_000},
+    "tenant_id": "acme",
+    "principal_id": "ann",
+    "labels": {"color": "red"},
+    "meta": {
+        "tenant_id": "acme",
+        "actor_id": "bot",
+        "actor_type": "service",
+        "idempotency_key": "key",
+        "capability": "review",
+        "risk_tags": ["write"],
+        "pack_id": "pack",
+        "labels": {"x": "y"},
+    },
+    "compensation": {"topic": "job.undo", "env": {"c": "3"}, "context_ptr": "redis://ctx:undo", "memory_id": "m2"},
+}
+"""A request with every field; the test says so."""
+ONLY_AT_DISPATCH = {"job_id", "trellis.start", "trellis.lease_s", "TRACEPARENT"}
+"""Names in env that no approval can know."""
+
+
+async def _held(rig: Rig, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """A job that waits for a person, and what the person is shown."""
+    job_id = await rig.submit(**fields)
+    await rig.run()
+    shown = inbox_document(await rig.job(job_id), await rig.events(job_id))
+    assert shown is not None
+    return job_id, shown["content"]
+
+
+async def _approve(rig: Rig, job_id: str) -> None:
+    owner = Actor(role=Role.OWNER, name="iryna")
+    await decide(rig.ledger, owner, JobId(job_id), approve=True, note=None, request_id=RequestId(f"yes:{job_id}"))
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D45", "BUS-4")
+async def test_an_approval_shows_every_field_that_the_worker_is_told(rig: Rig):
+    assert WHOLE.keys() == JobRequest.model_fields.keys() - {"job_id", "topic"}, "a new field belongs into this test"
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.REQUIRE_HUMAN, constraints={"max_runtime_ms": 5_000, "network_allowlist": ["eu.example"]})
+    job_id, shown = await _held(rig, **WHOLE)
+    assert shown["payload_sha256"] is None, "whoever may write at that key can change it"
+    await _approve(rig, job_id)
+    await rig.run()
+    (order,) = worker.orders
+    sent = order.request.model_dump(mode="json", exclude_defaults=True)
+    assert (sent.pop("job_id"), shown["order"].pop("job_id")) == (f"{job_id}@1", job_id)
+    sent["env"] = {name: value for name, value in sent["env"].items() if name not in ONLY_AT_DISPATCH}
+    assert shown["order"] == sent
+    assert json.loads(shown["order"]["env"]["TRELLIS_POLICY_CONSTRAINTS"])["network_allowlist"] == ["eu.example"]
+    assert shown["order"]["budget"]["deadline_ms"] == 5_000
+
+
+def _changed(value: Any) -> Iterator[Any]:
+    """The same value with one leaf changed, for every leaf."""
+    match value:
+        case dict():
+            for name, part in value.items():
+                yield from ({**value, name: other} for other in _changed(part))
+        case list():
+            yield [*value, "more"]
+        case bool():
+            yield not value
+        case int():
+            yield value + 1
+        case "critical":
+            yield "batch"
+        case "service":
+            yield "human"
+        case _:
+            yield f"{value}-x"
+
+
+@pytest.mark.requirement("D45")
+def test_an_approval_is_void_when_any_field_of_the_request_or_of_the_constraints_changes():
+    request = JobRequest.checked({"job_id": "order-7", "topic": TOPIC, **WHOLE})
+    said = {"policy_hash": "p", "constraints": {"max_runtime_ms": 5_000, "budgets": {"tokens": 7}}}
+    bound = bindings(request, said)
+    others = [JobRequest.read(json.dumps(one).encode()) for one in _changed(json.loads(request.body))]
+    assert len(others) > 30
+    for other in others:
+        assert bindings(other, said)["job_hash"] != bound["job_hash"]
+    for constraints in _changed(said["constraints"]):
+        assert bindings(request, {**said, "constraints": constraints})["order_hash"] != bound["order_hash"]
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D45", "BUS-4")
+async def test_an_approval_is_void_when_the_kernel_allows_something_else_under_the_same_policy(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    rig.kernel.says(Kind.REQUIRE_HUMAN, constraints={"network_allowlist": ["eu.example"]})
+    job_id, _ = await _held(rig)
+    await _approve(rig, job_id)
+    rig.kernel.says(Kind.REQUIRE_HUMAN, constraints={"network_allowlist": ["*"]})
+    await rig.run()
+    assert (worker.orders, (await rig.path(job_id))[-1]) == ([], "job_held")
+
+
+@pytest.mark.requirement("D45", "BUS-9")
+async def test_a_document_says_which_bytes_are_approved(rig: Rig):
+    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    _, shown = await _held(rig, context_ptr=f"objects://ctx/{'a' * 64}")
+    assert shown["payload_sha256"] == "a" * 64
 
 
 @pytest.mark.requirement("BUS-4")

@@ -14,6 +14,8 @@ from trellis.engine.logs import log_of
 ID_CHARS_MAX = 180
 """Shorter than an id may be: the wire id of such a job must fit too."""
 DIGEST_CHARS = 16
+OTHER_IDS = 3
+"""How many further ids there are for what follows from a job when its first id is taken."""
 RETRY_ID = re.compile(r"\.(r[0-9]+|q-[0-9a-f]+)$")
 """How the ids of jobs end that do another again; others may, too. Of many children only such are read."""
 
@@ -21,11 +23,18 @@ _log = log_of("trellis.bus.ends.derived")
 
 
 def ids_after(base: str, suffix: str) -> tuple[JobId, ...]:
-    """The id of what follows from a job, and the one to take when that one is too long or somebody else's."""
-    digest = hashlib.sha256(base.encode()).hexdigest()[:DIGEST_CHARS]
-    room = ID_CHARS_MAX - len(suffix) - len(digest) - 1
-    plain, other = f"{base}{suffix}", f"{base[:room]}.{digest}{suffix}"
-    return (JobId(plain), JobId(other)) if len(plain) <= ID_CHARS_MAX else (JobId(other),)
+    """The id of what follows from a job, and those to take when that one is too long or another job's.
+
+    Such ids are reserved now (`trellis.engine.reserved_ids`), but a ledger may hold jobs that took one before they were.
+    """
+    room = ID_CHARS_MAX - len(suffix) - DIGEST_CHARS - 1
+    others = tuple(JobId(f"{base[:room]}.{_digest(base, number)}{suffix}") for number in range(OTHER_IDS))
+    plain = JobId(f"{base}{suffix}")
+    return (plain, *others) if len(plain) <= ID_CHARS_MAX else others
+
+
+def _digest(base: str, number: int) -> str:
+    return hashlib.sha256(f"{base} {number}".encode() if number else base.encode()).hexdigest()[:DIGEST_CHARS]
 
 
 def is_whole(request: JobRequest) -> bool:
@@ -39,15 +48,23 @@ def is_whole(request: JobRequest) -> bool:
 
 
 async def submit_first(ledger: Ledger, actor: Actor, candidates: Iterable[NewJob]) -> Submitted | None:
-    """Submit the job under the first of its ids that is its own. Again is the same job again."""
+    """Submit the job under the first of its ids that no other job has. Again is the same job again."""
     for job in candidates:
         try:
             answer = (await ledger.submit(actor, [job]))[0]
         except (InputError, Refused) as error:
             _log.error("cannot_follow", job_id=job.job_id, error=str(error))
             return None
-        if isinstance(answer, Submitted):
+        if isinstance(answer, Submitted) and (answer.created or await _is_there(ledger, job)):
             return answer
-        _log.warning("id_is_taken", job_id=job.job_id)
-    _log.error("cannot_follow", error="both ids are used by other requests")
+        _log.error("derived_id_is_taken", job_id=job.job_id, parent_id=job.parent_id)
+    _log.error("cannot_follow", error="all of its ids are other jobs")
     return None
+
+
+async def _is_there(ledger: Ledger, job: NewJob) -> bool:
+    """Whether the job with this id is this one, and not another that was submitted with the same fingerprint."""
+    there = await ledger.job(job.job_id)
+    if there is None or there.parent_id != job.parent_id or there.compensates != job.compensates:
+        return False
+    return (there.lifecycle, there.type, there.payload) == (job.lifecycle, job.type, job.payload)

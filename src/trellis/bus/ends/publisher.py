@@ -11,7 +11,19 @@ from dataclasses import dataclass, field
 from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.envelope import NAME_CHARS_MAX
 from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
-from trellis.bus.messages import CANCEL, RESULT, ErrorCode, JobCancel, JobResult, Status, wire_id
+from trellis.bus.messages import (
+    ALERT,
+    CANCEL,
+    POINTER_CHANGED,
+    RESULT,
+    Alert,
+    ErrorCode,
+    JobCancel,
+    JobResult,
+    Severity,
+    Status,
+    wire_id,
+)
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import attempt_in, report_in
 from trellis.bus.waking import Waking
@@ -51,7 +63,7 @@ class Told:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Note:
     subject: str
-    body: JobResult | JobCancel
+    body: JobResult | JobCancel | Alert
     message_id: str
 
 
@@ -92,7 +104,7 @@ class Publisher:
             if done:
                 await self.follower.remember(page.positions[done - 1])
                 for event in page.events[:done]:
-                    self._sent -= {event.id, _stop_id(event)}
+                    self._sent -= {event.id, _stop_id(event), _alert_id(event)}
             else:
                 await self.follower.keep()
         except TakenOver:
@@ -192,7 +204,10 @@ class Publisher:
         if event.type in TAKEN_BACK and event.source in HELD:
             notes += await self._stop(event)
         if event.type in ENDS:
-            notes.append(_Note(subject=RESULT, body=result_of(event, self.bus.sender_id), message_id=event.id))
+            result = result_of(event, self.bus.sender_id)
+            notes.append(_Note(subject=RESULT, body=result, message_id=event.id))
+            if result.error_code == POINTER_CHANGED:
+                notes.append(_Note(subject=ALERT, body=_payload_changed(result), message_id=_alert_id(event)))
         return notes
 
     async def _stop(self, event: Event) -> list[_Note]:
@@ -212,6 +227,20 @@ class Publisher:
 
 def _stop_id(event: Event) -> str:
     return f"{event.id}:stop"
+
+
+def _alert_id(event: Event) -> str:
+    return f"{event.id}:alert"
+
+
+def _payload_changed(result: JobResult) -> Alert:
+    """Somebody wrote over a payload that was judged, and perhaps approved, as another one."""
+    return Alert(
+        message=f"the payload of job {result.job_id} was changed after it was submitted; it was not executed",
+        code=ErrorCode.SAFETY_DENIED,
+        severity=Severity.CRITICAL,
+        details={"job_id": result.job_id, "error": result.error_message[:NAME_CHARS_MAX]},
+    )
 
 
 def _trace(event: Event) -> str:

@@ -14,6 +14,7 @@ from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
 from trellis.engine.jobs import Actor, Mismatch, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, Place
+from trellis.lifecycles import Role
 
 DIGEST_CHARS = 12
 LEFT_BEHIND = frozenset({RETRY_ATTEMPT, REQUEUE_CAUSE})
@@ -51,6 +52,7 @@ async def run_again(
 
     A retry that is about to be made anyway is made now, under the id that it would have. Raises InvalidTransition, RequestInvalid.
     """
+    by = Actor(role=Role.RECONCILER, name=actor.name)  # the one role that may give a job a derived id
     if job.state not in DONE_AGAIN:
         raise _refused(job, actor, f"only {', '.join(sorted(DONE_AGAIN))} is run again")
     request = JobRequest.read(job.payload or b"")
@@ -64,13 +66,13 @@ async def run_again(
     job_id = ids_after(job.job_id, f".q-{digest}")[0]
     again = None if await ledger.job(job_id) is not None else await done_again(ledger, job, topics)
     if again is not None and again.due:
-        return await _now(ledger, actor, again.last or job, topics)
+        return await _now(ledger, by, again.last or job, topics)
     if again is not None and not again.in_vain:
         raise _refused(job, actor, again.words)
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
     made = JobRequest.read(request.model_copy(update=changes | {"meta": _unkeyed(request)}).body)
     new = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
-    (answer,) = await ledger.submit(actor, [new])
+    (answer,) = await ledger.submit(by, [new])
     if isinstance(answer, Mismatch):
         raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
     return answer

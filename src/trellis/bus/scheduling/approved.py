@@ -1,10 +1,12 @@
-"""Whether a person let a job go: an approval counts for the job as it is, under the policy as it is (D45)."""
+"""Whether a person let a job go: an approval counts for the job as it is, as its worker would be told it, under the policy as it is (D45)."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision
+from trellis.bus.scheduling.orders import work_of
 from trellis.engine.records import Event
 
 APPROVED = "job_approved"
@@ -12,12 +14,22 @@ HOLD_S = 72 * 3600.0
 """How long a job that waits for a person rests before it is asked about again."""
 
 
-def approved(events: Iterable[Event], decision: Decision) -> str | None:
-    """The id of the approval that is bound to what this decision is bound to; None without one."""
+def bindings(request: JobRequest, decision: Mapping[str, Any]) -> dict[str, str]:
+    """What an approval is bound to: the request, the policy, and all that a worker would be told with the decision's constraints."""
+    return {
+        "job_hash": request.hash,
+        "policy_hash": str(decision.get("policy_hash", "")),
+        "order_hash": work_of(request, decision.get("constraints") or {}).hash,
+    }
+
+
+def approved(events: Iterable[Event], request: JobRequest, decision: Decision) -> str | None:
+    """The id of the approval that is bound to what would go out now; None without one."""
+    bound = bindings(request, json.loads(json.dumps(decision.to_dict())))
     for event in events:
         if event.type != APPROVED:
             continue
         said: Any = json.loads(event.data or b"{}")
-        if said.get("job_hash") == decision.job_hash and said.get("policy_hash") == decision.policy_hash:
+        if all(said.get(name) == value for name, value in bound.items()):
             return event.id
     return None

@@ -17,6 +17,10 @@ DEADLINE_MS_MAX = int(DELAY_S_MAX * 1000)
 """The longest that a budget says; a policy that allows more allows this."""
 
 
+OVERWRITTEN = frozenset({JOB_ID_IN_ENV, ASK_FIRST, LEASE_IN_ENV, CONSTRAINTS_IN_ENV})
+"""Names in env that an order says itself: what the request says there does not go out."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
     """What holds for one handing-out."""
@@ -27,18 +31,27 @@ class Terms:
     constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+def work_of(request: JobRequest, constraints: Mapping[str, Any]) -> JobRequest:
+    """The request as a worker is told it, within what the policy allows: everything but what only one handing-out knows.
+
+    An order is made of this and nothing else, and an approval shows and binds it: a field that a worker is told cannot be left out.
+    """
+    env = {name: value for name, value in request.env.items() if name not in OVERWRITTEN}
+    labels = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
+    changed: dict[str, Any] = {"env": env, "labels": labels}
+    if constraints:
+        env[CONSTRAINTS_IN_ENV] = json.dumps(constraints, sort_keys=True, default=str)
+        changed["budget"] = _within(request.budget, constraints)
+    return request.model_copy(update=changed)
+
+
 def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Terms) -> Order:
     """The order; the stored request stays as it is. Raises RequestInvalid when nobody could read it."""
-    said = {name: value for name, value in request.env.items() if name != CONSTRAINTS_IN_ENV}
-    env = {**said, JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
-    labels = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
-    changed: dict[str, Any] = {"job_id": wire_id, "env": env, "labels": labels}
+    work = work_of(request, terms.constraints)
+    env = {**work.env, JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
     if terms.trace:
         env[tracing.IN_ENV] = terms.trace
-    if terms.constraints:
-        env[CONSTRAINTS_IN_ENV] = json.dumps(terms.constraints, sort_keys=True, default=str)
-        changed["budget"] = _within(request.budget, terms.constraints)
-    sent = request.model_copy(update=changed)
+    sent = work.model_copy(update={"job_id": wire_id, "env": env})
     return Order(request=JobRequest.read(sent.body), dispatch=dispatch)
 
 

@@ -352,7 +352,7 @@ class Scheduler:
         if decision.lets_go:
             return await self._dispatch(ready, placed, decision, None)
         if decision.kind is Kind.REQUIRE_HUMAN:
-            approval = approved(await self.ledger.events(job.job_id), decision)
+            approval = approved(await self.ledger.events(job.job_id), ready.request, decision)
             if approval is not None:
                 return await self._dispatch(ready, placed, decision, approval)
             data = {"hold": "human", "decision": decision.to_dict()}

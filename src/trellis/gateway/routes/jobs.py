@@ -30,6 +30,7 @@ from trellis.engine.jobs import (
     NotMoved,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
@@ -45,10 +46,11 @@ from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.queue.context import snapshot_key
 from trellis.queue.documents import document as queue_document
-from trellis.queue.documents import retries_of
+from trellis.queue.documents import retries_of, snapshot_digest
 from trellis.queue.errors import RequestUnreadable
 from trellis.queue.requests import QueueRequest
 from trellis.runs.documents import timestamp
+from trellis.storage.documents import sha256
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
@@ -58,6 +60,8 @@ WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
 """The lifecycles of this collection."""
 ROUNDS_MAX = 10
 """How many pages of the ledger one page of a listing looks at when it leaves things out."""
+
+_log = log_of("trellis.gateway.routes.jobs")
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 
@@ -242,6 +246,12 @@ async def context(
         found = await instance.objects.get(snapshot_key(instance.artifacts.cid, job_id, epoch))
     if found is None:
         raise Problem("NOT_FOUND", f"There is no context of job {job_id[:200]} in epoch {epoch}.")
+    recorded = snapshot_digest(await instance.ledger.events(JobId(job_id)), epoch)
+    if recorded is not None and sha256(found.body) != recorded:
+        _log.error("content_changed", job_id=job_id, key=found.key, recorded=recorded)
+        raise Problem(
+            "CONFLICT", f"The context of job {job_id[:200]} in epoch {epoch} was changed after it was stored."
+        )
     return Response(found.body, media_type="application/json")
 
 
@@ -275,8 +285,6 @@ async def payload(
     if not instance.pointers.may_be_kept_here(pointer, part=Part.CONTEXT):
         caller.permit("jobs.approve")
     body = await instance.pointers.read(pointer, part=Part.CONTEXT)
-    if not instance.pointers.is_kept_here(pointer, body, part=Part.CONTEXT):
-        caller.permit("jobs.approve")
     return Response(body, media_type="application/octet-stream", headers={"X-Content-Type-Options": "nosniff"})
 
 

@@ -12,8 +12,9 @@ from typing import Literal, LiteralString, cast
 
 from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
 from trellis.engine.matrices import RULES
+from trellis.engine.reserved_ids import DERIVING_ROLES, RESERVED_ID_PATTERN
 from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, connect
-from trellis.lifecycles import EVENT_TYPES, Role, event_code
+from trellis.lifecycles import EVENT_TYPES, LIFECYCLES, Role, event_code
 from trellis.lifecycles.causes import sql_cases
 from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
 from trellis.lifecycles.lifecycle import ROLES
@@ -97,9 +98,16 @@ async def stored_version(connection: Connection) -> int:
 
 
 async def _load_contract(connection: Connection) -> None:
-    """The lifecycles as rows, the two constant functions the event guard reads, and the causes the engine records."""
-    contract = _script("contract").replace("{bits}", transition_bits().hex()).replace("{ranks}", rank_bytes().hex())
-    await connection.execute(contract.replace("{causes}", cast("LiteralString", sql_cases())))
+    """The lifecycles as rows, the constants that functions read, the causes that are recorded, and who may derive job ids."""
+    deriving = ", ".join(f"({LIFECYCLES[name].code}, {role.code})" for name, role in DERIVING_ROLES.items())
+    await connection.execute(
+        _script("contract")
+        .replace("{bits}", transition_bits().hex())
+        .replace("{ranks}", rank_bytes().hex())
+        .replace("{causes}", cast("LiteralString", sql_cases()))
+        .replace("{reserved}", RESERVED_ID_PATTERN)
+        .replace("{deriving}", deriving)
+    )
     await connection.executemany(
         "insert into lifecycle (lifecycle, name, version, swept_by) values ($1, $2, $3, $4)"
         " on conflict (lifecycle) do update set version = excluded.version, swept_by = excluded.swept_by",

@@ -7,6 +7,7 @@ from typing import LiteralString
 
 from trellis.engine.errors import JobNotFound, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
 from trellis.engine.jobs import SUBMIT_MAX, Actor, JobId, Mismatch, NewJob, Submitted
+from trellis.engine.reserved_ids import check_new_id
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ROLE_CODES, STEPS, US, Act, Step, Who, landing
@@ -60,6 +61,7 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     for job, step in zip(jobs, steps, strict=True):
         answer = _earlier(tx, job, known, new)
         if answer is None:
+            check_new_id(job.job_id, job.lifecycle, actor.role)
             _refuse_full(tx, job, new)
             last += 1
             _take_in(tx, new, job, step, who, last)

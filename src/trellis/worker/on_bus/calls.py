@@ -5,7 +5,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from trellis.bus.messages import ErrorCode
+from trellis.bus.errors import PointerChanged
+from trellis.bus.messages import POINTER_CHANGED, ErrorCode
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, PermanentError, TransientError, TrellisError, ValidationError
@@ -140,6 +141,8 @@ class Calls:
         read = partial(self._resolver.read, pointer)
         try:
             return await self._patiently(attempt, read, f"reading {pointer}", READ_S)
+        except PointerChanged as error:
+            raise PermanentError(str(error), error_code=POINTER_CHANGED) from error
         except InputError as error:
             found = error.code if error.code in ErrorCode.__members__ else ErrorCode.INVALID_INPUT.name
             raise PermanentError(str(error), error_code=found) from error

@@ -1,6 +1,12 @@
 -- Submit. `submit_plain` takes jobs without keys of any kind, set-wise; `submit_keyed` one by one, with idempotency keys,
 -- given ids, concurrency keys and compensations; `submit_job` is for callers that speak SQL inside their own transaction.
 
+create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
+begin
+  raise exception 'job id % ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1); choose another id', p_job_id
+    using errcode = 'TR007', detail = p_job_id;
+end $$;
+
 create or replace function submit_plain(
   p_actor int, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
@@ -14,6 +20,7 @@ declare
   no bigint;
 begin
   perform _check_links(a.role, p_parents);
+  perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role);
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   no := _open_batch();
   with i as materialized (
@@ -130,6 +137,9 @@ begin
       end if;
       return;
     end if;
+  end if;
+  if _id_is_reserved(p_job_id, p_lifecycle, p_role) and not exists (select from job j where j.job_id = p_job_id) then
+    perform _refuse_reserved(p_job_id);
   end if;
   if p_waiting_max is not null and not exists (select from job j where j.job_id = p_job_id) then
     perform _refuse_full(p_ckey, p_waiting_max);

@@ -10,3 +10,8 @@ $f$;
 create or replace function trellis._cause(p_name text) returns text language sql immutable as $f$
   select case p_name {causes} end
 $f$;
+-- Whether a new job may not have this id: it ends as only derived ids do, and this is not the role that derives them.
+create or replace function trellis._id_is_reserved(p_job_id text, p_lifecycle smallint, p_role smallint) returns boolean
+language sql immutable as $f$
+  select p_job_id ~ '{reserved}' and (p_lifecycle::int, p_role::int) not in ({deriving})
+$f$;
