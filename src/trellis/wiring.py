@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -203,9 +204,11 @@ async def _asking(settings: Settings, url: str, room: "Callable[[], Room]") -> "
 def _connect_gateway(
     url: str, *, token: str | None, ca_file: Path | None, options: "CallOptions | None"
 ) -> "AbstractAsyncContextManager[GatewayClient]":
+    from trellis.http.calls import CallOptions
     from trellis.http.client import open_client
 
     settings = read_settings(os.environ, Path.cwd())
+    chosen = options or CallOptions()
     return open_client(
         url,
         token=settings.shown_token if token is None else lambda: token,
@@ -213,7 +216,7 @@ def _connect_gateway(
         rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
         new_id=new_id,
         ca_file=ca_file or settings.gateway_ca_file,
-        options=options,
+        options=replace(chosen, plain_http=chosen.plain_http or settings.gateway_plain_http),
     )
 
 
@@ -324,8 +327,8 @@ class ComponentToken:
 
 
 def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
-    """What a component shows in this role: the configured token if it gives the role, else tokens signed here. Raises KeyUnusable."""
-    shown = settings.shown_token()
+    """What a component shows in this role: the configured token if it gives the role and may go there, else tokens signed here. Raises KeyUnusable."""
+    shown = settings.shown_token() if settings.token_may_go_to("nlm_backend") else None
     if shown is not None:
         with suppress(TokenRefused):  # made for something else than this gateway
             if role in verify(shown, trusted_keys(url, settings), now=time.time()).roles:

@@ -50,11 +50,14 @@ class Cli:
 
     @property
     def gateway_url(self) -> str | None:
-        """The gateway meant: `--gateway`, else the settings' unless a ledger is named; raises OptionInvalid."""
+        """The gateway meant: `--gateway`, else the settings' unless a ledger is named; raises OptionInvalid, SettingsInvalid."""
         named = self.ledger is not None or self.data is not None
         if self.gateway is not None and named:
             raise OptionInvalid(option="--gateway", value=self.gateway, expected="give it or a ledger, not both")
-        return self.gateway if self.gateway is not None or named else self.settings.gateway
+        if self.gateway is not None or named:
+            return self.gateway
+        self.settings.check_gateway()
+        return self.settings.gateway
 
     def client(self) -> "AbstractAsyncContextManager[GatewayClient]":
         """That gateway, for the holder of the settings' token."""
