@@ -13,6 +13,7 @@ from trellis.cli.output import Output
 from trellis.client import Trellis
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid
 from trellis.engine.ledger import Ledger
+from trellis.engine.private_files import PRIVATE_FOLDER
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import parse_url
 from trellis.lifecycles import Role
@@ -125,7 +126,7 @@ def make_folder(url: str) -> Path | None:
     if path is None or path.parent.is_dir():
         return None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     except OSError as error:
         raise LedgerReadOnly(reason=f"the folder {path.parent} cannot be made ({error.strerror})") from error
     return path.parent
