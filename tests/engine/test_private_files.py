@@ -1,5 +1,7 @@
 """What this process makes is nobody else's, and a secret in a file of somebody else is none."""
 
+import asyncio
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from trellis.cli import main
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.private_files import read_private, write_private
 from trellis.instance import open_instance
@@ -118,3 +121,25 @@ def test_a_secret_that_others_can_read_is_none(tmp_path: Path):
         read_private(tmp_path / "missing")
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert read_private(tmp_path / "pipe") == b"", "nobody waits for its other end"
+
+
+def test_the_doctor_names_what_others_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    asyncio.run(make_all(tmp_path))
+    url = f"sqlite:///{tmp_path}/trellis.db"
+    tmp_path.chmod(0o755)
+    assert "privacy" not in _doctor(url, capsys)
+    for name, mode in (("trellis.db", 0o644), ("nlm.db", 0o644), ("objects", 0o755), ("memory.git", 0o755)):
+        (tmp_path / name).chmod(mode)
+    told = (_doctor(url, capsys))["privacy"]
+    assert told["severity"] == "warning"
+    paths = [str(tmp_path / name) for name in ("trellis.db", "nlm.db", "objects", "memory.git")]
+    assert told["remedy"] == f"chmod -R o-rwx {' '.join(paths)}"
+    tmp_path.chmod(0o700)
+    assert "privacy" not in _doctor(url, capsys), "nobody else gets into the folder"
+
+
+def _doctor(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    capsys.readouterr()
+    main(["doctor", "--json", "--ledger", url])
+    records = map(json.loads, capsys.readouterr().out.splitlines())
+    return {record["check"]: record for record in records if "check" in record}

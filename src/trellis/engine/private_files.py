@@ -43,6 +43,14 @@ def open_beside(path: Path, beside: Path, flags: int) -> int:
     return descriptor
 
 
+def is_open_to_others(path: Path) -> bool:
+    """Whether users beyond owner and group can get at what is there: by its mode, and through the folder that it is in."""
+    try:
+        return bool(path.stat().st_mode & 0o007 and path.absolute().parent.stat().st_mode & 0o001)
+    except OSError:
+        return False
+
+
 def make_private(path: Path) -> None:
     """Make an empty file that its owner alone can read, unless there is one; what makes that impossible is left to whoever opens it."""
     try:
