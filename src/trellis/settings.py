@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import pydantic
 
@@ -44,6 +44,11 @@ _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _SECRETS = ("key", "token", "ledger", "url", "bus", "redis")
 """How the names of settings end whose value may be or hold a secret."""
 
+_ENVIRONMENT_ONLY = {
+    "token": "a token does not belong in this file; set TRELLIS_TOKEN, or token_file to a private file that holds it",
+    "gateway_plain_http": "this file does not decide whether a token goes unencrypted; set TRELLIS_GATEWAY_PLAIN_HTTP",
+}
+"""Settings that the file may not have, and what to do instead."""
 AUDIT_OBJECTS_MAX = 50
 
 
@@ -141,6 +146,8 @@ class Settings(pydantic.BaseModel):
     """`http://host:port` of a gateway that commands about runs, agents, proposals and jobs go through, instead of to the ledger."""
     gateway_ca_file: Path | None = None
     """The authority that signed the certificate of the gateway, and of the NLM backend; by default those the system trusts."""
+    gateway_plain_http: bool = False
+    """Whether a token may go unencrypted (`http://`) to a gateway on another machine; only from the environment."""
     token: pydantic.SecretStr | None = None
     """A token to act with, as text; only from the environment."""
     token_file: Path | None = None
@@ -169,6 +176,11 @@ class Settings(pydantic.BaseModel):
     """`host:port` where any role and any worker answers `/system/live` and `/system/ready`, beside whatever else it serves; port 0 takes a free one."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
+
+    _file: Path | None = pydantic.PrivateAttr(None)
+    """The `trellis.toml` that was read."""
+    _from_file: frozenset[str] = pydantic.PrivateAttr(frozenset())
+    """The settings that it decides."""
 
     @pydantic.field_validator("bus")
     @classmethod
@@ -218,6 +230,38 @@ class Settings(pydantic.BaseModel):
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsInvalid(source="token_file", detail=f"{self.token_file} cannot be read: {error}") from error
 
+    def noting(self, file: Path, keys: frozenset[str]) -> Self:
+        """The same settings, of which this file decides these."""
+        self._file, self._from_file = file, keys
+        return self
+
+    def token_may_go_to(self, setting: str) -> bool:
+        """Whether the token may be sent to the address that this setting (`gateway`, `nlm_backend`) has.
+
+        `trellis.toml` lies in the working folder, which may be a stranger's. An address in it gets no token of the environment,
+        only one that the same file names and that lies in the same folder.
+        """
+        if setting not in self._from_file or (self.token is None and self.token_file is None):
+            return True
+        if (
+            self._file is None
+            or self.token_file is None
+            or "token_file" not in self._from_file
+            or self.token is not None
+        ):
+            return False
+        folder = self._file.parent.resolve()
+        return (folder / self.token_file).resolve().is_relative_to(folder)
+
+    def check_gateway(self) -> None:
+        """Raise SettingsInvalid where the token may not go to the gateway of these settings."""
+        if not self.token_may_go_to("gateway"):
+            detail = (
+                f"it names the gateway {self.gateway}, and the token does not lie in that folder: a file in the working folder "
+                f"does not decide where a token goes. If you mean this gateway, set {PREFIX}GATEWAY or give --gateway"
+            )
+            raise SettingsInvalid(source=str(self._file), detail=detail)
+
     def worker_options(self, name: str) -> WorkerOptions:
         """The part that workers get."""
         return WorkerOptions(
@@ -251,18 +295,17 @@ def read_settings(
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise SettingsInvalid(source=str(file), detail=str(error)) from error
         _refuse_unknown(values, source=str(file), written=str)
-        if "token" in values:
-            detail = (
-                "a token does not belong in this file; set TRELLIS_TOKEN, or token_file to a private file that holds it"
-            )
-            raise SettingsInvalid(source=str(file), detail=detail)
+        for key, detail in _ENVIRONMENT_ONLY.items():
+            if key in values:
+                raise SettingsInvalid(source=str(file), detail=detail)
     named = _from_environment(environment, warn or _log_warning)
     try:
-        return Settings.model_validate({**values, **named})
+        settings = Settings.model_validate({**values, **named})
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         # `from None`: pydantic's own message repeats the values, and some are secrets.
         raise SettingsInvalid(**_told(problem["loc"], problem["msg"], problem["input"], named, file)) from None
+    return settings.noting(file, frozenset(values) - frozenset(named))
 
 
 def _told(at: tuple[int | str, ...], message: str, value: Any, named: Mapping[str, str], file: Path) -> dict[str, str]:

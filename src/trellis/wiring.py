@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -22,6 +23,7 @@ from trellis.engine.authority import Principal
 from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, SettingsInvalid, TokenRefused
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.private_files import check_owner, read_private, write_private
 from trellis.http.address import is_gateway_url
 from trellis.identity import Identity, TrustedKey, issue, key_set, private_key, symmetric_key, verify
 from trellis.ledgers import open_ledger
@@ -42,7 +44,6 @@ if TYPE_CHECKING:  # HTTP and the bus are loaded by those who use them: importin
 KEY_SUFFIX = ".key"
 KEY_BYTES = 32
 """As many as HS256 needs; written in hexadecimal."""
-KEY_MODE = 0o600
 ISSUER = "trellis"
 """Who signs with a key file of ours."""
 KEY_LINES_MAX = 4
@@ -203,9 +204,11 @@ async def _asking(settings: Settings, url: str, room: "Callable[[], Room]") -> "
 def _connect_gateway(
     url: str, *, token: str | None, ca_file: Path | None, options: "CallOptions | None"
 ) -> "AbstractAsyncContextManager[GatewayClient]":
+    from trellis.http.calls import CallOptions
     from trellis.http.client import open_client
 
     settings = read_settings(os.environ, Path.cwd())
+    chosen = options or CallOptions()
     return open_client(
         url,
         token=settings.shown_token if token is None else lambda: token,
@@ -213,7 +216,7 @@ def _connect_gateway(
         rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
         new_id=new_id,
         ca_file=ca_file or settings.gateway_ca_file,
-        options=options,
+        options=replace(chosen, plain_http=chosen.plain_http or settings.gateway_plain_http),
     )
 
 
@@ -290,7 +293,7 @@ def trusted_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
 def token_key(url: str, settings: Settings) -> TrustedKey:
     """The key that `token issue` signs with; raises KeyUnusable."""
     if settings.token_signing_key_file is not None:
-        body = _private(settings.token_signing_key_file)
+        body = read_private(settings.token_signing_key_file)
         return private_key(body, issuer=settings.token_issuer or "")
     if settings.token_jwks_file is not None:
         reason = f"tokens come from {settings.token_issuer}; TRELLIS_TOKEN_SIGNING_KEY_FILE names its private JWK"
@@ -325,8 +328,8 @@ class ComponentToken:
 
 
 def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
-    """What a component shows in this role: the configured token if it gives the role, else tokens signed here. Raises KeyUnusable."""
-    shown = settings.shown_token()
+    """What a component shows in this role: the configured token if it gives the role and may go there, else tokens signed here. Raises KeyUnusable."""
+    shown = settings.shown_token() if settings.token_may_go_to("nlm_backend") else None
     if shown is not None:
         with suppress(TokenRefused):  # made for something else than this gateway
             if role in verify(shown, trusted_keys(url, settings), now=time.time()).roles:
@@ -423,6 +426,7 @@ class KeySetFile(Sequence[TrustedKey]):
             found = self._path.stat()
         except OSError as error:
             raise KeyUnusable(reason=f"the key set {self._path} cannot be read: {error.strerror}") from error
+        check_owner(self._path, found)
         if stat.S_IMODE(found.st_mode) & 0o022:
             raise KeyUnusable(reason=f"others can write {self._path}; run: chmod go-w {self._path}")
         return found.st_mtime_ns, found.st_size, found.st_ino
@@ -444,13 +448,6 @@ def make_development_key(url: str) -> Path:
     with suppress(FileExistsError):
         write_private(path, secrets.token_hex(KEY_BYTES) + "\n")
     return path
-
-
-def write_private(path: Path, text: str) -> None:
-    """Make a file that its owner alone can read; raises FileExistsError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_MODE)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
 
 
 def callback_secrets(url: str, settings: Settings) -> tuple[bytes, ...]:
@@ -475,21 +472,9 @@ def read_key(path: Path) -> bytes:
 def read_keys(path: Path) -> tuple[bytes, ...]:
     """The keys in a private file, one in a line; raises KeyUnusable."""
     try:
-        lines = _private(path).decode("ascii").split()
+        lines = read_private(path).decode("ascii").split()
     except UnicodeDecodeError as error:
         raise KeyUnusable(reason=f"{path} holds no key") from error
     if not 1 <= len(lines) <= KEY_LINES_MAX or not all(_HEX.fullmatch(line) for line in lines):
         raise KeyUnusable(reason=f"{path} holds no key: it must be {2 * KEY_BYTES} hexadecimal digits or more")
     return tuple(bytes.fromhex(line) for line in lines)
-
-
-def _private(path: Path) -> bytes:
-    """The bytes of a file that its owner alone can read; raises KeyUnusable."""
-    try:
-        mode = path.stat().st_mode
-        body = path.read_bytes()
-    except OSError as error:
-        raise KeyUnusable(reason=f"the key {path} cannot be read: {error.strerror}") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise KeyUnusable(reason=f"others can read {path}; run: chmod 600 {path}")
-    return body

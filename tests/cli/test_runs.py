@@ -65,11 +65,21 @@ def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: 
     shown = planted("proposals", "show", chosen, "--json").record
     assert shown["content"]["citations"]
     assert shown["requiresHumanReview"] is False
+    assert (shown["job_id"], shown["id"]) == (chosen, chosen)
+    change = shown["content"]["change"]
+    assert shown["diff"].startswith("--- ")
+    assert all(f"\n+{line}\n" in shown["diff"] for line in change["text"].splitlines())
+    told = planted("proposals", "show", chosen).out
+    assert f'"job_id": "{chosen}"' in told
+    assert told.endswith(shown["diff"])
     assert planted("proposals", "approve", chosen, "--json").record == {
+        "job_id": chosen,
+        "id": chosen,
         "proposal": chosen,
         "status": "applied",
         "decided": True,
     }
+    assert planted("proposals", "show", chosen, "--json").record["diff"] is None, "it is applied"
     refused = planted("proposals", "reject", other, "--note", "short")
     assert (refused.code, "at least 10 characters" in refused.err) == (1, True)
     assert planted("proposals", "reject", other, "--note", "the source is right").code == 0

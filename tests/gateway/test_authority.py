@@ -173,6 +173,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
         "json": {"summary": "better", "text": "Weed."},
     },
     ("GET", "/proposals/{proposal_id}"): lambda world, _: {"proposal_id": world.pending},
+    ("GET", "/proposals/{proposal_id}/diff"): lambda world, _: {"proposal_id": world.pending},
     ("PATCH", "/proposals/{proposal_id}"): lambda world, _: {
         "proposal_id": world.pending,
         "json": {"decision": "approve"},

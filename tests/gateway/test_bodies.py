@@ -1,6 +1,7 @@
 """What bodies may cost: values, errors and bytes have bounds, large ones stay off the event loop, and who has gone is no crash."""
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -8,16 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.door import Door, opened, token
 from tests.gateway.test_callbacks import JOB, NOW, SECRET
 from tests.gateway.world import LOGICIAN, make_world
 from trellis.gateway import idempotency
+from trellis.gateway.app import ROUTES
 from trellis.lifecycles import Role
 from trellis.net.signatures import job_key, signed_headers
+from trellis.nlm_backend import app as nlm
 from trellis.web import bodies
-from trellis.web.bodies import ERRORS_TOLD_MAX, INLINE_BYTES_MAX, PIECES_MAX, parse
+from trellis.web.bodies import (
+    ERRORS_TOLD_MAX,
+    INLINE_BYTES_MAX,
+    PIECES_MAX,
+    UNAUTHENTICATED_MAX,
+    UNAUTHENTICATED_OF_ADDRESS_MAX,
+    Admits,
+    UnauthenticatedBodies,
+    parse,
+)
 from trellis.web.problems import Problem
 
 JSON = {"content-type": "application/json"}
@@ -190,3 +203,71 @@ async def test_who_leaves_while_sending_is_no_crash(door: Door, path: str, caplo
     assert sent[0]["status"] == 400
     assert door.app.state.bodies.bytes == 0
     assert not caplog.records
+
+
+# --- bodies of senders that are not authenticated yet ----------------------------------------------------------------
+
+
+async def _stalled(door: Door, until: asyncio.Event, came: asyncio.Semaphore, size: int) -> int:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x" * size
+        came.release()
+        await until.wait()
+        yield b"x"
+
+    return (await door.client.post(RESULT, content=body(), headers=_signed())).status_code
+
+
+@pytest.mark.requirement("D25")
+async def test_bodies_without_authentication_take_nothing_of_what_the_others_may_have(door: Door):
+    """However many stall, none of their bytes counts where those of an owner do, and only so many stall at once."""
+    until, came = asyncio.Event(), asyncio.Semaphore(0)
+    stalled = [asyncio.ensure_future(_stalled(door, until, came, 60_000)) for _ in range(135)]
+    for _ in range(UNAUTHENTICATED_OF_ADDRESS_MAX):
+        await came.acquire()
+    done, waiting = await asyncio.wait(stalled, timeout=0.05)
+    assert (len(waiting), {one.result() for one in done}) == (UNAUTHENTICATED_OF_ADDRESS_MAX, {503})
+    assert door.app.state.bodies.bytes == 0
+    wish = json.dumps({"type": "a", "payload": "x" * 5_000}).encode()
+    assert (await door("POST", "/jobs", token(Role.SUBMITTER), content=wish, headers=JSON)).status_code == 202
+    until.set()
+    assert {await one for one in waiting} == {401}
+    assert (await _stalled(door, until, came, 10)) == 401, "there is room again"
+
+
+async def test_senders_without_authentication_share_what_there_is_by_address():
+    arriving = UnauthenticatedBodies()
+    with contextlib.ExitStack() as stack:
+        addresses = [f"192.0.2.{number}" for number in range(UNAUTHENTICATED_MAX // UNAUTHENTICATED_OF_ADDRESS_MAX)]
+        for address in addresses:
+            for _ in range(UNAUTHENTICATED_OF_ADDRESS_MAX):
+                stack.enter_context(arriving.arriving(address))
+            with pytest.raises(Problem, match="without a token"), arriving.arriving(address):
+                pass
+        with pytest.raises(Problem, match="without a token"), arriving.arriving("192.0.2.200"):
+            pass
+    with arriving.arriving("192.0.2.200"):
+        pass
+
+
+async def test_a_callback_that_stalls_or_is_large_is_ended_soon(door: Door, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bodies, "UNAUTHENTICATED_S", 0.01)
+    assert await _stalled(door, asyncio.Event(), asyncio.Semaphore(0), 10) == 408
+    large = await door.client.post(RESULT, content=b"x" * 65_537, headers=_signed())
+    assert (large.status_code, "65536 bytes" in large.text) == (413, True)
+
+
+def test_every_other_route_authenticates_before_it_reads_a_body(door_routes: list[APIRoute]):
+    read_before = [
+        route.path
+        for route in door_routes
+        if route.body_field is not None
+        and not any(isinstance(one.call, Admits) for one in route.dependant.dependencies)
+    ]
+    assert read_before == []
+
+
+@pytest.fixture
+def door_routes() -> list[APIRoute]:
+    routers = [module.router for module in ROUTES] + [nlm.jobs, nlm.questions, nlm.system]
+    return [route for router in routers for route in router.routes if isinstance(route, APIRoute)]

@@ -45,6 +45,30 @@ async def test_a_proposal_is_read_with_its_version_as_its_etag(gateway: Gateway)
     assert (await client.get("/proposals/prop_2026-01-01_nothing")).status_code == 404
 
 
+@pytest.mark.requirement("D22", "D44")
+async def test_whoever_decides_sees_what_would_change_now(gateway: Gateway):
+    owner = gateway.client("owner")
+    note = await proposal(gateway, text="keep the humidity at 45 %")
+    key = f"agents/{VIOLIN}/notes/{note}.md"
+    found = (await owner.get(f"/proposals/{note}/diff")).json()
+    assert found == {
+        "id": note,
+        "version": 1,
+        "diff": f"--- /dev/null\n+++ {key}\n@@ -0,0 +1 @@\n+keep the humidity at 45 %\n",
+    }
+    await gateway.instance.objects.put(key, b"somebody was faster\n")
+    changed = (await owner.get(f"/proposals/{note}/diff")).json()["diff"]
+    assert changed == f"--- {key}\n+++ {key}\n@@ -1 +1 @@\n-somebody was faster\n+keep the humidity at 45 %\n"
+    runtime = gateway.client("agent-runtime")
+    fact = (await runtime.post(f"/memory/{VIOLIN}/propose", json=memory_wish(priority="high"))).json()["proposalId"]
+    diff = (await owner.get(f"/proposals/{fact}/diff")).json()["diff"]
+    assert diff.endswith("+- TB-02 was rehaired in March\n"), diff
+    assert (await gateway.client("frontend").get(f"/proposals/{fact}/diff")).status_code == 403
+    assert (await owner.get("/proposals/prop_2026-01-01_nothing/diff")).status_code == 404
+    await owner.patch(f"/proposals/{fact}", json={"decision": "reject", "note": "the source says not"})
+    assert (await owner.get(f"/proposals/{fact}/diff")).json()["diff"] is None
+
+
 @pytest.mark.requirement("D22", "AUTH-6")
 async def test_a_person_approves_what_was_seen_and_it_is_applied_once(gateway: Gateway):
     id_, client = await proposal(gateway), gateway.client("owner", name="iryna")

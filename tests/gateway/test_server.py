@@ -195,15 +195,6 @@ async def test_a_head_that_comes_too_slowly_is_ended():
         assert (told["status"], told["code"]) == (408, "REQUEST_TIMEOUT")
 
 
-async def test_more_connections_than_the_limit_are_told_so():
-    async with serving(hello, replace(LOOPBACK, connections_max=1)) as running:
-        _, first = await asyncio.open_connection("127.0.0.1", running.port)
-        first.write(GET[:10])
-        told = problem(await running.ask(b""))
-        assert (told["status"], told["code"]) == (503, "OVERLOADED")
-        first.close()
-
-
 async def test_large_bodies_and_several_requests_in_one_piece_are_no_huge_head():
     async def counting(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

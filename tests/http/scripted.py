@@ -87,7 +87,7 @@ def client_on(
     draw: float = 0.5,
     token: Callable[[], str | None] = lambda: "a-token",
     options: CallOptions | None = None,
-    url: str = "http://gateway",
+    url: str = "https://gateway",
 ) -> AbstractAsyncContextManager[GatewayClient]:
     numbers = itertools.count(1)
     return open_client(

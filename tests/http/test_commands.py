@@ -103,6 +103,10 @@ def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_fro
         for remote, local in pairs:
             assert remote == local
             assert (remote[name], "status" in remote) == (id_, True)
+    ((remote, local),) = both(shell, place, "proposals", "show", proposal_id)
+    assert remote == local
+    assert (remote["job_id"], remote["diff"].splitlines()[-1]) == (proposal_id, "+- one more fact")
+    assert shell("proposals", "show", proposal_id) == shell("proposals", "show", proposal_id, "--ledger", place.ledger)
     (remote,) = shell.records("runs", "cancel", run_id, "--hard")
     assert remote == {"run_id": run_id, "status": "failed", "requested": False}
 

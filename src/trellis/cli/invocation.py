@@ -15,6 +15,7 @@ from trellis.client import Trellis
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.private_files import PRIVATE_FOLDER
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import parse_url
 from trellis.lifecycles import Role
@@ -64,11 +65,14 @@ class Cli:
 
     @property
     def gateway_url(self) -> str | None:
-        """The gateway meant: `--gateway`, else the settings' unless a ledger is named; raises OptionInvalid."""
+        """The gateway meant: `--gateway`, else the settings' unless a ledger is named; raises OptionInvalid, SettingsInvalid."""
         named = self.ledger is not None or self.data is not None
         if self.gateway is not None and named:
             raise OptionInvalid(option="--gateway", value=self.gateway, expected="give it or a ledger, not both")
-        return self.gateway if self.gateway is not None or named else self.settings.gateway
+        if self.gateway is not None or named:
+            return self.gateway
+        self.settings.check_gateway()
+        return self.settings.gateway
 
     def client(self) -> "AbstractAsyncContextManager[GatewayClient]":
         """That gateway, for the holder of the settings' token."""
@@ -136,7 +140,7 @@ def make_folder(url: str) -> Path | None:
     if path is None or path.parent.is_dir():
         return None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     except OSError as error:
         raise LedgerReadOnly(reason=f"the folder {path.parent} cannot be made ({error.strerror})") from error
     return path.parent

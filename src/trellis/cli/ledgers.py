@@ -25,6 +25,7 @@ from trellis.cli.progress import counting
 from trellis.engine.errors import NotAllowed, Refused, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
+from trellis.engine.private_files import is_open_to_others
 from trellis.engine.records import Finding, FollowerSeen, JobFilter, Severity, SweepOptions
 from trellis.engine.verify import VerifyProgress, Violation, verify
 from trellis.ledgers import migrate as migrate_ledger
@@ -223,6 +224,7 @@ async def doctor(cli: Cli) -> int:
         found += await _ledger_findings(url)
         if settings is not None:
             found += _token(url, settings)
+            found += _exposed(url, settings)
             found += await _aside(url, settings)
             from trellis.cli.bus_checks import bus_findings  # nobody else here needs the bus
 
@@ -295,6 +297,26 @@ def _token(url: str, settings: Settings) -> list[Finding]:
         return []
     left, roles = duration(identity.expires_at - time.time()), ", ".join(sorted(identity.roles))
     return [Finding(check="token", severity=Severity.OK, detail=f"{identity.name} is {roles} for {left} more")]
+
+
+def _exposed(url: str, settings: Settings) -> list[Finding]:
+    """What others on this machine can read; files of an earlier version keep the mode that the umask gave them."""
+    from trellis.instance import places  # all of the platform: the doctor alone asks for it
+    from trellis.nlm_backend.backend import ledger_place
+    from trellis.storage.address import read_address
+
+    try:
+        where = places(settings, url)
+        objects = read_address(where.objects)
+        paths = (sqlite_path(url), sqlite_path(ledger_place(settings, url)), objects, where.memory)
+    except TrellisError:
+        return []  # what is wrong with them is told elsewhere
+    found = [str(path) for path in paths if isinstance(path, Path) and is_open_to_others(path)]
+    if not found:
+        return []
+    detail = f"others on this machine can read {', '.join(found)}"
+    remedy = f"chmod -R o-rwx {' '.join(found)}"
+    return [Finding(check="privacy", severity=Severity.WARNING, detail=detail, remedy=remedy)]
 
 
 async def _aside(url: str, settings: Settings) -> list[Finding]:

@@ -5,8 +5,8 @@ a listing of any length can be read as it comes.
 """
 
 import json
+import re
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -33,29 +33,14 @@ _WORDS = {"state": "status"}
 """What the engine and the gateway call differently of a job."""
 YIELD_ROOM = 8
 """What a column that gives way is left at least."""
-_FILLERS = frozenset({0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xE0100, 0xE01F0)})
-"""Characters that are drawn as nothing, though they count as letters, marks or symbols."""
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Categories of Unicode whose characters command a terminal, turn the direction of writing, or are drawn as nothing."""
-
-
-class _Visible(dict[int, str]):
-    """For `str.translate`: every character as it is, but for what cannot be seen, which is written out."""
-
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        shown = character in "\t\n\r" or not (code in _FILLERS or unicodedata.category(character) in _HIDDEN)
-        self[code] = character if shown else _written_out(code)
-        return self[code]
-
-
-def _written_out(code: int) -> str:
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-_VISIBLE = _Visible()
+_UNSEEN = re.compile(
+    "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f]|\\r(?!\\n)"  # control characters; a return alone writes over its line
+    "|[\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\u2028\\u2029\\ufff9-\\ufffb]"  # the direction and the order of writing
+    "|[\\u00ad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200d\\u2060-\\u2065\\u206a-\\u206f\\u2800\\u3164"
+    "\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufff8\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e0fff]"
+    "|[\\ud800-\\udfff]"  # half of a pair
+)
+"""What commands a terminal, and what nobody sees: Unicode's controls, and the code points that are shown as nothing."""
 UNLIMITED_WIDTH = 10_000
 """Wider than any row: in a pipe a row is a line."""
 
@@ -105,20 +90,30 @@ class Output:
         self.errors.print(harmless(text), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def record(self, record: dict[str, Any]) -> None:
-        """One JSON object, on one line."""
-        sys.stdout.write(json.dumps(record, ensure_ascii=False, separators=(", ", ": ")) + "\n")
+        """One JSON object, on one line; what would command a terminal or is not seen is escaped, as JSON allows."""
+        text = json.dumps(record, ensure_ascii=False, separators=(", ", ": "))
+        sys.stdout.write(_UNSEEN.sub(_escaped, text) + "\n")
         sys.stdout.flush()
 
     def content(self, job_id: str, name: str, body: bytes) -> None:
-        """The bytes as they are, for a file or a pipe; with --json as text in a record, under this name."""
+        """The bytes as they are for a file or a pipe, made harmless for a terminal; with --json in a record, under this name."""
         if not self.as_json:
-            sys.stdout.buffer.write(body)
-            self.line()
+            if self.console.is_terminal:
+                self.line(body.decode("utf-8", "replace"))
+            else:
+                sys.stdout.buffer.write(body)
+                self.line()
             return
         try:
             self.record({"job_id": job_id, name: json.loads(body)})
         except ValueError:
             self.record({"job_id": job_id, name: body.decode("utf-8", "replace")})
+
+    def diff(self, text: str) -> None:
+        """A unified diff; what is removed and what is added have colours on a terminal."""
+        styles = {"-": "red", "+": "green", "@": "cyan"}
+        for line in text.splitlines():
+            self.line(line, style=styles.get(line[:1]))
 
     def listing(self, items: Iterable[T], columns: Sequence[Column[T]], *, empty: str) -> None:
         """A table, or one JSON object per item."""
@@ -198,8 +193,18 @@ def _text(cell: str | Text) -> Text:
 
 
 def harmless(text: str) -> str:
-    """With whatever would command a terminal or not be seen written out: errors, ids and requests may be a stranger's words."""
-    return text.translate(_VISIBLE)
+    """With whatever would command a terminal, or would not be seen, written out: errors, ids and proposals may be a stranger's words."""
+    return _UNSEEN.sub(lambda found: _written_out(ord(found[0])), text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """As JSON writes a character that it escapes."""
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def _written_out(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def as_record(item: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from trellis.cli.queue_jobs import ForAgent, is_queue_job, say_made, say_undrive
 from trellis.cli.run_output import run_facts, say_ended, step_bar, took
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
+from trellis.http.errors import GatewayRefused
 from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobSubmitted
 from trellis.http.shapes import AgentShape, ArtifactListed, ProposalShape, RunListed
 from trellis.lifecycles import LIFECYCLES
@@ -191,10 +192,17 @@ def _what(one: ProposalShape) -> str:
 
 
 async def show_proposal(cli: Cli, id_: str) -> None:
-    """One proposal with its text, its citations and what became of it."""
+    """One proposal with its text, its citations, what became of it, and what it would change now."""
     async with cli.client() as client:
-        found = await client.proposals.get(id_)
-    _told(cli, _record(found), json.dumps(found.model_dump(mode="json"), ensure_ascii=False, indent=2))
+        found, diff = await client.proposals.get(id_), None
+        try:
+            diff = (await client.proposals.diff(id_)).diff
+        except GatewayRefused as error:  # who may not decide sees what is proposed, and not what is there
+            cli.out.note(f"no diff: {error}")
+    record = _record(found)
+    _told(cli, {**record, "diff": diff}, json.dumps(record, ensure_ascii=False, indent=2))
+    if not cli.out.as_json:
+        cli.out.diff(diff or "")
     say_context(cli, found.content)
 
 
@@ -203,14 +211,16 @@ async def approve(cli: Cli, id_: str, note: str | None) -> None:
     async with cli.client() as client:
         await client.proposals.approve(id_, note)
         decided = await client.proposals.apply(id_)
-    _told(cli, {"proposal": id_, "status": decided.status, "decided": True}, f"{id_} is {decided.status}")
+    record = {"job_id": id_, "id": id_, "proposal": id_, "status": decided.status, "decided": True}
+    _told(cli, record, f"{id_} is {decided.status}")
 
 
 async def reject(cli: Cli, id_: str, note: str | None) -> None:
     """Reject a proposal, with the reason."""
     async with cli.client() as client:
         decided = await client.proposals.reject(id_, note or "")
-    _told(cli, {"proposal": id_, "status": decided.status, "decided": True}, f"{id_} is {decided.status}")
+    record = {"job_id": id_, "id": id_, "proposal": id_, "status": decided.status, "decided": True}
+    _told(cli, record, f"{id_} is {decided.status}")
 
 
 # --- artifacts -------------------------------------------------------------------------------------------------------

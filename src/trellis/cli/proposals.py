@@ -14,6 +14,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gatew
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age
+from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor, JobId, Moved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter
@@ -21,6 +22,7 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.errors import ProposalNotFound
+from trellis.runs.preview import ENDED, diff_of
 from trellis.wiring import new_id
 
 HELD_MAX = 500
@@ -103,14 +105,29 @@ def _what(one: dict[str, Any]) -> str:
 
 
 async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
-    """One proposal with its text, its citations and what became of it."""
+    """One proposal with its text, its citations, what became of it, and what it would change now."""
     async with cli.open() as ledger:
         document = await _document(ledger, id_)
+    diff = await _diff(cli, document)
     if cli.out.as_json:
-        cli.out.record(_record(document))
+        cli.out.record({**_record(document), "diff": diff})
     else:
-        cli.out.line(json.dumps(document, ensure_ascii=False, indent=2))
+        cli.out.line(json.dumps(_record(document), ensure_ascii=False, indent=2))
+        cli.out.diff(diff or "")
         say_context(cli, document["content"])
+
+
+async def _diff(cli: Cli, document: dict[str, Any]) -> str | None:
+    """What it would change now; None, with a note, where the stores that would tell are not there."""
+    if document["status"] in ENDED or approvals.job_of(document["id"]) is not None:
+        return None
+    try:
+        async with opened(cli) as instance:
+            now = await instance.ledger.now()
+            return await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
+    except TrellisError as error:
+        cli.out.note(f"no diff: {error}")
+        return None
 
 
 async def approve(
@@ -144,7 +161,9 @@ async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> int
         job = await instance.ledger.job(JobId(id_))
     state = "" if job is None else job.state
     if cli.out.as_json:
-        cli.out.record({"proposal": id_, "status": state, "decided": isinstance(answer, Moved)})
+        cli.out.record(
+            {"job_id": id_, "id": id_, "proposal": id_, "status": state, "decided": isinstance(answer, Moved)}
+        )
     else:
         cli.out.line(f"{id_} is {state}")
     return 0 if isinstance(answer, Moved) else 1
@@ -155,7 +174,8 @@ async def _decide_held(cli: Cli, actor: Actor, job_id: JobId, *, approve: bool, 
         await approvals.decide(ledger, actor, job_id, approve=approve, note=note, request_id=RequestId(new_id()))
         document = await _document(ledger, approvals.inbox_id(job_id))
     if cli.out.as_json:
-        cli.out.record({"proposal": document["id"], "status": document["status"], "decided": True})
+        decided = {"proposal": document["id"], "status": document["status"], "decided": True}
+        cli.out.record({"job_id": document["id"], "id": document["id"], **decided})
     else:
         cli.out.line(f"{document['id']} is {document['status']}")
     return 0

@@ -12,10 +12,11 @@ from trellis.cli import values
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.engine.errors import KeyUnusable
+from trellis.engine.private_files import write_private
 from trellis.identity import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
 from trellis.lifecycles import Role
 from trellis.operations.explain import duration
-from trellis.wiring import token_key, write_private
+from trellis.wiring import token_key
 
 
 def add_to(program: typer.Typer) -> None:

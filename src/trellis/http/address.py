@@ -1,5 +1,6 @@
 """What the address of a gateway looks like."""
 
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from trellis.http.errors import GatewayUrlInvalid
@@ -11,6 +12,17 @@ SCHEMES = (PLAIN, "https://")
 def is_gateway_url(url: str | None) -> bool:
     """Whether an address is a gateway's and no ledger's."""
     return url is not None and url.lower().startswith(SCHEMES)
+
+
+def is_readable_on_the_way(url: str) -> bool:
+    """Whether others could read what goes to this address: it is not encrypted and leaves this machine."""
+    if not url.lower().startswith(PLAIN):
+        return False
+    host = urlsplit(url).hostname or ""
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def checked_url(url: str) -> str:

@@ -21,7 +21,15 @@ from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import OptionInvalid, TokenRefused
 from trellis.engine.retries import RetryPolicy
-from trellis.http.errors import AnswerInvalid, GatewayRefused, GatewayUnavailable, GatewayUntrusted, refusal
+from trellis.http.address import is_readable_on_the_way
+from trellis.http.errors import (
+    AnswerInvalid,
+    GatewayRefused,
+    GatewayUnavailable,
+    GatewayUntrusted,
+    TokenUnprotected,
+    refusal,
+)
 
 TIMEOUT_S_DEFAULT = 30.0
 ATTEMPT_S_DEFAULT = 10.0
@@ -39,7 +47,7 @@ ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOptions:
-    """How long the client tries."""
+    """How long the client tries, and what it takes care of."""
 
     timeout_s: float = TIMEOUT_S_DEFAULT
     """For one call with all its attempts."""
@@ -51,6 +59,8 @@ class CallOptions:
     """How long a stream of events tries to come back."""
     silence_s: float = SILENCE_S_DEFAULT
     """A stream that says nothing so long, not even that it lives, is opened anew."""
+    plain_http: bool = False
+    """Whether a token may go unencrypted (`http://`) to another machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,6 +212,8 @@ class Calls:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "X-Correlation-ID": correlation_id}
         token = self._token()
         if token is not None:
+            if is_readable_on_the_way(self.url) and not self.options.plain_http:
+                raise TokenUnprotected(url=self.url)
             headers["Authorization"] = f"Bearer {_sendable(token)}"
         if ask.body is not None:
             headers["Content-Type"] = "application/json"

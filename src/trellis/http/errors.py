@@ -4,6 +4,7 @@ A refusal that the Python API knows too is also that error of `trellis.engine.er
 
 GatewayError
 ├── GatewayUrlInvalid       no address of a gateway
+├── TokenUnprotected        the token would go unencrypted to another machine
 ├── GatewayUnavailable      no answer, or none but 502, 503 and 504, until the time was over
 ├── GatewayUntrusted        its certificate is not one that is trusted here
 ├── AnswerInvalid           an answer that this client cannot read
@@ -49,6 +50,12 @@ class GatewayError(TrellisError):
 
 class GatewayUrlInvalid(GatewayError, InputError):
     """{url!r} is no address of a gateway: {reason}. It looks like http://127.0.0.1:8420 or https://trellis.example."""
+
+    code = "VALIDATION_FAILED"
+
+
+class TokenUnprotected(GatewayError, InputError):
+    """The token would go unencrypted to {url}. Use https://, or allow it where the network is yours: TRELLIS_GATEWAY_PLAIN_HTTP=1, or CallOptions(plain_http=True)."""
 
     code = "VALIDATION_FAILED"
 

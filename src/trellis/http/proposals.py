@@ -5,7 +5,7 @@ from dataclasses import replace
 from trellis.bus.topics import HELD_ACTION
 from trellis.http.calls import Ask, Calls, path_of
 from trellis.http.listing import LIMIT_DEFAULT, listed
-from trellis.http.shapes import Page, ProposalShape
+from trellis.http.shapes import Page, ProposalDiff, ProposalShape
 
 OPEN = frozenset({"approved", "auto_approved", "applying"})
 """Approved, and neither applied nor failed yet."""
@@ -31,6 +31,10 @@ class Proposals:
     async def get(self, proposal_id: str) -> ProposalShape:
         """One proposal."""
         return await self._calls.get(ProposalShape, path_of("proposals", proposal_id))
+
+    async def diff(self, proposal_id: str) -> ProposalDiff:
+        """What applying it would change now, as a unified diff; for those who may decide."""
+        return await self._calls.get(ProposalDiff, path_of("proposals", proposal_id, "diff"))
 
     async def approve(
         self,

@@ -210,6 +210,16 @@ class ProposalShape(pydantic.BaseModel):
     version: int
 
 
+class ProposalDiff(pydantic.BaseModel):
+    """What applying a proposal would change now: the current target against the proposed one."""
+
+    id: str
+    version: int
+    """Of the proposal."""
+    diff: str | None
+    """A unified diff; null for what changes no text or will not be applied any more."""
+
+
 class MemoryRead(pydantic.BaseModel):
     """Layer 1 of a memory at one commit: the files by name."""
 

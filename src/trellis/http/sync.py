@@ -140,6 +140,7 @@ class SyncProposals(Twin):
     list = Blocking(Proposals.list)
     pending = Blocking(Proposals.pending)
     get = Blocking(Proposals.get)
+    diff = Blocking(Proposals.diff)
     approve = Blocking(Proposals.approve)
     reject = Blocking(Proposals.reject)
     apply = Blocking(Proposals.apply)

@@ -195,7 +195,7 @@ class ApplyEngine:
         answer = await asyncio.to_thread(
             self.memory.commit,
             body["agent_slug"],
-            [_update(one) for one in content["updates"]],
+            [update_of(one) for one in content["updates"]],
             expected_version=content["expected_version"],
             run_id=body["source"]["run_id"] or proposal,  # what no run proposed is known by its own name
             proposal_id=proposal,
@@ -259,7 +259,8 @@ class _Gone(Exception):
     """The lease is another's."""
 
 
-def _update(said: Mapping[str, Any]) -> Update:
+def update_of(said: Mapping[str, Any]) -> Update:
+    """One update of a memory, as a proposal's body has it."""
     return Update(
         file=said["file"],
         operation=Operation(said["operation"]),

@@ -19,6 +19,8 @@ from collections.abc import Callable, Generator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
+
 OWN_FOLDER = b".trellis"
 SCRATCH = b"scratch"
 LOCKS = b"locks"
@@ -40,18 +42,20 @@ class Folders:
     def __init__(self, path: Path, new_name: Callable[[], str]) -> None:
         path = path.absolute()
         made = [above for above in path.parents if not above.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._new_name = new_name
         self._above = (path.parent, *(above.parent for above in made))
         """What must be synced before the first write, so that the folder itself is not lost."""
         self._synced: dict[tuple[bytes, ...], tuple[int, int]] = {}
         """Folders that are on the disk, with all above them, and their inodes: another process may remove one and make it again."""
         self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        top = os.fstat(self._root).st_mode
+        self._file_mode, self._folder_mode = file_mode(top), folder_mode(top)
         try:
-            own = _made(self._root, OWN_FOLDER)
+            own = self._made(self._root, OWN_FOLDER)
             try:
-                self._scratch = _made(own, SCRATCH)
-                self._locks = _made(own, LOCKS)
+                self._scratch = self._made(own, SCRATCH)
+                self._locks = self._made(own, LOCKS)
             finally:
                 os.close(own)
         except OSError:
@@ -120,7 +124,7 @@ class Folders:
             if not make:
                 raise
             self._synced.pop(names, None)  # a new folder may get the inode of one that was removed
-            fd = _made(above, names[-1])
+            fd = self._made(above, names[-1])
         try:
             if self._synced.get(names) != _identity(fd):
                 os.fsync(above)
@@ -128,6 +132,16 @@ class Folders:
         except OSError:
             os.close(fd)
             raise
+        return fd
+
+    def _made(self, above: int, name: bytes) -> int:
+        """The folder of this name, made unless it is there."""
+        try:
+            os.mkdir(name, self._folder_mode, dir_fd=above)
+        except FileExistsError:
+            return os.open(name, _OPEN_FOLDER, dir_fd=above)
+        fd = os.open(name, _OPEN_FOLDER, dir_fd=above)
+        share(fd, self._folder_mode)
         return fd
 
     def _keep(self, names: tuple[bytes, ...], fd: int) -> None:
@@ -140,8 +154,9 @@ class Folders:
         """The name of a synced file with these bytes, for `link` and `replace`; gone at the end unless renamed."""
         for _ in range(SCRATCH_TRIES):
             name = self._new_name().encode()
-            fd = os.open(name, _MAKE_FILE, 0o666, dir_fd=self._scratch)
+            fd = os.open(name, _MAKE_FILE, self._file_mode, dir_fd=self._scratch)
             try:
+                share(fd, self._file_mode)
                 if not _taken(fd) or not os.fstat(fd).st_nlink:
                     continue  # a sweep got hold of it before its lock
                 _write(fd, body)
@@ -168,8 +183,10 @@ class Folders:
     def lock(self, key: str) -> Generator[None]:
         """Nobody else holds the lock of this key, here or in another process; raises TimeoutError."""
         number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:2]) % LOCK_FILES
-        fd = os.open(b"%02x" % number, _OPEN_LOCK, 0o666, dir_fd=self._locks)
+        fd = os.open(b"%02x" % number, _OPEN_LOCK, self._file_mode, dir_fd=self._locks)
         try:
+            with contextlib.suppress(PermissionError):  # another of the group made it
+                share(fd, self._file_mode)
             _wait_for(fd)
             yield
         finally:
@@ -197,13 +214,6 @@ class Folders:
                 finally:
                     os.close(fd)
         return swept
-
-
-def _made(above: int, name: bytes) -> int:
-    """The folder of this name, made unless it is there."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=above)
-    return os.open(name, _OPEN_FOLDER, dir_fd=above)
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -2,13 +2,16 @@
 
 What two readers could understand differently is refused before anybody reads it; and who may not, has nothing of it read at all.
 A large body is read beside the event loop, and all bodies together have a bound too: no request makes others wait.
+A body that is read before its sender is authenticated, as a signed one is, has small bounds of its own: strangers take nothing of the others'.
 """
 
 import asyncio
 import json
 import math
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 import pydantic
@@ -32,6 +35,14 @@ ERRORS_TOLD_MAX = 1_000
 """A large body that is wrong in more places is told how many there are, and not where."""
 UNDER_WAY_BYTES_MAX = 128 * 1024 * 1024
 """Of the bodies of all requests that one process works on."""
+UNAUTHENTICATED_BYTES_MAX = 64 * 1024
+"""Of one body whose sender is not authenticated yet."""
+UNAUTHENTICATED_S = 5.0
+"""How long such a body may take to arrive."""
+UNAUTHENTICATED_MAX = 64
+"""Such bodies that may be arriving at the same time."""
+UNAUTHENTICATED_OF_ADDRESS_MAX = 16
+"""Of them, those from one address."""
 
 Made = TypeVar("Made")
 
@@ -48,11 +59,33 @@ class Admits(Protocol):
         ...
 
 
+class UnauthenticatedBodies:
+    """Bodies that are arriving from senders that are not authenticated yet: their number in all and by address."""
+
+    def __init__(self) -> None:
+        self._arriving: Counter[str] = Counter()
+
+    @contextmanager
+    def arriving(self, address: str) -> Generator[None]:
+        """Count one until its last byte has come; raises Problem 503."""
+        if self._arriving.total() >= UNAUTHENTICATED_MAX or self._arriving[address] >= UNAUTHENTICATED_OF_ADDRESS_MAX:
+            detail = "Too many bodies without a token are arriving; send it again in a while, and all of it at once."
+            raise Problem("OVERLOADED", detail, headers={"Retry-After": "1"})
+        self._arriving[address] += 1
+        try:
+            yield
+        finally:
+            self._arriving[address] -= 1
+            if not self._arriving[address]:
+                del self._arriving[address]
+
+
 class BodiesUnderWay:
     """How many bytes of bodies are held now; in the app's state."""
 
     def __init__(self, bytes_max: int = UNDER_WAY_BYTES_MAX) -> None:
         self.bytes, self.bytes_max = 0, bytes_max
+        self.unauthenticated = UnauthenticatedBodies()
 
     def take(self, count: int) -> None:
         """Hold so many more; raises Problem 503."""
@@ -67,11 +100,13 @@ class BodiesUnderWay:
 
 
 class StrictRequest(Request):
-    """A request whose body is bounded and whose JSON means one thing only."""
+    """A request whose body is bounded and whose JSON means one thing only. `authenticated`: its sender is, before the body is read."""
 
-    def __init__(self, request: Request, bytes_max: int, body_s: float = BODY_S) -> None:
+    def __init__(self, request: Request, bytes_max: int, body_s: float = BODY_S, *, authenticated: bool) -> None:
         super().__init__(request.scope, request.receive)
-        self._bytes_max, self._body_s = bytes_max, body_s
+        self._bytes_max = bytes_max if authenticated else min(bytes_max, UNAUTHENTICATED_BYTES_MAX)
+        self._body_s = body_s if authenticated else min(body_s, UNAUTHENTICATED_S)
+        self._authenticated = authenticated
         self._under_way: BodiesUnderWay = request.app.state.bodies
         self._held = 0
 
@@ -91,18 +126,25 @@ class StrictRequest(Request):
 
     async def _bounded(self) -> bytearray:
         body = bytearray()
+        address = self.client.host if self.client else "unknown"
+        arriving = nullcontext() if self._authenticated else self._under_way.unauthenticated.arriving(address)
         try:
-            async with asyncio.timeout(self._body_s):
-                async for part in self.stream():
-                    if len(body) + len(part) > self._bytes_max:
-                        raise too_large(self._bytes_max)
-                    self._under_way.take(len(part))
-                    self._held += len(part)
-                    body += part
+            with arriving:
+                async with asyncio.timeout(self._body_s):
+                    async for part in self.stream():
+                        if len(body) + len(part) > self._bytes_max:
+                            raise too_large(self._bytes_max)
+                        self._hold(len(part))
+                        body += part
         except TimeoutError:
             detail = f"The body did not arrive within {self._body_s:g} s; send it at once."
             raise Problem("REQUEST_TIMEOUT", detail) from None
         return body
+
+    def _hold(self, count: int) -> None:
+        if self._authenticated:
+            self._under_way.take(count)
+            self._held += count
 
     async def json(self) -> Any:
         """The value of the body; raises Problem 422."""
@@ -130,7 +172,7 @@ class StrictRoute(APIRoute):
 
         async def strictly(request: Request) -> Response:
             _check_address(request)
-            strict = StrictRequest(request, self.body_bytes_max, self.body_s)
+            strict = StrictRequest(request, self.body_bytes_max, self.body_s, authenticated=bool(rules))
             for rule in rules if takes_body else ():
                 await rule.admit(strict)
             try:

@@ -2,8 +2,10 @@
 
 What holds:
 - an address that others can reach is served only with a key that the operator configured;
-- a connection has a bound on the bytes and the time of its requests' heads, and there is a bound on connections: what goes beyond
-  gets a short problem and is closed;
+- a connection has a bound on the bytes and the time of its requests' heads and on how long its client may leave an answer unread;
+  `connections` bounds how many are open;
+- headers that come after a body (trailers) are dropped: none of them is a credential;
+- requests that cannot be read are logged once, and then counted;
 - the process's own signals stay its own. Once `stop` is set nobody new is let in, streams are ended, and requests under way are
   finished for a bounded time.
 """
@@ -21,11 +23,15 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trellis.engine.errors import KeyUnusable, SettingsInvalid, TrellisError
+from trellis.engine.logs import log_of
+from trellis.web.connections import Acceptor, Connections
+from trellis.web.log_limit import LogLimit
 from trellis.web.problems import MEDIA_TYPE, Problem, document
 
 ADDRESSES_MAX = 8
@@ -50,7 +56,10 @@ class ServerOptions:
     headers_max: int = 100
     head_s: float = 10.0
     keep_alive_s: int = 30
+    unread_s: float = 30.0
+    """How long a client may leave unread what was written to it."""
     connections_max: int = 10_000
+    """At most; fewer where the system allows this process fewer files."""
     drain_s: int = 10
 
 
@@ -107,9 +116,11 @@ async def serve_gateway(
 ) -> None:
     """Answer until `stop` is set, then drain. `end_streams` ends what would never end by itself."""
     tls = listening.tls
+    connections = Connections(options.connections_max)
+    log = LogLimit(log_of("trellis.http"), asyncio.get_running_loop().call_later)
     config = uvicorn.Config(
         app,  # type: ignore[arg-type] - the same callable, under two libraries' names for it
-        http=_protocol(options),
+        http=_protocol(options, connections, log),
         ws="none",
         log_config=None,
         access_log=False,  # an address may hold a ticket; the gateway's own log has what matters
@@ -117,9 +128,8 @@ async def serve_gateway(
         server_header=False,
         timeout_keep_alive=options.keep_alive_s,
         timeout_graceful_shutdown=options.drain_s,
-        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
     )
-    server = _Server(config)
+    server = _Server(config, connections, log, tls)
 
     async def watch() -> None:
         await stop.wait()
@@ -142,19 +152,31 @@ async def serve_gateway(
         await asyncio.gather(serving, watching, return_exceptions=True)
         server.is_up.set()
         listening.close()
+        log.flush()
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the process."""
+    """A server that leaves signals to the process and accepts connections by itself."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self, config: uvicorn.Config, connections: Connections, log: LogLimit, tls: ssl.SSLContext | None
+    ) -> None:
         super().__init__(config)
+        self._connections, self._log, self._tls = connections, log, tls
         self.servers = []
         self.is_up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        refusal = _answer(Problem("OVERLOADED", "Too many connections are open here; try again in a while."))
+        for one in sockets or ():
+            acceptor = Acceptor(one, self._protocol, self._connections, self._log, tls=self._tls, refusal=refusal)
+            self.servers.append(acceptor)  # type: ignore[arg-type] - what is asked of a server here, it has
         self.is_up.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: Any = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -226,11 +248,13 @@ class _Refusal(Exception):
     """Ends the parsing of a request."""
 
 
-def _protocol(options: ServerOptions) -> type[asyncio.Protocol]:
+def _protocol(options: ServerOptions, all_connections: Connections, limited: LogLimit) -> type[asyncio.Protocol]:
     """The protocol of one connection, with these bounds."""
 
     class Bounded(_Bounded):
         bounds = options
+        among = all_connections
+        log = limited
 
     return Bounded
 
@@ -239,31 +263,55 @@ class _Bounded(HttpToolsProtocol):
     """HTTP/1.1 with bounds on the head of a request; the library has none."""
 
     bounds: ServerOptions
+    among: Connections
+    log: LogLimit
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.logger = logging.getLogger("trellis.http")
         self._in_head, self._begun_now, self._head_bytes = True, True, 0
+        self._in_trailers = False
         self._refused = False
         self._refusal = Problem("BAD_REQUEST", "This is no HTTP request that can be read; send HTTP/1.1.")
         self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.bounds.connections_max:
-            self._refuse(Problem("OVERLOADED", "Too many connections are open here; try again in a while."))
-            return
+        self.among.opened(self, transport.get_extra_info("socket").fileno())
+        self.among.wait(self)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.among.closed(self)
         self._head_arrived()
+        self._stop_unread_timer()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self._refused or self.transport.is_closing():
+    def give_way(self) -> None:
+        """Close at once, whatever the client has not read yet."""
+        if self.transport.is_closing():
+            self.transport.abort()
             return
-        super().data_received(data)
-        if self._in_head and not self._refused:
+        if self._in_head and not self._begun_now and self.scheme == "http":
+            self.transport.write(_answer(Problem("OVERLOADED", "Too many connections are open here; try again.")))
+        if self.scheme == "https" or self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused or self.parser is None or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        was_in_trailers = self._in_trailers
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
+        except httptools.HttpParserError:
+            self._refuse(self._refusal)
+        if (self._in_head or (was_in_trailers and self._in_trailers)) and not self._refused:
             # Of the piece in which a request begins it is not known how much is of the one before.
             self._head_bytes += 0 if self._begun_now else len(data)
             self._begun_now = False
@@ -275,22 +323,62 @@ class _Bounded(HttpToolsProtocol):
         self._in_head, self._begun_now, self._head_bytes = True, True, 0
         self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of the head; what comes after the body is dropped, because the request has been judged without it."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._head_arrived()
+        self._head_bytes = 0
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.bounds.head_bytes_max or len(self.headers) > self.bounds.headers_max:
             self._refusal = self._too_large()
             raise _Refusal
+        self.among.work(self)
         super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        """A chunk begins; after the last one, which is empty, trailers may follow."""
+        self._in_trailers = True
+
+    def on_body(self, body: bytes) -> None:
+        self._in_trailers = False
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_trailers = False
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.more_body and not self.transport.is_closing():
+        if not self.cycle.response_complete:
+            return  # another request came in the meantime
+        lingers = self.cycle.more_body and not self.transport.is_closing()
+        self.among.wait(self, first=lingers)
+        if lingers:
             self.loop.call_later(LINGER_S, self.timeout_keep_alive_handler)
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the library's own words
-        """What the library calls when a request cannot be parsed, or one of the methods above refused it."""
-        self._refuse(self._refusal)
+    def pause_writing(self) -> None:
+        """The client does not read: it gives way like one that sends nothing, and is closed after a while."""
+        super().pause_writing()
+        self.among.wait(self)
+        self._stop_unread_timer()
+        self._unread_timer = self.loop.call_later(self.bounds.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread_timer()
+        if self.cycle and not self.cycle.response_complete:
+            self.among.work(self)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close what has waited long enough, also where the client leaves its answer unread."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An upgrade to another protocol is passed over, as HTTP says; the library would log two lines for each."""
 
     def _too_large(self) -> Problem:
         bounds = self.bounds
@@ -308,6 +396,11 @@ class _Bounded(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
     def _head_is_late(self) -> None:
         late = f"The headers did not arrive within {self.bounds.head_s:g} s; send them at once."
         self._refuse(Problem("REQUEST_TIMEOUT", late))
@@ -318,16 +411,23 @@ class _Bounded(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
+        self.log.warning("request_refused", code=problem.code, address=self.client and self.client[0])
         if self.cycle and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        made = document(problem, None)
-        body = json.dumps(made).encode()
-        head = (
-            f"HTTP/1.1 {made['status']} {made['title']}\r\ncontent-type: {MEDIA_TYPE}\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        self.among.wait(self, first=True)
+        self.transport.write(_answer(problem))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.timeout_keep_alive_handler)
+
+
+def _answer(problem: Problem) -> bytes:
+    """The whole response to what never reached the application."""
+    made = document(problem, None)
+    body = json.dumps(made).encode()
+    head = (
+        f"HTTP/1.1 {made['status']} {made['title']}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -17,13 +17,14 @@ from trellis.gateway.idempotency import Asked, Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve
 from trellis.gateway.versions import etag, expected, is_known
-from trellis.http.shapes import ProposalShape
+from trellis.http.shapes import ProposalDiff, ProposalShape
 from trellis.instance import Instance
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.applying import APPLYING, FAILED, settled
 from trellis.runs.errors import ProposalNotFound
+from trellis.runs.preview import diff_of
 from trellis.runs.proposals import NOTE_CHARS_MAX
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
@@ -95,6 +96,17 @@ async def one(
     if is_known(if_none_match, document["version"]):
         return Response(status_code=304, headers=headers)
     return JSONResponse(document, headers=headers)
+
+
+@router.get("/proposals/{proposal_id}/diff", response_model=ProposalDiff, responses=PROBLEMS)
+async def difference(
+    proposal_id: ProposalId, instance: InstanceOf, _: Annotated[Caller, requires("proposals.decide")]
+) -> dict[str, Any]:
+    """What applying it would change now, as a unified diff. It shows what is there, so it is for those who decide."""
+    document = await _document(instance.ledger, proposal_id)
+    now = await instance.ledger.now()
+    diff = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
+    return {"id": document["id"], "version": document["version"], "diff": diff}
 
 
 @router.patch(

@@ -17,6 +17,7 @@ from trellis.engine.errors import (
     LedgerUrlInvalid,
     OutcomeUnknown,
 )
+from trellis.engine.private_files import make_private
 
 SQLITE_NEEDED = (3, 51, 3)
 BUSY_TIMEOUT_S = 10.0
@@ -88,6 +89,8 @@ def connect(target: Target, *, sleep: Callable[[float], None] = time.sleep) -> a
     refuse_old(apsw.sqlite_lib_version())
     _refuse_impossible(target)
     name = ":memory:" if target.path is None else str(target.path)
+    if target.path is not None:
+        make_private(target.path)  # SQLite gives its other files the mode of this one
     try:
         connection = apsw.Connection(name, statementcachesize=STATEMENTS)
     except apsw.Error as error:

@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 
+from trellis.engine.private_files import open_beside
+
 POLL_S = (0.001, 0.002, 0.003, 0.002)
 GIVE_WAY_S = 0.003
 
@@ -19,7 +21,7 @@ class WaitingRoom:
     """One writer's place at the file `<database>-queue`."""
 
     def __init__(self, database: Path, patience_s: float) -> None:
-        self._file = os.open(f"{database}-queue", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_beside(Path(f"{database}-queue"), database, os.O_RDWR | os.O_CLOEXEC)
         self._patience_s = patience_s
         self._waited_s = 0.0
 

@@ -4,6 +4,7 @@ One applied proposal is one commit, with meta.json, the day's timeline and the p
 memory, proposal, author and time give the same bytes.
 """
 
+import difflib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,15 +115,32 @@ def marker_of(folder: AgentFolder, proposal_id: str) -> Marker | None:
     return _parsed(folder, _marker_file(proposal_id), Marker)
 
 
+def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: datetime, counter: TokenCounter) -> str:
+    """What the updates would change, as unified text, or UpdatesRefused with every problem."""
+    before = {name: folder.text(name) for name in {*LAYER_1, *_touched(updates)}}
+    outcome = apply_updates(before, updates, at, run_id=run_id, counter=counter)
+    if isinstance(outcome, Rejected):
+        raise _refused(folder.agent_id, "a preview", outcome)
+    parts: list[str] = []
+    for name in outcome.changed:
+        old, new = before[name], outcome.files[name]
+        parts += difflib.unified_diff(
+            old.splitlines(), new.splitlines(), name if old else "/dev/null", name, lineterm=""
+        )
+    return "".join(f"{line}\n" for line in parts)
+
+
+def _refused(agent_id: AgentId, proposal_id: str, outcome: Rejected) -> UpdatesRefused:
+    detail = "; ".join(str(problem) for problem in outcome.problems)
+    return UpdatesRefused(agent_id=agent_id, proposal_id=proposal_id, detail=detail, problems=outcome.problems)
+
+
 def plan(objects: BaseObjectStore, folder: AgentFolder, order: Order, counter: TokenCounter) -> Plan:
     """The next commit of this memory, or UpdatesRefused with every problem."""
-    before = {name: folder.text(name) for name in {*LAYER_1, *_touched(order)}}
+    before = {name: folder.text(name) for name in {*LAYER_1, *_touched(order.updates)}}
     outcome = apply_updates(before, order.updates, order.at, run_id=order.run_id, counter=counter)
     if isinstance(outcome, Rejected):
-        detail = "; ".join(str(problem) for problem in outcome.problems)
-        raise UpdatesRefused(
-            agent_id=order.agent_id, proposal_id=order.proposal_id, detail=detail, problems=outcome.problems
-        )
+        raise _refused(order.agent_id, order.proposal_id, outcome)
     version = version_of(folder) + 1
     changes, evicted = _changes(folder, order, outcome, version, counter)
     message = Message(
@@ -218,9 +236,9 @@ def _commit(tree: ObjectID, parent: ObjectID | None, order: Order, message: Mess
     return commit
 
 
-def _touched(order: Order) -> list[str]:
+def _touched(updates: Sequence[Update]) -> list[str]:
     """The files to read: only names that can be files of a memory."""
-    return [update.file for update in order.updates if tokens_max(update.file) is not None]
+    return [update.file for update in updates if tokens_max(update.file) is not None]
 
 
 def _marker_file(proposal_id: str) -> str:

@@ -23,6 +23,7 @@ from dulwich.objects import ObjectID, ShaFile
 from dulwich.refs import DiskRefsContainer, Ref
 from dulwich.repo import Repo, UnsupportedExtension, UnsupportedVersion
 
+from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, open_beside
 from trellis.storage.memory.errors import MemoryBusy, MemoryMissing, MemoryUnavailable
 from trellis.storage.memory.layout import FILE_BYTES_MAX
 
@@ -72,7 +73,7 @@ class BareRepository:
     def locked(self) -> Generator[None]:
         """While this is held nobody else of us writes; what a killed writer left is cleared first."""
         with unavailable_on_os_error():
-            handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = open_beside(self.path / _LOCK, self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._acquire(handle)
             with unavailable_on_os_error():
@@ -85,6 +86,7 @@ class BareRepository:
         """Make objects durable. Under the lock. An object that is there is written again: it may not be on the disk yet."""
         folder = self.path / "objects"
         with unavailable_on_os_error(), contextlib.ExitStack() as cleanup:
+            top = self.path.stat().st_mode
             placed: list[tuple[Path, Path]] = []
             for item in objects:
                 handle, made = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
@@ -93,12 +95,12 @@ class BareRepository:
                 with os.fdopen(handle, "wb") as file:
                     file.write(item.as_legacy_object())
                     file.flush()
-                    os.fchmod(file.fileno(), 0o444)
+                    os.fchmod(file.fileno(), file_mode(top) & 0o444)
                     os.fsync(file.fileno())
                 name = item.id.decode()
                 placed.append((temporary, folder / name[:2] / name[2:]))
             for temporary, place in placed:
-                place.parent.mkdir(exist_ok=True)
+                _make_folder(place.parent, top)
                 temporary.replace(place)
             for shard in sorted({place.parent for _, place in placed}):
                 sync_folder(shard)
@@ -109,8 +111,9 @@ class BareRepository:
         place = self.path / BRANCH
         lock, candidate = place.with_name(f"{place.name}.lock"), self.path / _CANDIDATE
         with unavailable_on_os_error():
-            place.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(place.parent, top := self.path.stat().st_mode)
             with candidate.open("xb") as file:
+                os.fchmod(file.fileno(), file_mode(top))
                 file.write(new + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -162,13 +165,14 @@ def make_repository(path: Path) -> None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent))
+        top = path.stat().st_mode if path.exists() else PRIVATE_FOLDER  # an empty folder says who shares it
         try:
-            made.chmod(0o755)
             with contextlib.closing(Repo.init_bare(made, default_branch=BRANCH.rsplit("/", 1)[-1].encode())) as repo:
                 config = repo.get_config()
                 for (section, name), value in _SETTINGS.items():
                     config.set((section,), name, value)
                 config.write_to_path()
+            _restrict_tree(made, top)
             _sync_tree(made)
             _rename_unless_taken(made, path)
             sync_folder(path.parent)
@@ -203,6 +207,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _make_folder(folder: Path, top: int) -> None:
+    try:
+        folder.mkdir(folder_mode(top), parents=True)
+    except FileExistsError:
+        return
+    folder.chmod(folder_mode(top))
+
+
+def _restrict_tree(made: Path, top: int) -> None:
+    for folder, _, names in os.walk(made):
+        Path(folder).chmod(folder_mode(top))
+        for name in names:
+            (Path(folder) / name).chmod(file_mode(top))
 
 
 def _sync_tree(top: Path) -> None:

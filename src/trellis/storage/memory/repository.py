@@ -125,6 +125,12 @@ class MemoryRepository:
             )
             return history.unified_diff(before, after, (f"v{from_version}", f"v{to_version}"), deep=deep)
 
+    def preview(self, agent_id: str, updates: Sequence[Update], *, run_id: str, at: datetime) -> str:
+        """What these updates would change in the memory as it is now, as unified text; raises UpdatesRefused."""
+        agent, head = checked_agent_id(agent_id), self._bare.branch()
+        with self._bare.objects() as objects:
+            return applying.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
+
     def verify(self, commits_max: int = VERIFY_COMMITS_MAX) -> Verified:
         """Check every object and every commit; what is found is listed, not repaired."""
         with self._bare.objects() as objects:

@@ -1,0 +1,88 @@
+"""Files that are nobody else's: what this process makes, and the secrets that it is given.
+
+What is made in a store follows the mode of the store's top folder, as in PostgreSQL's data folder: its group may do what that mode
+gives a group, and others nothing. A new top folder is its owner's alone; `chmod` and `chgrp` share it.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from trellis.engine.errors import KeyUnusable
+
+PRIVATE_FILE = 0o600
+PRIVATE_FOLDER = 0o700
+SECRET_BYTES_MAX = 1024 * 1024
+_GROUP = 0o070
+
+
+def file_mode(top: int) -> int:
+    """The mode of a file in a store whose top folder has the mode `top`."""
+    return PRIVATE_FILE | top & 0o060
+
+
+def folder_mode(top: int) -> int:
+    """The mode of a folder in a store whose top folder has the mode `top`."""
+    return PRIVATE_FOLDER | top & (_GROUP | stat.S_ISGID)
+
+
+def share(descriptor: int, mode: int) -> None:
+    """Give a new file or folder exactly this mode where a group shares it: the process's umask may have taken from it."""
+    if mode & _GROUP:
+        os.fchmod(descriptor, mode)
+
+
+def open_beside(path: Path, beside: Path, flags: int) -> int:
+    """Open a file, made if it is not there with the mode of the file that it belongs to, as SQLite makes its own."""
+    mode = file_mode(beside.stat().st_mode)
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        return os.open(path, flags | os.O_CREAT, mode)
+    share(descriptor, mode)
+    return descriptor
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Whether users beyond owner and group can get at what is there: by its mode, and through the folder that it is in."""
+    try:
+        return bool(path.stat().st_mode & 0o007 and path.absolute().parent.stat().st_mode & 0o001)
+    except OSError:
+        return False
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file that its owner alone can read, unless there is one; what makes that impossible is left to whoever opens it."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
+    except OSError:
+        return
+
+
+def write_private(path: Path, text: str) -> None:
+    """Make a file that its owner alone can read; raises FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def read_private(path: Path) -> bytes:
+    """The bytes of a secret's file; raises KeyUnusable unless this user or root owns it and nobody else can read it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            body = file.read(SECRET_BYTES_MAX)
+    except OSError as error:
+        raise KeyUnusable(reason=f"the key {path} cannot be read: {error.strerror}") from error
+    check_owner(path, found)
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise KeyUnusable(reason=f"others can read {path}; run: chmod 600 {path}")
+    return body
+
+
+def check_owner(path: Path, found: os.stat_result) -> None:
+    """Raise KeyUnusable for a key file of another user, who could put another key there at any time."""
+    if found.st_uid not in {os.geteuid(), 0}:
+        reason = f"{path} belongs to another user ({found.st_uid}); run: chown {os.geteuid()} {path}"
+        raise KeyUnusable(reason=reason)

@@ -1,0 +1,44 @@
+"""What applying a proposal would change now, as a unified diff: the current target against the proposed one. Nothing is written."""
+
+import asyncio
+import difflib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from trellis.runs import proposals
+from trellis.runs.applying import update_of
+from trellis.runs.targets import changed, file_change
+from trellis.storage.memory import MemoryRepository
+from trellis.storage.objects import ObjectStore
+
+ENDED = frozenset({"applied", "rejected", "expired"})
+
+
+async def diff_of(
+    document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository, now: datetime
+) -> str | None:
+    """The difference; None for what changes no text or will not be applied any more. Raises TargetRefused, UpdatesRefused."""
+    content = document["content"]
+    if document["status"] in ENDED or not ({"change", "updates"} & content.keys()):
+        return None
+    if document["action"] == proposals.MEMORY_UPDATE:
+        updates = [update_of(one) for one in content["updates"]]
+        run_id = document["source"]["run_id"] or document["id"]
+        return await asyncio.to_thread(memory.preview, document["agent_slug"], updates, run_id=run_id, at=now)
+    change = file_change(document["agent_slug"], document)
+    there = await objects.get(change.key)
+    before = None if there is None else there.body
+    return unified(change.key, None if before is None else _text(before), _text(changed(change, before)))
+
+
+def unified(name: str, before: str | None, after: str) -> str:
+    """The difference of two texts; `before` is None where the file is new."""
+    lines = difflib.unified_diff(
+        (before or "").splitlines(), after.splitlines(), "/dev/null" if before is None else name, name, lineterm=""
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "backslashreplace")

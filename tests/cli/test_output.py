@@ -1,0 +1,64 @@
+"""What reaches a terminal: nothing in it commands the terminal, and nothing in it is unseen."""
+
+import io
+import json
+import sys
+import unicodedata
+
+import pytest
+
+from trellis.cli.output import Output, harmless
+
+HIDDEN = "\x00\x07\x1b\x7f\x85\x9b\u00ad\u061c\u200b\u200d\u200f\u202e\u2028\u2060\u2066\u3164\ufeff\ufe0f\U000e0041\U000e0100"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("letter", HIDDEN, ids=ascii)
+def test_what_commands_or_is_not_seen_is_written_out(letter: str):
+    told = harmless(f"a{letter}b")
+    assert told.isascii()
+    assert told.isprintable()
+    assert told.encode().decode("unicode_escape") == f"a{letter}b"
+
+
+def test_no_character_of_unicode_that_is_a_control_or_shown_as_nothing_gets_through():
+    """Of those that Unicode calls formats only signs that are seen, such as the sign of an Arabic number, stay."""
+    seen = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+    signs = {chr(code) for code in range(0x13430, 0x13456)}  # how hieroglyphs are joined
+    letters = map(chr, range(sys.maxunicode + 1))
+    unseen = [one for one in letters if unicodedata.category(one) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
+    assert {one for one in unseen if harmless(one) == one} <= {*seen, *signs, "\t", "\n"}
+
+
+def test_letters_of_every_language_and_ends_of_lines_stay():
+    text = "Скрипка 1887 - «так»\tالعربية\r\n日本語 é e\u0301 ½ ✓ 🎻\n"  # noqa: RUF001 - letters that look alike are the point
+    assert harmless(text) == text
+
+
+def test_a_return_alone_does_not_write_over_its_line():
+    assert harmless("reject\rapprove") == "reject\\x0dapprove"
+
+
+def test_json_escapes_them_and_means_the_same(capsys: pytest.CaptureFixture[str]):
+    record = {"text": f"a{HIDDEN}b é 🎻"}
+    Output(as_json=True).record(record)
+    out = capsys.readouterr().out
+    assert json.loads(out) == record
+    assert not set(HIDDEN) & set(out)
+    assert "é 🎻" in out
+
+
+def test_bytes_of_a_stranger_are_harmless_on_a_terminal_and_as_they_are_in_a_pipe(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+):
+    body = "{}\u009b2J\u202e\xff".encode() + b"\xff"
+    Output(as_json=False).content("j", "context", body)
+    assert capsysbinary.readouterr().out == body + b"\n"
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    Output(as_json=False).content("j", "context", body)
+    assert "{}\\x9b2J\\u202eÿ\N{REPLACEMENT CHARACTER}" in screen.getvalue()
