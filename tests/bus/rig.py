@@ -217,18 +217,18 @@ class Rig:
 
     # --- what is asked ---------------------------------------------------------------------------------------------
 
-    async def submit(self, topic: str = TOPIC, *, job_id: str | None = None, **fields: Any) -> str:
-        """A job by the gateway, which is PENDING then."""
+    async def submit(self, topic: str = TOPIC, *, job_id: str | None = None, by: str = "gateway", **fields: Any) -> str:
+        """A job by the gateway, or by somebody else, which is PENDING then."""
         said = {"job_id": job_id or f"j{next(self.numbers)}", "topic": topic, **fields}
-        answer = await self.put(JobRequest.checked(said))
+        answer = await self.put(JobRequest.checked(said), by=by)
         assert isinstance(answer, Submitted)
         assert answer.created
         return answer.job_id
 
-    async def put(self, request: JobRequest, **how: Any) -> Submitted | Mismatch:
+    async def put(self, request: JobRequest, *, by: str = "gateway", **how: Any) -> Submitted | Mismatch:
         """A request as it is, also with labels that are ours."""
         job = new_bus_job(request, self.topics, trace_id=f"t-{request.job_id}", **how)
-        (answer,) = await self.ledger.submit(Actor(role=Role.GATEWAY, name="gateway"), [job])
+        (answer,) = await self.ledger.submit(Actor(role=Role.GATEWAY, name=by), [job])
         return answer
 
     async def submit_many(self, number: int, topic: str = TOPIC, **fields: Any) -> list[str]:

@@ -17,7 +17,7 @@ from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import RULES, Grant, permit
-from trellis.engine.principal_names import BUS, party_of, recorded_name, sender_name
+from trellis.engine.principal_names import BUS, party_of, sender_name
 from trellis.engine.records import Event, Job, Place
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -157,7 +157,7 @@ async def admitted(principal: Principal, ledger: Ledger, job: NewJob) -> NewJob:
     key = job.concurrency_key
     if key is None or job.lifecycle != LEASED_JOB.name or principal.tenant is None:
         return job
-    return replace(job, concurrency_key=f"{recorded_name('', tenant=principal.tenant)}{key}")
+    return replace(job, concurrency_key=f"{party_of(principal.name)}{key}")
 
 
 async def _check_links(principal: Principal, ledger: Ledger, job: NewJob) -> None:
