@@ -145,12 +145,12 @@ def permit(principal: Principal, rule: str, *, own: bool | None = None, among: S
     to its own things.
     """
     asked = RULES[rule]
-    _refuse_unbound(principal, asked)
     bound = principal.tenant is not None or principal.agent is not None
     holders = asked.holders if among is None else tuple(role for role in among if role in asked.holders)
     for role in holders:
         whole = asked.grants[role] is Grant.YES and not bound
         if role in principal.roles and (whole or own is not False):
+            _refuse_beyond(principal, asked)
             return Actor(role=role, name=principal.name)
     held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
     needed = " or ".join(role.value for role in holders) or "no role at all"
@@ -160,7 +160,7 @@ def permit(principal: Principal, rule: str, *, own: bool | None = None, among: S
     raise NotAllowed(role=held, action=asked.action, reason=reason + because, rule=asked.name)
 
 
-def _refuse_unbound(principal: Principal, rule: Rule) -> None:
+def _refuse_beyond(principal: Principal, rule: Rule) -> None:
     """Raise NotAllowed when a token is bound to what this rule knows nothing of: then nothing would hold it there."""
     for word, value, rules in (("tenant", principal.tenant, OF_TENANTS), ("agent", principal.agent, OF_AGENTS)):
         if value is not None and rule.name not in rules:
