@@ -6,7 +6,6 @@ async with connect("sqlite:///trellis.db") as trellis:
 """
 
 import json
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -38,16 +37,18 @@ from trellis.engine.jobs import (
     JobId,
     Mismatch,
     Moved,
+    NewJob,
     NotMoved,
     RequestId,
     Submitted,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import RULES, Grant, permit
+from trellis.engine.ownership import admitted, checked, is_own, owner_name, relayed, scoped_key
+from trellis.engine.reach import Reach
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State, Trigger
-from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.worker.app import App
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
@@ -57,8 +58,6 @@ if TYPE_CHECKING:  # the bus is loaded by those who submit to it
 
 SUBMITTING = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
 """The roles of `jobs.create` that lifecycles know, the least powerful first. An owner submits through a gateway."""
-_PROCESS = re.compile(r"@[^@]*:\d+$")
-"""Where a process runs, in its name. Who asks for a job is the same when another process of theirs asks again."""
 WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
 FEED_PAGE_MAX = 500
@@ -83,11 +82,11 @@ class JobHandle:
 
     async def events(self) -> list[Event]:
         """Every event of the job, oldest first."""
-        return await self._trellis.ledger.events(self.id)
+        return await self._trellis.events(self.id)
 
     async def signals(self) -> list[Signal]:
         """Progress and log lines, oldest first, while they are kept."""
-        return await self._trellis.ledger.signals(self.id, limit=SIGNALS_MAX)
+        return await self._trellis.signals(self.id)
 
     async def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the job to succeed and return its result, typed when its handler or `returns` is known.
@@ -141,6 +140,7 @@ class Trellis:
         self._app = app
         self._asking = asking
         self._accepted = accepted
+        self._reach = Reach(principal=principal, ledger=ledger)
 
     # --- submit --------------------------------------------------------------------------------------------------
 
@@ -163,6 +163,8 @@ class Trellis:
         about = {"trellis.type": type_, "trellis.jobs": len(payloads)}
         with tracing.span("job.submit", about, kind=tracing.PRODUCER) as span:
             jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
+            if self.principal.by_token:
+                jobs = [await self._admitted(job) for job in jobs]
             handles: list[JobHandle] = []
             for first in range(0, len(jobs), SUBMIT_MAX):
                 answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
@@ -180,7 +182,7 @@ class Trellis:
         `trellis.submit_job` on your connection instead, from any driver.
         """
         actor = self._permitted("jobs.create", SUBMITTING)
-        job = new_job(type_, payload, settings, app=self._app, new_id=self._new_id)
+        job = await self._admitted(new_job(type_, payload, settings, app=self._app, new_id=self._new_id))
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
         return self._handle(_accepted(answer), type_, None)
@@ -204,20 +206,20 @@ class Trellis:
                 option="topic", value=topic, expected="only a connection of `connect` has the bus's settings"
             )
         actor = self._permitted("jobs.create", SUBMITTING)
-        principal = _PROCESS.sub("", actor.name)
-        asked_as = None if idempotency_key is None else (f"topic:{principal}", idempotency_key)
+        asked_as = None if idempotency_key is None else (f"topic:{owner_name(self.principal)}", idempotency_key)
         async with self._asking() as asking:
             job = await asking.job(
                 {"topic": topic, **wishes},
                 payload=payload,
-                principal=principal,
+                principal=self.principal,
                 correlation_id=correlation_id,
                 asked_as=asked_as,
             )
         if asked_as is not None:
             scope, key = asked_as
             job = replace(job, idempotency_key=key, idempotency_scope=scope)
-        (answer,) = await self.ledger.submit(_at_the_gate(actor), [job])
+        job = await admitted(self.principal, self.ledger, job)
+        (answer,) = await self.ledger.submit(relayed(actor, job.lifecycle), [job])
         made = _accepted(answer)
         if made.created and self._accepted is not None:
             self._accepted()
@@ -230,11 +232,22 @@ class Trellis:
     # --- look ----------------------------------------------------------------------------------------------------
 
     async def job(self, job_id: str) -> Job:
-        """One job; raises JobNotFound."""
+        """One job; raises JobNotFound, and NotAllowed for a token that does not reach it."""
         job = await self.ledger.job(JobId(job_id))
+        await self._reach.check("jobs.read", JobId(job_id), job)
         if job is None:
             raise JobNotFound(job_id=job_id)
         return job
+
+    async def events(self, job_id: str) -> list[Event]:
+        """Every event of a job, oldest first; raises NotAllowed."""
+        await self._reach.check("jobs.read", JobId(job_id))
+        return await self.ledger.events(JobId(job_id))
+
+    async def signals(self, job_id: str) -> list[Signal]:
+        """Progress and log lines of a job, oldest first, while they are kept; raises NotAllowed."""
+        await self._reach.check("jobs.read", JobId(job_id))
+        return await self.ledger.signals(JobId(job_id), limit=SIGNALS_MAX)
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
         """The job once nothing more comes of it without a person; raises TimeoutError."""
@@ -249,7 +262,7 @@ class Trellis:
 
     async def why(self, job: Job) -> JobFailed | JobDeadLettered | JobCancelled:
         """Why a job that did not succeed ended, from its last event and its dead letter."""
-        events = await self.ledger.events(job.job_id)
+        events = await self.events(job.job_id)
         reason = _reason(events[-1]) if events else job.state
         if _state(job).dead_letter:
             letter = await self._letter(job)
@@ -263,12 +276,17 @@ class Trellis:
     async def feed(
         self, position: str | None = None, *, lifecycle: str | None = None, follow: bool = True
     ) -> AsyncIterator[FeedPage]:
-        """Every event once, in order, in pages; keep `page.position` to go on from there. Without `follow` it ends."""
+        """Every event once, in order, in pages; keep `page.position` to go on from there. Without `follow` it ends.
+
+        A token with a right to its own jobs gets the events of those.
+        """
         while True:
             page = await self.ledger.feed(position, limit=FEED_PAGE_MAX, lifecycle=lifecycle)
-            position = page.position
-            if page.events:
-                yield page
+            position, shown = page.position, await self._reach.page("events.read", page)
+            if shown.events:
+                yield shown
+            elif page.events:
+                continue
             elif follow:
                 await self._clock.sleep(WAIT_S_MAX)
             else:
@@ -294,8 +312,7 @@ class Trellis:
     ) -> Job:
         """End a job that has not ended; raises InvalidTransition with its final state once it has."""
         chosen = _mode(mode)
-        job = await self.job(job_id)
-        actor = self._permitted("jobs.cancel", cancelling(job))
+        actor = await self._canceller(JobId(job_id))
         answer = await self.ledger.cancel(
             actor, JobId(job_id), chosen, self._request_id(), grace_s=grace_s, cause=cause
         )
@@ -346,6 +363,21 @@ class Trellis:
         """The caller in the first of these roles that the table gives the right to; raises NotAllowed, TokenExpired."""
         self._refuse_expired()
         return permit(self.principal, rule, among=among)
+
+    async def _admitted(self, job: NewJob) -> NewJob:
+        """The job as this principal may submit it; raises NotAllowed."""
+        made = await admitted(self.principal, self.ledger, job)
+        return await scoped_key(self.ledger, made, self.principal.name) if self.principal.by_token else made
+
+    async def _canceller(self, job_id: JobId) -> Actor:
+        """The caller in the role in which it may cancel this job; raises NotAllowed, JobNotFound."""
+        self._refuse_expired()
+        job = await self.ledger.job(job_id)
+        if job is None:
+            await checked(self.principal, "jobs.cancel", self.ledger, None)
+            raise JobNotFound(job_id=job_id)
+        own = await is_own(self.principal, "jobs.cancel", self.ledger, job)
+        return permit(self.principal, "jobs.cancel", own=own, among=cancelling(job))
 
     def _acting(self, *candidates: Role, action: str) -> Actor:
         """The caller in the first of these roles it has, while its token lives; raises NotAllowed, TokenExpired."""
@@ -399,13 +431,6 @@ class Trellis:
         where = JobFilter(type=job.type, correlation_id=job.correlation_id)
         letters = await self.ledger.dead_letters(where, limit=LETTERS_MAX)
         return next((letter for letter in letters if letter.job_id == job.job_id), None)
-
-
-def _at_the_gate(actor: Actor) -> Actor:
-    """The actor itself where a job on a topic may begin in its role, else the gateway's part in its name."""
-    declared = BUS_JOB.pull(None, Trigger.SUBMIT)
-    known = declared is not None and actor.role in declared.actors
-    return actor if known else Actor(role=Role.GATEWAY, name=actor.name)
 
 
 def _is_settled(job: Job) -> bool:

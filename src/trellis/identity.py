@@ -1,7 +1,7 @@
 """Tokens: who a caller says it is, signed by somebody who may say so.
 
-A token is a JWT. Its claims: `role` (one of ours, or several), `sub` (the actor's name), `aud` (trellis), `iss`, `iat`, `exp`, and
-`job_id` for whoever was given one job and no other.
+A token is a JWT. Its claims: `role` (one of ours, or several), `sub` (the actor's name), `aud` (trellis), `iss`, `iat`, `exp`, and where
+its bearer is bound: `job_id` to one job, `tenant` to one tenant, `agent` to one agent, and to no other.
 
 What holds:
 - a key is trusted together with the one algorithm it is for and the one issuer that signs with it, so that a token can
@@ -22,9 +22,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
+from trellis.engine.authority import Principal
 from trellis.engine.errors import KeyUnusable, OptionInvalid, TokenExpired, TokenRefused
 from trellis.engine.jobs import JOB_ID_PATTERN
-from trellis.engine.text import is_storable
+from trellis.engine.principal_names import NAME_CHARS_MAX, TENANT_PATTERN, name_fault, recorded_name
 from trellis.lifecycles import Role
 
 if TYPE_CHECKING:  # cryptography is loaded with the first key: without one nothing is signed or verified
@@ -36,7 +37,8 @@ TTL_S_MAX = 24 * 3600.0
 LEEWAY_S = 5.0
 """How far the clocks of issuer and verifier may differ."""
 TOKEN_CHARS_MAX = 8_192
-NAME_CHARS_MAX = 200
+AGENT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+"""As the slug of an agent."""
 SHOWN_CHARS_MAX = 60
 SYMMETRIC_BYTES_MIN = 32
 """A key for HS256 that is shorter than its digest is weaker than the algorithm's name."""
@@ -47,6 +49,10 @@ KEYS_MAX = 50
 KEY_SET_BYTES_MAX = 64 * 1024
 KEY_ID_CHARS_MAX = 200
 
+_BOUND: Mapping[str, str] = MappingProxyType(
+    {"job_id": JOB_ID_PATTERN, "tenant": TENANT_PATTERN, "agent": AGENT_PATTERN}
+)
+"""The claims that bind a token, and what each must look like."""
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 _ISSUE = "get a new one: trellis token issue --role ROLE"
 
@@ -74,6 +80,7 @@ class Identity:
     """What a verified token says."""
 
     name: str
+    """The owner as the ledger records it (`engine/principal_names`): the subject, qualified where it is not one of our own issuer alone."""
     roles: frozenset[Role]
     issuer: str
     expires_at: float
@@ -82,6 +89,24 @@ class Identity:
     """The one job this token is for: what is its own to a role that has rights to its own job only."""
     key_id: str | None = None
     """The key that signed it, of those of its issuer."""
+    tenant: str | None = None
+    """The one tenant whose jobs this token reaches."""
+    agent: str | None = None
+    """The one agent that this token acts for."""
+
+    def principal(self, *, until: float | None = None, limit: str = "") -> Principal:
+        """Who this is to everything below the entrances. `limit` says what else decides, for the message of a refusal."""
+        held = " and ".join(sorted(role.value for role in self.roles))
+        return Principal(
+            name=self.name,
+            roles=self.roles,
+            because=f"the token of {self.name} gives {held}{limit}",
+            until=until,
+            by_token=True,
+            job_id=self.job_id,
+            tenant=self.tenant,
+            agent=self.agent,
+        )
 
 
 def symmetric_key(secret: bytes, *, issuer: str) -> TrustedKey:
@@ -129,7 +154,15 @@ def make_private_jwk(key_id: str, algorithm: str) -> dict[str, str]:
 
 
 def issue(
-    key: TrustedKey, *, name: str, roles: Iterable[Role], ttl_s: float, now: float, job_id: str | None = None
+    key: TrustedKey,
+    *,
+    name: str,
+    roles: Iterable[Role],
+    ttl_s: float,
+    now: float,
+    job_id: str | None = None,
+    tenant: str | None = None,
+    agent: str | None = None,
 ) -> str:
     """A token that `verify` with the same key accepts for `ttl_s`; raises OptionInvalid."""
     from joserfc import jwt
@@ -139,11 +172,13 @@ def issue(
         raise OptionInvalid(option="role", value="", expected="a token without a role is good for nothing")
     if not (math.isfinite(ttl_s) and 1 <= ttl_s <= key.ttl_s_max):
         raise OptionInvalid(option="ttl", value=ttl_s, expected=f"it must be from 1 to {key.ttl_s_max:g} seconds")
-    if not _is_name(name):
-        expected = f"it must be text of 1 to {NAME_CHARS_MAX} characters"
-        raise OptionInvalid(option="sub", value=name[:SHOWN_CHARS_MAX], expected=expected)
-    if job_id is not None and not _is_job_id(job_id):
-        raise OptionInvalid(option="job_id", value=job_id[:SHOWN_CHARS_MAX], expected=f"it must match {JOB_ID_PATTERN}")
+    if (fault := name_fault(name)) is not None:
+        raise OptionInvalid(option="sub", value=name[:SHOWN_CHARS_MAX], expected=fault)
+    bound = {"job_id": job_id, "tenant": tenant, "agent": agent}
+    for claim, value in bound.items():
+        if value is not None and not _fits(claim, value):
+            expected = f"it must match {_BOUND[claim]}"
+            raise OptionInvalid(option=claim, value=value[:SHOWN_CHARS_MAX], expected=expected)
     claims = {
         "iss": key.issuer,
         "sub": name,
@@ -151,14 +186,17 @@ def issue(
         "role": chosen[0] if len(chosen) == 1 else chosen,
         "iat": int(now),
         "exp": int(now + ttl_s),
-        **({"job_id": job_id} if job_id is not None else {}),
+        **{claim: value for claim, value in bound.items() if value is not None},
     }
     header = {"alg": key.algorithm, **({"kid": key.key_id} if key.key_id is not None else {})}
     return jwt.encode(header, claims, key.key, algorithms=[key.algorithm])
 
 
-def verify(token: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
-    """Whom the token names and as what; raises TokenRefused, which says what to change."""
+def verify(token: str, keys: Sequence[TrustedKey], *, now: float, home: str | None = None) -> Identity:
+    """Whom the token names and as what; raises TokenRefused, which says what to change.
+
+    `home` is the instance's own issuer, whose subjects the ledger records as they are: by default that of the first key.
+    """
     from joserfc import jws
     from joserfc.errors import JoseError
 
@@ -183,7 +221,8 @@ def verify(token: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
         _refuse(
             "its signature does not fit the key of this ledger", f"it was made for another ledger or changed; {_ISSUE}"
         )
-    return _identity(hint, key, now)
+    own = keys[0].issuer if home is None else home
+    return _identity(hint, key, now, None if key.issuer == own else key.issuer)
 
 
 def is_trusted(identity: Identity, keys: Iterable[TrustedKey]) -> bool:
@@ -274,26 +313,39 @@ def _chosen(header: Mapping[str, Any], hint: Mapping[str, Any], keys: Sequence[T
     return fitting[0]
 
 
-def _identity(claims: Mapping[str, Any], key: TrustedKey, now: float) -> Identity:
+def _identity(claims: Mapping[str, Any], key: TrustedKey, now: float, foreign_issuer: str | None) -> Identity:
     audience = claims.get("aud")
     if AUDIENCE not in (cast("list[Any]", audience) if isinstance(audience, list) else [audience]):
         _refuse(f"its audience (aud) is {_shown(audience)}", f"a token for this ledger has {AUDIENCE!r}")
     name = claims.get("sub")
-    if not isinstance(name, str) or not _is_name(name):
-        _refuse(f"its name (sub) is {_shown(name)}", f"it must be text of 1 to {NAME_CHARS_MAX} characters")
+    fault = name_fault(name) if isinstance(name, str) else "it must be text"
+    if fault is not None or not isinstance(name, str):
+        _refuse(f"its name (sub) is {ascii(name)[:SHOWN_CHARS_MAX]}", str(fault))
+    tenant = _bound(claims, "tenant")
+    recorded = recorded_name(name, issuer=foreign_issuer, tenant=tenant)
+    if len(recorded) > NAME_CHARS_MAX:
+        _refuse(
+            f"its name is recorded as {_shown(recorded)}", f"with issuer and tenant at most {NAME_CHARS_MAX} characters"
+        )
     return Identity(
-        name=name,
+        name=recorded,
         roles=_roles(claims.get("role")),
         issuer=key.issuer,
         expires_at=_expiry(claims, key, now),
-        job_id=_own_job(claims.get("job_id")),
+        job_id=_bound(claims, "job_id"),
         key_id=key.key_id,
+        tenant=tenant,
+        agent=_bound(claims, "agent"),
     )
 
 
-def _own_job(value: Any) -> str | None:
-    if value is not None and not (isinstance(value, str) and _is_job_id(value)):
-        _refuse(f"its job_id is {_shown(value)}", f"it must match {JOB_ID_PATTERN}, or be left out")
+def _bound(claims: Mapping[str, Any], claim: str) -> str | None:
+    """What this claim binds the token to; None without it. A claim that means nothing must not leave the token unbound."""
+    if claim not in claims or (claims[claim] is None and claim == "job_id"):
+        return None
+    value = claims[claim]
+    if not isinstance(value, str) or not _fits(claim, value):
+        _refuse(f"its {claim} is {_shown(value)}", f"it must match {_BOUND[claim]}, or be left out")
     return value
 
 
@@ -331,12 +383,8 @@ def _roles(value: Any) -> frozenset[Role]:
     return frozenset(Role(name) for name in names)
 
 
-def _is_name(name: str) -> bool:
-    return 1 <= len(name) <= NAME_CHARS_MAX and bool(name.strip()) and name.isprintable() and is_storable(name)
-
-
-def _is_job_id(text: str) -> bool:
-    return re.fullmatch(JOB_ID_PATTERN, text) is not None
+def _fits(claim: str, text: str) -> bool:
+    return re.fullmatch(_BOUND[claim], text) is not None
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.room import Room
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.topics import Topics
+from trellis.engine.authority import Principal
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.holding import Heartbeat, HolderOptions
 from trellis.engine.jobs import Actor
@@ -222,11 +223,13 @@ class Instance:
             gateway=gateway,
             layer=replace(self.layer, gateway=gateway),
             offering=self.offering(gateway),
-            new_job=lambda asked, by: read_job(asked, self.making(by)),
+            new_job=lambda asked, by: read_job(
+                asked, self.making(Principal(name=by, roles=frozenset({Role.GATEWAY}), by_token=True))
+            ),
         )
 
-    def making(self, principal: str) -> Making:
-        """What new jobs are made with, and checked against, for somebody of this name."""
+    def making(self, principal: Principal) -> Making:
+        """What new jobs are made with, and checked against, for this principal."""
         return Making(
             new_id=new_id, ledger=self.ledger, catalog=self.catalog, asking=self._bus_asking, principal=principal
         )

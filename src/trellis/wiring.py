@@ -243,18 +243,16 @@ async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = N
 def identify(url: str, settings: Settings, token: str | None = None) -> Identity | None:
     """Whom the token names, given or of the settings; None without one. Raises TokenRefused."""
     shown = settings.shown_token() if token is None else token
-    return None if shown is None else verify(shown, _local_keys(url, settings), now=time.time())
+    home = settings.token_issuer if settings.token_jwks_file is not None else ISSUER
+    return None if shown is None else verify(shown, _local_keys(url, settings), now=time.time(), home=home)
 
 
 def principal_for(url: str, *, name: str, operator: bool, identity: Identity | None = None) -> Principal:
     """Who a process is: what its token says, else what the place of the ledger gives."""
     local = url.startswith("sqlite:")
     if identity is not None:
-        because = f"the token of {identity.name} gives {_listed(identity.roles)}"
-        if not local:
-            because += ", and the database role decides about the rest"
-        until = elapsed_s() + identity.expires_at - time.time()
-        return Principal(name=identity.name, roles=identity.roles, because=because, until=until)
+        limit = "" if local else ", and the database role decides about the rest"
+        return identity.principal(until=elapsed_s() + identity.expires_at - time.time(), limit=limit)
     if not local:
         return Principal(name=name, roles=frozenset(Role), because="the database role decides")
     if not operator:

@@ -8,6 +8,7 @@ assert worker.orders and await rig.state(job_id) == "DISPATCHED"
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -46,6 +47,7 @@ from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Actor, JobId, Mismatch, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, SweepOptions
+from trellis.engine.reserved_ids import RESERVED_ID_PATTERN
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
 
@@ -217,21 +219,19 @@ class Rig:
 
     # --- what is asked ---------------------------------------------------------------------------------------------
 
-    async def submit(self, topic: str = TOPIC, *, job_id: str | None = None, **fields: Any) -> str:
-        """A job by the gateway, which is PENDING then."""
+    async def submit(self, topic: str = TOPIC, *, job_id: str | None = None, by: str = "gateway", **fields: Any) -> str:
+        """A job by the gateway, or by somebody else, which is PENDING then."""
         said = {"job_id": job_id or f"j{next(self.numbers)}", "topic": topic, **fields}
-        answer = await self._put(JobRequest.checked(said), Role.GATEWAY)
+        answer = await self.put(JobRequest.checked(said), by=by)
         assert isinstance(answer, Submitted)
         assert answer.created
         return answer.job_id
 
-    async def put(self, request: JobRequest, **how: Any) -> Submitted | Mismatch:
+    async def put(self, request: JobRequest, *, by: str = "gateway", **how: Any) -> Submitted | Mismatch:
         """A request as it is, also with labels and ids that only the engine may give."""
-        return await self._put(request, Role.RECONCILER, **how)
-
-    async def _put(self, request: JobRequest, role: Role, **how: Any) -> Submitted | Mismatch:
+        role = Role.RECONCILER if re.search(RESERVED_ID_PATTERN, request.job_id) else Role.GATEWAY
         job = new_bus_job(request, self.topics, trace_id=f"t-{request.job_id}", **how)
-        (answer,) = await self.ledger.submit(Actor(role=role, name="gateway"), [job])
+        (answer,) = await self.ledger.submit(Actor(role=role, name=by), [job])
         return answer
 
     async def submit_many(self, number: int, topic: str = TOPIC, **fields: Any) -> list[str]:

@@ -93,7 +93,7 @@ async def test_a_request_on_the_bus_becomes_a_job_of_its_sender(rig: Rig, client
     job = await rig.job("mine")
     assert (job.state, job.priority.name, job.correlation_id) == ("PENDING", "CRITICAL", "trace-1")
     (event,) = await rig.events("mine")
-    assert (event.role, event.actor) == (Role.GATEWAY, "client-1")
+    assert (event.role, event.actor) == (Role.GATEWAY, "<bus>client-1")
     assert client.accepted == [1]
     assert client.heard == []
 
@@ -223,13 +223,13 @@ async def test_what_was_sent_once_comes_in_through_the_listener(rig: Rig, client
 
 @pytest.mark.requirement("BUS-1", "BUS-8")
 async def test_a_client_cancels_a_job_that_waits_at_once(rig: Rig, client: Client):
-    job_id = await rig.submit()
+    job_id = await rig.submit(by="<bus>client-1")
     await client.send(CANCEL, JobCancel(job_id=job_id, reason="never mind", requested_by="client-1"))
     last = (await rig.events(job_id))[-1]
     assert (last.target, last.role, last.actor, last.cause) == (
         "CANCELLED",
         Role.SUBMITTER,
-        "client-1",
+        "<bus>client-1",
         "never mind",
     )
 
@@ -237,7 +237,7 @@ async def test_a_client_cancels_a_job_that_waits_at_once(rig: Rig, client: Clien
 @pytest.mark.requirement("BUS-1")
 async def test_a_client_asks_the_holder_of_a_job_to_stop(rig: Rig, client: Client):
     await rig.worker("w1", TOPIC)
-    job_id = await rig.submit()
+    job_id = await rig.submit(by="<bus>client-1")
     await rig.run()
     await client.send(CANCEL, JobCancel(job_id=job_id, requested_by="client-1"))
     (hold,) = await rig.ledger.holds([JobId(job_id)])
@@ -260,7 +260,7 @@ async def test_what_we_tell_workers_is_no_wish_of_a_client(rig: Rig, client: Cli
 @pytest.mark.requirement("BUS-7", "BUS-12")
 async def test_a_cancel_of_a_job_that_is_done_again_reaches_the_job_that_does_it(rig: Rig, client: Client):
     parts = parts_of(rig)
-    await parts.result(await parts.dispatched(job_id="a"), "w1", Status.FAILED_RETRYABLE)
+    await parts.result(await parts.dispatched(job_id="a", by="<bus>client-1"), "w1", Status.FAILED_RETRYABLE)
     await parts.follow_up()
     assert await parts.jobs() == {"a": "FAILED", "a.r1": "SCHEDULED"}
     await client.send(CANCEL, JobCancel(job_id="a", requested_by="client-1"))

@@ -146,7 +146,7 @@ async def test_a_payload_that_json_cannot_hold_is_refused_and_nothing_is_stored(
     asking = Asking(topics=Topics(), pointers=make_pointers(objects, None), room=room, new_id=new_id)
     try:
         with pytest.raises(PayloadInvalid, match=r"job\.echo"):
-            await asking.job({"topic": "job.echo"}, payload=payload, principal="me")
+            await asking.job({"topic": "job.echo"}, payload=payload, principal=Principal(name="me", roles=frozenset()))
         assert not (await objects.list("bus/")).items
     finally:
         await ledger.close()

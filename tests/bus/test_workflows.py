@@ -30,7 +30,7 @@ from trellis.engine.records import Job, Place, RetentionOptions
 from trellis.lifecycles import Role
 
 OPERATOR = Actor(role=Role.GATEWAY, name="olha")
-KEY: Key = ("p", "wf", "")
+KEY: Key = ("p", "wf", "", "gateway")
 UNDO = {"topic": TOPIC}
 DAY_S = 86_400.0
 READS = ("job", "jobs", "children", "events")

@@ -54,17 +54,37 @@ class Gateway:
     _clients: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def client(
-        self, *roles: Role | str, name: str | None = None, job_id: str | None = None, token: str | None = None
+        self,
+        *roles: Role | str,
+        name: str | None = None,
+        job_id: str | None = None,
+        token: str | None = None,
+        tenant: str | None = None,
+        agent: str | None = None,
     ) -> Client:
         """A client with these roles, by default named after the first of them; with `token` none of our making."""
-        made = self.token(*roles, name=name, job_id=job_id) if token is None else token
+        made = self.token(*roles, name=name, job_id=job_id, tenant=tenant, agent=agent) if token is None else token
         return self.anonymous(headers={"Authorization": f"Bearer {made}"} if made else {})
 
-    def token(self, *roles: Role | str, name: str | None = None, job_id: str | None = None) -> str:
+    def token(
+        self,
+        *roles: Role | str,
+        name: str | None = None,
+        job_id: str | None = None,
+        tenant: str | None = None,
+        agent: str | None = None,
+    ) -> str:
         """A token that is good for an hour."""
         chosen = [Role(role) for role in roles]
         return issue(
-            self.key, name=name or chosen[0].value, roles=chosen, ttl_s=TOKEN_S, now=time.time(), job_id=job_id
+            self.key,
+            name=name or chosen[0].value,
+            roles=chosen,
+            ttl_s=TOKEN_S,
+            now=time.time(),
+            job_id=job_id,
+            tenant=tenant,
+            agent=agent,
         )
 
     def anonymous(self, **options: Any) -> Client:

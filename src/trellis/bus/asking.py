@@ -15,8 +15,10 @@ from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.room import Room
 from trellis.bus.topics import Topics
 from trellis.engine import tracing
+from trellis.engine.authority import Principal
 from trellis.engine.errors import PayloadInvalid, PayloadTooLarge
 from trellis.engine.jobs import NewJob
+from trellis.engine.ownership import owner_name, scoped_key, within_tenant
 
 AskedAs = tuple[str, str]
 """The scope and the key under which a caller submits the job."""
@@ -36,17 +38,21 @@ class Asking:
         said: Mapping[str, Any],
         *,
         payload: Any = None,
-        principal: str,
+        principal: Principal,
         correlation_id: str | None = None,
         asked_as: AskedAs | None = None,
     ) -> NewJob:
         """The job that is asked for with these fields of a JobRequest, by this principal; raises an InputError that says what to change.
 
-        Raises TopicFull, unless the same was asked before: under its id or key, or as `asked_as`, if the caller has a key for it.
+        A principal that is bound to a tenant asks for that one: a request for another is NotAllowed. Raises TopicFull, unless the same was asked before: under its id or key, or as `asked_as`, if the caller has a key for it.
         """
-        whole = {"job_id": self.new_id(), **said, "principal_id": principal}
+        owner = owner_name(principal)
+        whole = {"job_id": self.new_id(), **said, "principal_id": owner}
+        if principal.tenant is not None:
+            whole |= _tenant(principal, JobRequest.checked(whole))
         if payload is None:
-            return await self._let_in(self._made(JobRequest.checked(whole), correlation_id), asked_as)
+            made = await self._made(JobRequest.checked(whole), correlation_id, owner)
+            return await self._let_in(made, asked_as)
         if whole.get("context_ptr"):
             raise RequestInvalid(detail="payload and context_ptr exclude each other; give one")
         topic = JobRequest.checked(whole).topic
@@ -55,7 +61,7 @@ class Asking:
             pointer = self.pointers.pointer_to(body, part=Part.CONTEXT, scheme=scheme)
         except PointerTooLarge:
             raise PayloadTooLarge(size=len(body), limit=BYTES_MAX) from None
-        made = self._made(JobRequest.checked(whole | {"context_ptr": pointer}), correlation_id)
+        made = await self._made(JobRequest.checked(whole | {"context_ptr": pointer}), correlation_id, owner)
         await self._let_in(made, asked_as)
         keep_s = KEPT_S_DEFAULT + (made.deadline_s or 0)
         await self.pointers.put(body, part=Part.CONTEXT, scheme=scheme, keep_s=keep_s)
@@ -69,9 +75,17 @@ class Asking:
         await self.room.take(named, self.topics)
         return job
 
-    def _made(self, request: JobRequest, correlation_id: str | None) -> NewJob:
+    async def _made(self, request: JobRequest, correlation_id: str | None, owner: str) -> NewJob:
         made = new_bus_job(request, self.topics, trace_id=correlation_id or "", trace=tracing.here())
-        return replace(made, correlation_id=correlation_id)
+        return await scoped_key(self.room.ledger, replace(made, correlation_id=correlation_id), owner)
+
+
+def _tenant(principal: Principal, request: JobRequest) -> dict[str, str]:
+    """The tenant of the principal's token, as a field of the request; raises NotAllowed when the request names another."""
+    undo = request.compensation.meta if request.compensation else None
+    named = (request.tenant_id, request.meta.tenant_id if request.meta else "", undo.tenant_id if undo else "")
+    tenant = within_tenant(principal, "jobs.create", *named)
+    return {} if tenant is None else {"tenant_id": tenant}
 
 
 def _body(payload: Any, topic: str) -> bytes:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from trellis.cli.invocation import Cli, refuse_missing
+from trellis.engine.authority import Principal
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 from trellis.wiring import identify, principal_for
@@ -26,10 +27,15 @@ async def opened(cli: Cli) -> "AsyncGenerator[Instance]":
 
 def owner(cli: Cli, action: str) -> Actor:
     """The person at this keyboard: whoever can read the ledger's key, or has a token that says so. Raises NotAllowed."""
+    return Actor(role=Role.OWNER, name=person(cli, action).name)
+
+
+def person(cli: Cli, action: str) -> Principal:
+    """The same, as a principal: what its token is bound to counts, too. Raises NotAllowed."""
     identity = identify(cli.url, cli.settings)
     principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
     principal.acting(Role.OWNER, Role.CONTROL_PLANE, action=action)
-    return Actor(role=Role.OWNER, name=principal.name)
+    return principal
 
 
 def operator(cli: Cli, action: str) -> Actor:

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from trellis.artifacts.content import JobType
-from trellis.cli.instances import opened, owner
+from trellis.cli.instances import opened, person
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import IdempotencyMismatch, InputError, OptionInvalid
-from trellis.engine.jobs import Mismatch, Submitted
+from trellis.engine.jobs import Actor, Mismatch, Submitted
+from trellis.engine.ownership import scoped_key
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 
@@ -95,15 +96,17 @@ async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) 
     """Check the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
     from trellis.worker.kinds import read_job  # agents and their memory: loaded by those who have a queue job
 
-    person = owner(cli, "submit a job of the job queue")
+    principal = person(cli, "submit a job of the job queue")
     async with opened(cli) as instance:
-        job = await read_job(asked, instance.making(person.name))
+        job = await read_job(asked, instance.making(principal))
         if key is not None:
             said = json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()
             job = replace(
                 job, idempotency_key=key, idempotency_scope=KEY_SCOPE, fingerprint=hashlib.sha256(said).digest()
             )
-        (answer,) = await instance.ledger.submit(instance.actor(Role.GATEWAY), [job])
+        if principal.by_token:
+            job = await scoped_key(instance.ledger, job, principal.name)
+        (answer,) = await instance.ledger.submit(Actor(role=Role.GATEWAY, name=principal.name), [job])
     if isinstance(answer, Mismatch):
         raise IdempotencyMismatch(key=key, job_id=answer.job_id)
     return answer

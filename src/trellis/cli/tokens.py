@@ -11,7 +11,7 @@ import typer
 from trellis.cli import values
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli, refuse_missing
-from trellis.engine.errors import KeyUnusable
+from trellis.engine.errors import KeyUnusable, OptionInvalid
 from trellis.engine.private_files import write_private
 from trellis.identity import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
 from trellis.lifecycles import Role
@@ -34,6 +34,14 @@ def issue_token(
     sub: Annotated[
         str | None, typer.Option("--sub", metavar="NAME", help="Whom events will name; by default the user's name.")
     ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option("--tenant", metavar="TENANT", help="Bind it to a tenant: it reaches that tenant's jobs alone."),
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", metavar="SLUG", help="Bind it to an agent; role agent-runtime needs one."),
+    ] = None,
     ttl: Annotated[
         str | None, typer.Option("--ttl", metavar="TIME", help="How long it is good for: 1h by default, 24h at most.")
     ] = None,
@@ -46,13 +54,18 @@ def issue_token(
     given_s = values.seconds("--ttl", ttl)
     ttl_s = TTL_S_DEFAULT if given_s is None else given_s
     roles = roles_of(name.strip() for several in role for name in several.split(","))
+    if Role.AGENT_RUNTIME in roles and agent is None:
+        expected = "a token for an agent's runtime is for one agent; name it"
+        raise OptionInvalid(option="--agent", value=None, expected=expected)
     if cli.settings.token_key_file is None and cli.settings.token_signing_key_file is None:
         refuse_missing(cli.url)
     name = _user() if sub is None else sub
-    token = issue(token_key(cli.url, cli.settings), name=name, roles=roles, ttl_s=ttl_s, now=time.time())
+    key, now = token_key(cli.url, cli.settings), time.time()
+    token = issue(key, name=name, roles=roles, ttl_s=ttl_s, now=now, tenant=tenant, agent=agent)
     chosen = [one.value for one in Role if one in roles]
     if cli.out.as_json:
-        cli.out.record({"token": token, "sub": name, "role": chosen, "ttl_s": ttl_s})
+        bound = {word: value for word, value in (("tenant", tenant), ("agent", agent)) if value is not None}
+        cli.out.record({"token": token, "sub": name, "role": chosen, "ttl_s": ttl_s, **bound})
     else:
         cli.out.line(token)
         cli.out.note(f"{name} is {' and '.join(chosen)} with it for {duration(ttl_s)}")

@@ -72,9 +72,21 @@ class Principal:
     """Where the roles come from, for the message of a refusal."""
     until: float | None = None
     """When the roles end, as a reading of the process's monotonic clock; None has no end."""
+    by_token: bool = False
+    """Whether a token says who this is. Without one the store decides: who may open the file, or what the database role may do."""
+    job_id: str | None = None
+    """The one job that its token is for."""
+    tenant: str | None = None
+    """The one tenant whose jobs its token reaches."""
+    agent: str | None = None
+    """The one agent that its token acts for."""
 
     def acting(self, *candidates: Role, action: str) -> Actor:
-        """This principal in the first of these roles it has; raises NotAllowed."""
+        """This principal in the first of these roles it has; raises NotAllowed, to a token that is bound to a part of the whole."""
+        for word, value in (("tenant", self.tenant), ("agent", self.agent)):
+            if value is not None:
+                held = ", ".join(sorted(role.value for role in self.roles))
+                raise NotAllowed(role=held, action=action, reason=f"its token is bound to {word} {value}")
         for role in candidates:
             if role in self.roles:
                 return Actor(role=role, name=self.name)

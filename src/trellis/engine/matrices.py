@@ -128,17 +128,29 @@ _RULES = (
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _RULES})
 
+OF_TENANTS = frozenset({"jobs.create", "jobs.read", "jobs.cancel", "events.read", "rules.read"})
+"""The rules about what a tenant can have of its own. A token that is bound to a tenant is refused everything else (D62)."""
+OF_AGENTS = OF_TENANTS | {
+    *("memory.read", "memory.read-deep", "memory.propose", "inbox.submit", "nlm.query"),
+    *("artifacts.read", "artifacts.write"),
+}
+"""The same of an agent: its memory and logic, its artifacts, and jobs."""
+
 
 def permit(principal: Principal, rule: str, *, own: bool | None = None, among: Sequence[Role] | None = None) -> Actor:
     """The principal in the first of its roles that may; raises NotAllowed. `among` says which roles to look at, and in which order.
 
     `own` says whether the thing is the principal's own. None asks only whether it may do this to anything at all: what a role with
-    rights to its own things may see is decided when the thing is known.
+    rights to its own things may see is decided when the thing is known. To a token that is bound to a tenant or an agent every right is one
+    to its own things.
     """
     asked = RULES[rule]
+    bound = principal.tenant is not None or principal.agent is not None
     holders = asked.holders if among is None else tuple(role for role in among if role in asked.holders)
     for role in holders:
-        if role in principal.roles and (asked.grants[role] is Grant.YES or own is not False):
+        whole = asked.grants[role] is Grant.YES and not bound
+        if role in principal.roles and (whole or own is not False):
+            _refuse_beyond(principal, asked)
             return Actor(role=role, name=principal.name)
     held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
     needed = " or ".join(role.value for role in holders) or "no role at all"
@@ -146,3 +158,12 @@ def permit(principal: Principal, rule: str, *, own: bool | None = None, among: S
     reason = f"rule {asked.name} ({asked.source}) gives it " + ("for its own only" if limited else f"to {needed}")
     because = f"; {principal.because}" if principal.because else ""
     raise NotAllowed(role=held, action=asked.action, reason=reason + because, rule=asked.name)
+
+
+def _refuse_beyond(principal: Principal, rule: Rule) -> None:
+    """Raise NotAllowed when a token is bound to what this rule knows nothing of: then nothing would hold it there."""
+    for word, value, rules in (("tenant", principal.tenant, OF_TENANTS), ("agent", principal.agent, OF_AGENTS)):
+        if value is not None and rule.name not in rules:
+            held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
+            reason = f"its token is bound to {word} {value}, and rule {rule.name} ({rule.source}) reaches beyond that"
+            raise NotAllowed(role=held, action=rule.action, reason=reason, rule=rule.name)

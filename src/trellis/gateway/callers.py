@@ -72,10 +72,7 @@ async def authenticate(
         raise Problem("AUTH_REQUIRED", detail)
     gateway = gateway_of(request)
     identity = gateway.tokens.verify(credentials.credentials, gateway.keys, now=time.time())
-    held = " and ".join(sorted(role.value for role in identity.roles))
-    principal = Principal(
-        name=identity.name, roles=identity.roles, because=f"the token of {identity.name} gives {held}"
-    )
+    principal = identity.principal()
     request.scope["trellis.principal"] = principal
     gateway.limits.take(request, principal)
     request.scope[WHO] = (principal, identity)

@@ -15,8 +15,7 @@ from trellis.engine.errors import InputError, NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.matrices import permit
 from trellis.engine.records import Event
-from trellis.identity import Identity
-from trellis.lifecycles import LIFECYCLES, Role
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.lifecycles.proposal import PROPOSAL
@@ -113,10 +112,8 @@ class View:
     wanted: Wanted
     whole: frozenset[str]
     own: frozenset[str] = frozenset()
-    submitter: str | None = None
-    """Whose jobs are its own, unless it was given one."""
-    given: str | None = None
-    """The one job that is its own."""
+    principal: Principal | None = None
+    """Whose own jobs they are."""
 
     @property
     def only(self) -> str | None:
@@ -147,7 +144,7 @@ def rule_of(lifecycle: str) -> str:
     return _RULES.get(lifecycle, "jobs.read")
 
 
-def view_of(principal: Principal, identity: Identity, wanted: Wanted) -> View:
+def view_of(principal: Principal, wanted: Wanted) -> View:
     """What the principal may see of what it wants; raises NotAllowed when that is nothing, NothingWanted."""
     candidates = wanted.lifecycles()
     whole = frozenset(name for name in candidates if _may(principal, name, own=False))
@@ -156,10 +153,7 @@ def view_of(principal: Principal, identity: Identity, wanted: Wanted) -> View:
         permit(principal, rule_of(candidates[0]))
     if not own:
         return View(wanted=wanted, whole=whole)
-    # As `owning.is_own` says it of a request: what a token is for, or else what was submitted under its name.
-    by_token = identity.job_id is not None or Role.NLM_BACKEND in principal.roles
-    submitter = None if by_token else principal.name
-    return View(wanted=wanted, whole=whole, own=own, submitter=submitter, given=identity.job_id)
+    return View(wanted=wanted, whole=whole, own=own, principal=principal)
 
 
 def _may(principal: Principal, lifecycle: str, *, own: bool) -> bool:

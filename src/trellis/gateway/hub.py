@@ -23,10 +23,12 @@ from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
+from trellis.engine.ownership import owns, submitter_of
 from trellis.engine.recent import Recent
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
-from trellis.gateway.events import OF_AGENTS, Told, View, tell
+from trellis.gateway.events import OF_AGENTS, Told, View, rule_of, tell
+from trellis.lifecycles import Role
 
 PAGE = 500
 READ_MAX = 200
@@ -149,7 +151,7 @@ class Hub:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _pause_s: float = PAUSE_S_MIN
     _agents: Recent[JobId, str | None] = field(default_factory=Recent[JobId, str | None])
-    _submitters: Recent[JobId, str | None] = field(default_factory=Recent[JobId, str | None])
+    _submitters: Recent[JobId, str] = field(default_factory=Recent[JobId, str])
     _shared: dict[tuple[View, str], Batch] = field(default_factory=dict[tuple[View, str], Batch])
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP_MAX))
 
@@ -228,11 +230,9 @@ class Hub:
         return b"".join([told.frame for told in found if view.shows(told, own=await self._is_own(view, told))])
 
     async def _is_own(self, view: View, told: Told) -> bool:
-        if told.lifecycle not in view.own:
+        if told.lifecycle not in view.own or view.principal is None:
             return False
-        if view.submitter is None:
-            return told.job_id == view.given
-        return await self._submitter(told.job_id) == view.submitter
+        return owns(view.principal, rule_of(told.lifecycle), told.job_id, await self._submitter(told.job_id))
 
     async def wait(self, listener: Listener, position: str, wake_at: float) -> None:
         """Come back when there may be more after `position`, at `wake_at`, or when the stream is over."""
@@ -310,7 +310,8 @@ class Hub:
     async def _learn(self, first: Sequence[Event]) -> None:
         """Remember what the first event of a job says of it, all of a page in one question."""
         for event in first:
-            self._submitters[event.job_id] = event.actor
+            if event.role is not Role.RECONCILER:  # what that makes belongs to whom the job before it belongs
+                self._submitters[event.job_id] = event.actor
         unknown = [event for event in first if event.lifecycle in OF_AGENTS and event.job_id not in self._agents]
         for record in await self.ledger.recorded(unknown) if unknown else ():
             if record.submission is not None:
@@ -324,10 +325,10 @@ class Hub:
             self._agents[event.job_id] = None if job is None or job.payload is None else _slug(job.payload)
         return self._agents[event.job_id]
 
-    async def _submitter(self, job_id: JobId) -> str | None:
+    async def _submitter(self, job_id: JobId) -> str:
         if job_id not in self._submitters:
-            first = (await self.ledger.events(job_id))[:1]
-            self._submitters[job_id] = first[0].actor if first and first[0].version == 1 else None
+            job = await self.ledger.job(job_id)
+            self._submitters[job_id] = "" if job is None else await submitter_of(self.ledger, job)
         return self._submitters[job_id]
 
 

@@ -56,6 +56,8 @@ class Tickets:
             "expires_at": identity.expires_at,
             "job_id": identity.job_id,
             "key_id": identity.key_id,
+            "tenant": identity.tenant,
+            "agent": identity.agent,
         }
         answer = await self.objects.put(_key(ticket), json.dumps(body).encode(), when=CREATE)
         assert isinstance(answer, Stored), "random text came twice"

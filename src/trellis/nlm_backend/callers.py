@@ -48,9 +48,7 @@ async def authenticate(
         raise Problem("AUTH_REQUIRED", detail)
     door: Door = request.app.state.door
     identity = door.tokens.verify(credentials.credentials, door.keys, now=door.now())
-    held = " and ".join(sorted(role.value for role in identity.roles))
-    because = f"the token of {identity.name} gives {held}"
-    principal = Principal(name=identity.name, roles=identity.roles, because=because)
+    principal = identity.principal()
     door.limits.take(request, principal)
     request.scope[WHO] = principal
     return principal

@@ -16,7 +16,7 @@ from typing import Any
 
 from trellis.agents.errors import AgentError
 from trellis.engine import tracing
-from trellis.engine.errors import IdempotencyMismatch, InputError, QueueFull
+from trellis.engine.errors import IdempotencyMismatch, InputError, NotAllowed, QueueFull
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
@@ -202,7 +202,7 @@ class Inbox:
                 await self.offering.refuse_duplicate(offer)
         except QueueFull:
             return None  # it waits here until there is room
-        except (AgentError, RunError, InputError) as error:
+        except (AgentError, RunError, InputError, NotAllowed) as error:
             return {"code": error.code, "reason": str(error)}
         return None
 
@@ -217,7 +217,7 @@ class Inbox:
             made = await self._make(told)
         except (TooManyWaiting, QueueFull):
             return
-        except (AgentError, RunError, InputError) as error:
+        except (AgentError, RunError, InputError, NotAllowed) as error:
             await self._move(job.job_id, "rejected", {"rejection": {"code": error.code, "reason": str(error)}})
             return
         await self._move(job.job_id, "processed", {"made": made})
@@ -228,7 +228,8 @@ class Inbox:
             run = await self.layer.trigger(intent["target"], intent["payload"], kind=TriggerKind.MANUAL, key=key)
             return {"run_id": run}
         if intent["action"] == JOB:
-            (job,) = await self.ledger.submit(self.gateway, [await self._job(told, key)])
+            sender = Actor(role=self.gateway.role, name=told["source"]["identity"])
+            (job,) = await self.ledger.submit(sender, [await self._job(told, key)])
             return {"job_id": job.job_id}
         proposal = ids.entry_proposal_id(told["id"], datetime.fromisoformat(told["source"]["timestamp"]))
         made = await self.ledger.job(proposal)

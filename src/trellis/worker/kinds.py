@@ -13,9 +13,11 @@ from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
 from trellis.bus.asking import AskedAs, Asking
 from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, Name, Pairs, Text
+from trellis.engine.authority import Principal
 from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
 from trellis.engine.ledger import Ledger
+from trellis.engine.ownership import admitted, within_agent
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -140,8 +142,8 @@ class Making:
     catalog: Catalog
     asking: Callable[[], Asking]
     """How jobs on topics are asked for; the configuration of the bus is read when one is."""
-    principal: str
-    """Who asks, by name."""
+    principal: Principal
+    """Who asks."""
     asked_as: AskedAs | None = None
     """The key of the request, if it has one: one that came before is never refused for want of room."""
 
@@ -168,10 +170,12 @@ async def _queue_job(asked: JobAsked, making: Making) -> NewJob:
     if foreign:
         raise SettingNotForQueue(fields=foreign)
     made = ids.make_run_id(await making.ledger.now(), making.new_id())
+    slug = making.principal.agent if asked.agent_slug is None else asked.agent_slug
+    within_agent(making.principal, "jobs.create", slug or "")
     request = checked(
-        run_id=made if asked.run_id is None else await _run(asked.run_id, asked.agent_slug, making),
+        run_id=made if asked.run_id is None else await _run(asked.run_id, slug, making),
         job_type=str(asked.job_type),
-        agent_slug=asked.agent_slug,
+        agent_slug=slug,
         payload=asked.payload,
         entity_refs=asked.entity_refs or (),
     )
@@ -236,7 +240,7 @@ KINDS: tuple[Kind, ...] = (
 
 
 async def job_of(asked: JobAsked, making: Making) -> NewJob:
-    """The job that is asked for; raises an InputError (an AgentError, a RunError) that says what to change.
+    """The job that is asked for; raises an InputError (an AgentError, a RunError) that says what to change, or NotAllowed.
 
     The job is not written; of a job on a topic its payload is, where its workers look for it.
     """
@@ -244,7 +248,7 @@ async def job_of(asked: JobAsked, making: Making) -> NewJob:
     if len(named) != 1:
         fields = ", ".join(repr(kind.field) for kind in KINDS)
         raise KindUnclear(fields=fields, found=" and ".join(repr(kind.field) for kind in named) or "none")
-    return await named[0].make(asked, making)
+    return await admitted(making.principal, making.ledger, await named[0].make(asked, making))
 
 
 async def read_job(asked: Mapping[str, Any], making: Making) -> NewJob:

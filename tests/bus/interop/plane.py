@@ -195,10 +195,10 @@ class Plane:
     # --- what is asked at our own door -----------------------------------------------------------------------------
 
     async def submit(self, job_id: str, topic: str = TOPIC, **said: Any) -> str:
-        """A job by the gateway: it is PENDING until a pass."""
+        """A job by the SDK's client: it is PENDING until a pass."""
         request = JobRequest.checked({"job_id": job_id, "topic": topic, **said})
         job = new_bus_job(request, self.topics, trace_id=f"t-{job_id}")
-        (answer,) = await self.ledger.submit(Actor(role=Role.GATEWAY, name="gateway"), [job])
+        (answer,) = await self.ledger.submit(Actor(role=Role.GATEWAY, name="<bus>client-1"), [job])
         assert isinstance(answer, Submitted)
         return job_id
 

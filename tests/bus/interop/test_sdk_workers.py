@@ -21,6 +21,7 @@ from trellis.bus.messages import direct_subject
 from trellis.bus.pointers import make_pointers
 from trellis.bus.room import Room
 from trellis.bus.safety.decisions import Kind
+from trellis.engine.authority import Principal
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
@@ -59,7 +60,11 @@ async def test_an_agent_gets_its_payload_through_redis_and_its_jobs_directly(
         client, pointers = await plane.client(), make_pointers(None, redis_url)
         room = Room(ledger=plane.ledger, clock=FakeClock())
         asking = Asking(topics=plane.topics, pointers=pointers, room=room, new_id=new_id)
-        made = await asking.job({"job_id": "sum", "topic": TOPIC}, payload={"numbers": [1, 2, 3]}, principal="me")
+        made = await asking.job(
+            {"job_id": "sum", "topic": TOPIC},
+            payload={"numbers": [1, 2, 3]},
+            principal=Principal(name="me", roles=frozenset()),
+        )
         async with sdk_agent(plane, redis_url) as seen:
             await plane.pass_time(1, beats=["agent-1"])
             await plane.ledger.submit(Actor(role=Role.GATEWAY, name="gateway"), [made])

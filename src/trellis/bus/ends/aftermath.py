@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from trellis.bus.documents import data_of
 from trellis.bus.ends.compensation import compensation_of
 from trellis.bus.ends.derived import RETRY_ID, submit_first
-from trellis.bus.ends.families import Families
+from trellis.bus.ends.families import Families, JobTree
 from trellis.bus.ends.following import Follower, TakenOver
 from trellis.bus.ends.publisher import ENDS
 from trellis.bus.ends.retrying import is_wanted, retry_of
@@ -61,8 +61,8 @@ class Aftermath:
     name: str = FOLLOWS_AS
     _families: Families = field(init=False)
     _workflows: Workflows = field(init=False)
-    _above: dict[str, str | None] = field(default_factory=dict[str, str | None])
-    """By parent, for one page: the cancelled job above its children. A cancel that comes later finds them itself."""
+    _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
+    """By parent and party of its children, for one page: the cancelled job above its children. A cancel that comes later finds them itself."""
     _begun: int = 0
     _made: int = 0
 
@@ -108,6 +108,7 @@ class Aftermath:
         self._above.clear()
         accepted = [event for event in events if event.source is None]
         for record in await self.ledger.recorded(accepted):
+            self._families.learn_party(record.event)
             if record.submission is not None:
                 self._families.learn(record.event.job_id, record.submission.payload)
         by_family: dict[str, list[tuple[Event, JobRequest]]] = {}
@@ -158,7 +159,7 @@ class Aftermath:
         step = await self._step(request)
         if step is None or not step.step_of or not step.workflow_id:
             return None
-        return step.step_of, step.workflow_id, step.tenant
+        return await self._families.key_of(step)
 
     async def _step(self, request: JobRequest) -> JobRequest | None:
         """What was asked with this job, or with the one that it undoes."""
@@ -172,7 +173,7 @@ class Aftermath:
         job, events = await self.ledger.job(event.job_id), await self.ledger.events(event.job_id)
         if job is None or not is_wanted(job, request, events, topic):
             return
-        if await self._families.is_cancelled(request.step_of):
+        if await self._families.is_cancelled(request, request.step_of):
             return
         retry = await submit_first(self.ledger, self._reconciler, retry_of(job, request, event, self.topics))
         if retry is None:
@@ -194,17 +195,19 @@ class Aftermath:
         waiting = await self._families.incarnations(event.job_id, request)
         before = set(waiting[1:])
         seen = set(waiting)
+        tree = JobTree(families=self._families, roots=frozenset(waiting))
         while waiting and len(seen) < TREE_MAX:
             parent = waiting.pop()
             for child in await self._families.children(parent):
                 if child.job_id in seen or child.compensates is not None:
                     continue
                 seen.add(child.job_id)
+                tree.add(child.job_id, parent)
                 if parent in before and await self._is_retry(child.job_id):
                     continue  # somebody runs the same job again
                 if child.place is Place.ENDED:
                     waiting.append(child.job_id)
-                else:
+                elif await tree.is_whole_to(child.job_id):
                     await self._cancel(child.job_id, f"cascade:{event.job_id}", f"{event.job_id} was cancelled")
                     await self.follower.keep()
             await self.follower.keep()
@@ -217,12 +220,12 @@ class Aftermath:
 
     async def _not_after_cancel(self, event: Event, request: JobRequest) -> None:
         """A child that came when what is above it was cancelled already."""
-        parent = request.step_of
         if COMPENSATES in request.labels:
             return
-        if parent not in self._above:
-            self._above[parent] = await self._cancelled_above(request)
-        cancelled = self._above[parent]
+        place = request.step_of, await self._families.party(request)
+        if place not in self._above:
+            self._above[place] = await self._cancelled_above(request)
+        cancelled = self._above[place]
         if cancelled is not None:
             await self._cancel(event.job_id, f"cascade:{cancelled}", f"{cancelled} was cancelled")
 
@@ -233,7 +236,7 @@ class Aftermath:
                 break
             job = await self.ledger.job(JobId(request.step_of))
             above = None if job is None else self._families.request_in(job)
-            if job is None or above is None:
+            if job is None or above is None or not await self._families.is_linked(job, request):
                 break
             last = await self._families.standing(job, above, step_of=above.step_of)
             if last.job.state == CANCELLED:

@@ -10,15 +10,18 @@ from dataclasses import dataclass, field
 from trellis.bus.ends.derived import RETRY_ID
 from trellis.bus.ends.retrying import is_wanted, retry_of
 from trellis.bus.ends.standing import CANCELLED, DONE_AGAIN, SUCCEEDED, Standing
-from trellis.bus.ends.workflow import Remembered
+from trellis.bus.ends.workflow import Key, Remembered
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.requests import RETRY_OF, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import ATTEMPTS_MAX, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.ownership import has_worked_on, submitter_of
+from trellis.engine.principal_names import party_of
 from trellis.engine.recent import Recent
-from trellis.engine.records import Job, JobFilter, Place
+from trellis.engine.records import Event, Job, JobFilter, Place
+from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 
 PAGE = 500
@@ -39,6 +42,7 @@ class Families:
     remembered: Remembered = field(default_factory=Remembered)
     """The steps of workflows, for `Workflows`."""
     _requests: Recent[str, JobRequest] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    _parties: Recent[str, str] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
 
     def learn(self, job_id: JobId, payload: bytes) -> JobRequest | None:
         """The request in this payload, remembered; None when it cannot be read."""
@@ -83,10 +87,42 @@ class Families:
         _log.error("too_many_children", job_id=job_id, looked_at=len(found))
         return found
 
-    async def is_cancelled(self, job_id: str) -> bool:
-        """Whether this bus-job was cancelled; no job is not."""
-        job = await self.ledger.job(JobId(job_id)) if job_id else None
-        return job is not None and job.lifecycle == BUS_JOB.name and job.state == CANCELLED
+    async def key_of(self, step: JobRequest) -> Key:
+        """The workflow that a step belongs to."""
+        return step.step_of, step.workflow_id, step.tenant, await self.party(step)
+
+    async def party(self, request: JobRequest) -> str:
+        """Whose job it is: the party of its submitter (`principal_names.party_of`). Who does a job again does it for the same party."""
+        for job_id in reversed(await self.incarnations(request.job_id, request)):
+            if (known := self._parties.get(job_id)) is not None:
+                return known
+            if (job := await self.ledger.job(JobId(job_id))) is not None:
+                return await self.party_in(job)
+        return ""
+
+    def learn_party(self, accepted: Event) -> None:
+        """Remember whose job it is that was accepted with this event."""
+        if accepted.role is not Role.RECONCILER:  # what that makes is whose the job before it is
+            self._parties[accepted.job_id] = party_of(accepted.actor)
+
+    async def party_in(self, job: Job) -> str:
+        """The same, of a job that was read anew and does none again."""
+        self._parties[job.job_id] = party = party_of(await submitter_of(self.ledger, job))
+        return party
+
+    async def is_linked(self, parent: Job, request: JobRequest) -> bool:
+        """Whether a job is its parent's: of the same party, or made by a worker of the parent. What others hang there is not."""
+        own, above = await self.party(request), self.request_in(parent)
+        if own == (await self.party_in(parent) if above is None else await self.party(above)):
+            return True
+        return has_worked_on(await self.ledger.events(parent.job_id), own)
+
+    async def is_cancelled(self, request: JobRequest, step_of: str) -> bool:
+        """Whether the bus-job that this one is a step of was cancelled; no job is not, nor is another party's."""
+        job = await self.ledger.job(JobId(step_of)) if step_of else None
+        if job is None or job.lifecycle != BUS_JOB.name or job.state != CANCELLED:
+            return False
+        return await self.is_linked(job, request)
 
     async def incarnations(self, job_id: str, request: JobRequest) -> list[str]:
         """The job, and those that it did again, the first one last."""
@@ -139,7 +175,7 @@ class Families:
         retries = [(child, said) for child, said in again if said is not None and said.is_retry]
         if retries:
             return retries
-        due = await self._is_to_be_retried(job, request) and not await self.is_cancelled(step_of)
+        due = await self._is_to_be_retried(job, request) and not await self.is_cancelled(request, step_of)
         return Standing(job=job, request=request, to_be_retried=due)
 
     async def _is_to_be_retried(self, job: Job, request: JobRequest) -> bool:
@@ -152,3 +188,34 @@ class Families:
             if there is None or (said is not None and said.labels.get(RETRY_OF) == job.job_id):
                 return True
         return False  # its ids are other jobs, and it can never be made
+
+
+@dataclass(kw_only=True)
+class JobTree:
+    """The jobs below some roots, as far as they were found: which of them are the roots' own, through all that is between."""
+
+    families: Families
+    roots: frozenset[str]
+    _parents: dict[str, str] = field(default_factory=dict[str, str])
+    _own: dict[str, bool] = field(default_factory=dict[str, bool])
+
+    def add(self, job_id: str, parent: str) -> None:
+        """This job hangs below that one."""
+        self._parents[job_id] = parent
+
+    async def is_whole_to(self, job_id: str) -> bool:
+        """Whether every link from a root down to this job was made by the owner of what it hangs below, or by a worker of that."""
+        path = [job_id]
+        while path[-1] not in self.roots and path[-1] not in self._own:
+            path.append(self._parents[path[-1]])
+        own = self._own.get(path[-1], True)
+        for parent, child in zip(reversed(path), list(reversed(path))[1:], strict=False):
+            own = own and await self._is_link(parent, child)
+            self._own[child] = own
+        return own
+
+    async def _is_link(self, parent: str, child: str) -> bool:
+        above, request = await self.families.ledger.job(JobId(parent)), await self.families.request(child)
+        if above is None or request is None:
+            return above is None  # its parent was removed: nobody else can have it
+        return await self.families.is_linked(above, request)

@@ -17,8 +17,9 @@ from trellis.engine.jobs import JobId
 STEPS_MAX = 100_000
 """Children that a process remembers over all parents, unless one parent alone has more."""
 
-Key: TypeAlias = tuple[str, str, str]
-"""The parent, the workflow and the tenant of steps that go in order."""
+Key: TypeAlias = tuple[str, str, str, str]
+"""The parent, the workflow, the tenant and the party of steps that go in order: what another party hangs below the same parent, under
+the same names, is a workflow of its own (`engine/ownership`)."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -165,7 +166,7 @@ class Family:
     """What the ledger calls those that are known."""
     known: dict[int, JobId] = field(default_factory=dict[int, JobId])
     """By their numbers in the ledger."""
-    workflows: dict[tuple[str, str], Workflow] = field(default_factory=dict[tuple[str, str], Workflow])
+    workflows: dict[tuple[str, str, str], Workflow] = field(default_factory=dict[tuple[str, str, str], Workflow])
 
     def lose(self, numbers: set[int]) -> bool:
         """Those with these numbers were removed. False when something else that is known may be wrong now."""

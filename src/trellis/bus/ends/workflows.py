@@ -8,6 +8,7 @@ import asyncio
 from bisect import insort
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from trellis.bus.ends.families import CHILDREN_MAX, Families
 from trellis.bus.ends.standing import DONE_AGAIN, Standing
@@ -16,6 +17,8 @@ from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.engine.jobs import JobId
 from trellis.engine.logs import log_of
 from trellis.engine.records import Children, Job
+
+T = TypeVar("T")
 
 PAGE = 1_000
 AT_ONCE = 16
@@ -149,25 +152,30 @@ class Workflows:
         for start in range(0, min(len(new), room), AT_ONCE):
             group = new[start : min(start + AT_ONCE, room)]
             jobs = await _all(self.families.ledger.job(job_id) for _, job_id in group)
-            for (number, job_id), job in zip(group, jobs, strict=True):
-                self._take_in(family, job)
-                family.known[number] = job_id
+            steps = [self._step_in(job) for job in jobs]
+            parties = await _all(self.families.party_in(one.job) for one in steps if one is not None)
+            for one, party in zip([one for one in steps if one is not None], parties, strict=True):
+                self._take_in(family, one, party)
+            family.known.update(group)
             await self.between()
         return len(new) <= room
 
-    def _take_in(self, family: Family, job: Job | None) -> None:
-        """Put a child where it belongs; what is no step of a workflow, and what another tenant hung there, is in nobody's way."""
+    def _step_in(self, job: Job | None) -> Standing | None:
+        """A child that is a step of a workflow; None for any other."""
         request = None if job is None else self.families.request_in(job, anew=True)
         if job is None or request is None or not request.workflow_id:
-            return
-        if request.is_retry or COMPENSATES in request.labels:
-            return
-        workflow = family.workflows.setdefault((request.workflow_id, request.tenant), Workflow())
-        step = Step(request.step_index, job.job_id)
-        if workflow.settle(step, Standing(job=job, request=request)):
+            return None
+        return None if request.is_retry or COMPENSATES in request.labels else Standing(job=job, request=request)
+
+    def _take_in(self, family: Family, one: Standing, party: str) -> None:
+        """Put a step where it belongs; what another tenant or party hung there is in nobody's way."""
+        named = (one.request.workflow_id, one.request.tenant, party)
+        workflow = family.workflows.setdefault(named, Workflow())
+        step = Step(one.request.step_index, one.job.job_id)
+        if workflow.settle(step, one):
             return
         insort(workflow.unsettled, step)
-        if job.state in DONE_AGAIN:
+        if one.job.state in DONE_AGAIN:
             workflow.unseen.append(step)
 
     async def _look_if_unsettled(self, workflow: Workflow, step: Step) -> None:
@@ -195,7 +203,7 @@ class Workflows:
         return None if workflow.settle(step, standing) else standing
 
 
-async def _all(reads: Iterable[Awaitable[Job | None]]) -> list[Job | None]:
+async def _all(reads: Iterable[Awaitable[T]]) -> list[T]:
     """Every answer; when one raises, the others are finished first."""
     answers = await asyncio.gather(*reads, return_exceptions=True)
     for answer in answers:

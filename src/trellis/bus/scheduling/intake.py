@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from trellis.bus.ends.families import Families
 from trellis.bus.ends.publisher import ENDS, result_of
 from trellis.bus.envelope import PacketRefused
-from trellis.bus.errors import BusError, TopicFull
+from trellis.bus.errors import BusError, RequestInvalid, TopicFull
 from trellis.bus.messages import (
     ALERT,
     CANCEL,
@@ -48,6 +48,8 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.ownership import may_link_on_bus, scoped_key, submitter_of
+from trellis.engine.principal_names import sender_name
 from trellis.engine.records import Job, Place
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -128,8 +130,13 @@ class Intake:
         came = tracing.readable(request.env.get(tracing.IN_ENV))
         with tracing.carried(came, f"job.submit {request.topic}", about, kind=tracing.CONSUMER):
             job = new_bus_job(request, self.topics, trace_id=packet.trace_id, trace=tracing.here())
+            if not await may_link_on_bus(self.ledger, packet.sender_id, job.parent_id):
+                detail = f"parent_job_id: {packet.sender_id} neither submitted {job.parent_id} nor works on it"
+                raise RequestInvalid(detail=detail)
+            sender = Actor(role=Role.GATEWAY, name=sender_name(packet.sender_id))
+            job = await scoped_key(self.ledger, job, sender.name)
             await self.room.take(job, self.topics)
-            return (await self.ledger.submit(Actor(role=Role.GATEWAY, name=packet.sender_id), [job]))[0]
+            return (await self.ledger.submit(sender, [job]))[0]
 
     async def on_refused(self, subject: str, error: PacketRefused) -> None:
         """A packet that the bus dropped, after it has told people: the client of a request that does not fit is told too."""
@@ -146,12 +153,16 @@ class Intake:
         if job is None or job.lifecycle != BUS_JOB.name:
             _log.info("cancel_of_unknown_job", job_id=wish.job_id, sender=packet.sender_id)
             return
+        if not await self._is_of(job, packet.sender_id):
+            reason = "only who submitted a job cancels it over the bus"
+            await self._alert(packet, job.job_id, ErrorCode.PERMISSION_DENIED, f"{packet.sender_id}: {reason}")
+            return
         if not await self._is_meant(job, wish.dispatch):
             _log.info("cancel_of_another_attempt", job_id=job.job_id, sender=packet.sender_id)
             return
         job = await self._open_form(job)
         await self.ledger.cancel(
-            Actor(role=Role.SUBMITTER, name=packet.sender_id),
+            Actor(role=Role.SUBMITTER, name=sender_name(packet.sender_id)),
             job.job_id,
             CancelMode.SOFT,
             RequestId(f"bus-cancel:{job.job_id}"),
@@ -165,6 +176,15 @@ class Intake:
             return job
         standing = await Families(ledger=self.ledger, topics=self.topics).stands_as(job)
         return job if standing is None else standing.job
+
+    async def _is_of(self, job: Job, sender_id: str) -> bool:
+        """Whether this sender submitted the job. Older jobs name their senders as they are; who came by another way is named in its request."""
+        submitter = await submitter_of(self.ledger, job)
+        if submitter != sender_id:
+            return submitter == sender_name(sender_id)
+        request = await Families(ledger=self.ledger, topics=self.topics).request(job.job_id)
+        events = await self.ledger.events(job.job_id)
+        return events[0].role is Role.GATEWAY and request is not None and request.principal_id != sender_id
 
     async def _is_meant(self, job: Job, dispatch: Dispatch | None) -> bool:
         """Whether a wish that names a handing-out names the one that the job is in; most name none."""

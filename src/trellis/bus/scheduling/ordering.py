@@ -1,5 +1,7 @@
 """Whether it is a step's turn: the steps of one parent and workflow go by their number, and steps of one number together (BUS-8).
 
+Only steps of one owner or tenant are counted together: nobody holds up another's workflow.
+
 A step waits while one with a lower number has not ended. A retry stands for the step it does again, so a step that failed and is tried
 again has not ended. One that ended badly for good ends all that come after it. Compensations are no steps.
 """
@@ -66,14 +68,14 @@ class Turns:
         """Whether it is this job's turn."""
         if not in_order(request):
             return None
-        key = (request.step_of, request.workflow_id, request.tenant)
+        key = await self.families.key_of(request)
         if key not in self._fronts:
             self._fronts[key] = await self._workflows.front(key)
         return turn_of(self._fronts[key], request.step_index)
 
-    def put_aside(self, job: Job, request: JobRequest) -> None:
+    async def put_aside(self, job: Job, request: JobRequest) -> None:
         """The job rests now because it is not its turn."""
-        self._aside.setdefault((request.step_of, request.workflow_id, request.tenant), []).append((job, request))
+        self._aside.setdefault(await self.families.key_of(request), []).append((job, request))
 
     async def missed(self) -> list[Job]:
         """Those put aside whose turn had come before they rested: whoever lets steps go did not find them resting."""

@@ -286,7 +286,7 @@ class Scheduler:
         reason = f"step {turn.step_index} ({turn.job_id}) has not ended"
         did = await self._defer(ready.job, "order", reason, resting.order_s(ready.age_s))
         if did is Did.DEFERRED:
-            turns.put_aside(ready.job, ready.request)
+            await turns.put_aside(ready.job, ready.request)
         return did
 
     def _place(self, ready: _Ready) -> Placed | Stays | Unfit:

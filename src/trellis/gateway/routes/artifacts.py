@@ -14,9 +14,10 @@ from trellis.artifacts.errors import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import JOB_ID_PATTERN, JobId
+from trellis.engine.ownership import within_scope
+from trellis.gateway.agent_scope import agent_within_reach, within_job_agent, within_reach
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
-from trellis.gateway.owning import within_scope
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve, say
 from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
@@ -27,6 +28,7 @@ from trellis.web.shapes import PROBLEMS
 DAYS_MAX = 36_500
 CLEANUP_DEFAULT = 200
 WRITE = "artifacts.write"
+READ = "artifacts.read"
 WHOLE = "of the old artifacts"
 """What a cleanup is about, for the message of a refusal."""
 
@@ -82,7 +84,8 @@ async def stage(
     response: Response,
 ) -> dict[str, Any]:
     """Stage the artifact of a job that waits for it. The job's artifact that is there already is the answer, whatever is sent."""
-    within_scope(caller, WRITE, body.job_id)
+    within_scope(caller.principal, WRITE, body.job_id)
+    await within_job_agent(instance, caller, WRITE, body.job_id)
     job = await instance.ledger.job(JobId(body.job_id))
     if job is None:
         raise JobNotFound(job_id=body.job_id)
@@ -97,25 +100,28 @@ async def stage(
 @router.get("/artifacts", response_model=Page[ArtifactListed], responses=PROBLEMS)
 async def listing(
     instance: InstanceOf,
-    _: Annotated[Caller, requires("artifacts.read")],
+    caller: Annotated[Caller, requires("artifacts.read")],
     type: Annotated[ArtifactType | None, Query()] = None,  # noqa: A002 - the word of the interface
     job_id: Annotated[str | None, Query(max_length=200)] = None,
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Finalized artifacts, newest first, without their content."""
+    """Finalized artifacts, newest first, without their content. A token for one agent or one job sees those of its agent alone."""
+    only = await agent_within_reach(instance, caller, READ)
     found = await instance.artifacts.page(limit=limit, cursor=cursor, type_=type, job_id=job_id)
-    return page([instance.artifacts.fields(row) for row in found.rows], found.cursor)
+    rows = [row for row in found.rows if only in {None, row.agent_slug}]
+    return page([instance.artifacts.fields(row) for row in rows], found.cursor)
 
 
 @router.get("/artifacts/{artifact_id}", response_model=Artifact, responses=PROBLEMS)
 async def one(
     artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],
     instance: InstanceOf,
-    _: Annotated[Caller, requires("artifacts.read")],
+    caller: Annotated[Caller, requires("artifacts.read")],
 ) -> Response:
     """One finalized artifact."""
     document = await instance.artifacts.read(artifact_id)
+    await within_reach(instance, caller, READ, None if document is None else str(document.get("agent_slug")))
     if document is None:
         raise ArtifactNotFound(artifact=artifact_id)
     # It was checked when it was staged and never changes: it is written out as it is, and beside the event loop.

@@ -11,6 +11,7 @@ import pydantic
 from fastapi import APIRouter, Query, Request, Response
 
 from trellis.engine.jobs import Actor, JobId
+from trellis.engine.ownership import within_agent
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
 from trellis.gateway.idempotency import Once, mark
@@ -110,6 +111,7 @@ async def submit(
     """
     if body.intent.action in RULES:
         caller.permit(RULES[body.intent.action])
+    within_agent(caller.principal, "inbox.submit", _agent(body.intent))
     inbox = instance.inbox(_gateway(caller))
     earlier = await asked.earlier(instance.ledger)
     if earlier is not None:
@@ -154,6 +156,11 @@ async def entries(
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _agent(intent: EntryIntent) -> str:
+    """The agent that an entry is about; a job on no agent's behalf is about none."""
+    return str(intent.payload.get("agent_slug", "")) if intent.action == "job" else intent.target.partition("/")[0]
 
 
 def _gateway(caller: Caller) -> Actor:

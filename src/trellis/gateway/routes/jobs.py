@@ -31,15 +31,16 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.ownership import checked, may_cancel, may_see, relayed, within_scope
 from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
+from trellis.gateway.agent_scope import within_job_agent
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
-from trellis.gateway.owning import checked, is_own, may_cancel, relayed, sees_all, within_scope
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve, wish
 from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
 from trellis.instance import Instance
-from trellis.lifecycles import LIFECYCLES, Trigger
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -107,10 +108,10 @@ async def submit(
     """Submit a job; it is in the ledger when this answers. The answer tells the job as it was made."""
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if asked.key is None else (asked.key.scope, asked.key.key)
-        making = replace(instance.making(caller.principal.name), asked_as=asked_as)
+        making = replace(instance.making(caller.principal), asked_as=asked_as)
         job = _keyed(await job_of(body, making), asked)
         job = replace(job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here())
-        actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
+        actor = relayed(caller.actor, job.lifecycle)
         (answer,) = await instance.ledger.submit(actor, [job])
         about = {"trellis.job_id": answer.job_id, "trellis.type": job.type, "trellis.lifecycle": job.lifecycle}
         span.note({**about, "trellis.correlation_id": job.correlation_id or ""})
@@ -165,7 +166,11 @@ async def listing(
     found: list[Job] = []
     for _ in range(ROUNDS_MAX):
         part = await instance.ledger.jobs(where, limit=limit - len(found), cursor=cursor)
-        found += [job for job in part.jobs if job.lifecycle in WORK and await _may_see(caller, instance.ledger, job)]
+        found += [
+            job
+            for job in part.jobs
+            if job.lifecycle in WORK and await may_see(caller.principal, "jobs.read", instance.ledger, job)
+        ]
         cursor = part.cursor
         if cursor is None or len(found) == limit:
             break
@@ -178,10 +183,6 @@ def _state(status: str | None) -> str | None:
     if status is not None and status not in known:
         raise Problem("VALIDATION_FAILED", f"No job is {status!r}; choose one of {', '.join(sorted(known))}.")
     return status
-
-
-async def _may_see(caller: Caller, ledger: Ledger, job: Job) -> bool:
-    return sees_all(caller, "jobs.read") or await is_own(caller, ledger, job)
 
 
 @router.get("/jobs/{job_id}", response_model=QueueJob | BusJob | JobWhole, responses=PROBLEMS)
@@ -239,8 +240,9 @@ async def context(
     caller: Annotated[Caller, requires("memory.read")],
 ) -> Response:
     """The context of one attempt of a queue job: memory, entities and sources, as they were when it began."""
-    within_scope(caller, "memory.read", job_id)
+    within_scope(caller.principal, "memory.read", job_id)
     job = await instance.ledger.job(JobId(job_id))
+    await within_job_agent(instance, caller, "memory.read", job_id)
     found = None
     if job is not None and job.lifecycle == QUEUE_JOB.name:
         found = await instance.objects.get(snapshot_key(instance.artifacts.cid, job_id, epoch))
@@ -316,7 +318,7 @@ async def cancel(
     """End a job. What has ended stays as it is: 409 with its state, and with the job that does it again if there is one. A soft cancel leaves a running job running for a while."""
     stop = body or JobCancel(mode=CancelMode.SOFT, reason=None)
     job = await _found(caller, "jobs.cancel", instance.ledger, job_id)
-    actor = await checked(caller, "jobs.cancel", instance.ledger, job)
+    actor = await checked(caller.principal, "jobs.cancel", instance.ledger, job)
     may_cancel(actor, job.lifecycle)
 
     async def act() -> dict[str, Any] | None:
@@ -348,7 +350,7 @@ async def requeue(
     await reserve(instance, asked, job.job_id)
     cause = None if body is None else body.reason
     if job.lifecycle == BUS_JOB.name:
-        actor = relayed(caller.actor, job.lifecycle, Trigger.SUBMIT)
+        actor = relayed(caller.actor, job.lifecycle)
         made = await run_again(instance.ledger, actor, job, instance.topics, asked.request_id, cause=cause)
         instance.wake_bus()
         mark(response, replayed=not made.created)
@@ -371,7 +373,7 @@ async def _found(caller: Caller, rule: str, ledger: Ledger, job_id: str) -> Job:
     """The job; raises NotAllowed before JobNotFound."""
     job = await ledger.job(JobId(job_id))
     job = job if job is not None and job.lifecycle in WORK else None
-    await checked(caller, rule, ledger, job)
+    await checked(caller.principal, rule, ledger, job)
     if job is None:
         raise JobNotFound(job_id=job_id)
     return job

@@ -11,6 +11,7 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
 from trellis.engine.jobs import Actor
+from trellis.gateway.agent_scope import within_reach
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
@@ -110,6 +111,7 @@ async def read(
     mode: ReadMode = ReadMode.BASIC,
 ) -> dict[str, Any]:
     """Layer 1: snapshot and open loops; wide adds the facts. Layer 2 is never part of it."""
+    await within_reach(instance, caller, "memory.read", agent_id)
     await _there(instance, caller, agent_id)
     view = await asyncio.to_thread(instance.memory.read, agent_id, mode)
     return {
@@ -134,6 +136,7 @@ async def deep(
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """One part of Layer 2, newest first, whole pieces."""
+    await within_reach(instance, caller, "memory.read-deep", agent_id)
     await _there(instance, caller, agent_id)
     view = await asyncio.to_thread(instance.memory.read_deep, agent_id, part, before=cursor, limit=limit)
     items = [{"name": item.name, "text": item.text, "token_count": item.token_count} for item in view.items]
@@ -149,6 +152,7 @@ async def history(
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """The changes of a memory, newest first; a page may be empty and still have a next one."""
+    await within_reach(instance, caller, "memory.read", agent_id)
     await _there(instance, caller, agent_id)
     before = None if cursor is None else CommitId(cursor)
     found = await asyncio.to_thread(instance.memory.history, agent_id, limit=limit, before=before)
@@ -165,6 +169,7 @@ async def propose(
     response: Response,
 ) -> dict[str, Any]:
     """Propose a change of memory. Of normal priority it is approved at once and applied before this answers."""
+    await within_reach(instance, caller, "memory.propose", agent_id)
     offering = instance.offering(_gateway(caller))
     made = await _made(offering, asked, response, lambda: _memory_offer(instance, caller, asked, agent_id, body))
     return {"proposalId": made.id, "status": made.status}
@@ -180,6 +185,7 @@ async def propose_logic(
     response: Response,
 ) -> dict[str, Any]:
     """Propose another logic of the agent; it waits for a person, whatever its priority."""
+    await within_reach(instance, caller, "memory.propose", agent_id)
     offering = instance.offering(_gateway(caller))
     made = await _made(offering, asked, response, lambda: _logic_offer(offering, caller, asked, agent_id, body))
     return {"proposalId": made.id, "status": made.status, "requiresHumanReview": True}

@@ -6,13 +6,11 @@ import pydantic
 from fastapi import APIRouter, Depends, Header, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials
 
-from trellis.engine.authority import Principal
 from trellis.gateway.callers import Caller, Requires, authenticate, bearer, gateway_of, requires
 from trellis.gateway.events import StreamType, Wanted, view_of
 from trellis.gateway.streaming import MEDIA_TYPE, Course, EventStream, Pass, Streams, streams_of
 from trellis.gateway.tickets import TICKET_CHARS_MAX, TTL_S
 from trellis.http.shapes import EXAMPLE_RUN
-from trellis.identity import Identity
 from trellis.lifecycles import LIFECYCLES
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
@@ -77,14 +75,10 @@ class Follows(Requires):
             allowed = Pass(identity=identity, keys=keys, token=token)
         else:
             identity = await (await streams_of(request)).tickets.take(ticket)
-            principal, allowed = _principal(identity), Pass(identity=identity, keys=keys)
+            principal, allowed = identity.principal(), Pass(identity=identity, keys=keys)
             request.scope["trellis.principal"] = principal
             gateway_of(request).limits.take(request, principal)
         return await super().__call__(request, (principal, identity)), allowed
-
-
-def _principal(identity: Identity) -> Principal:
-    return Principal(name=identity.name, roles=identity.roles, because=f"the ticket of {identity.name} gives them")
 
 
 async def wanted(
@@ -148,7 +142,7 @@ async def stream(
     while its `version` is lower. The stream ends with your token, and with a comment that says why; connect again after `retry`.
     """
     caller, allowed = follows
-    view = view_of(caller.principal, caller.identity, what)
+    view = view_of(caller.principal, what)
     begins = await streams.hub.begin(last_event_id or last_event_id_first)
     first = await streams.hub.read(view, begins)
     return EventStream(streams, Course(view=view, begins=begins, first=first, allowed=allowed, for_s=for_s))
