@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import LiteralString, NamedTuple
 
+from trellis.engine.deaths import runs_alone
 from trellis.engine.errors import NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, TypeClaim
 from trellis.ledgers.queries import NamedQueries
@@ -21,6 +22,7 @@ LEAST_URGENT_EVERY = 16
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
     ready_of_type: LiteralString
     least_urgent_of_type: LiteralString
+    died_and_claimable_or_held: LiteralString
     to_claim: LiteralString
     take_over: LiteralString
     claim_before: LiteralString
@@ -51,6 +53,13 @@ class _Row(NamedTuple):
     compensates: JobId | None
     checkpoint: bytes | None
     place: int
+    max_deaths: int
+
+    @property
+    def runs_alone(self) -> bool:
+        return runs_alone(
+            deaths=self.deaths, max_deaths=self.max_deaths, attempt=self.attempt, max_attempts=self.max_attempts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +81,13 @@ def claim(tx: Transaction, actor: Actor, who: Who, request: Claim, *, least_urge
         return before
     count = min(request.start + request.prefetch, CLAIM_MAX)
     wanted = _wanted(tx, lifecycle, request, count)
-    ids = _pick(tx, wanted, count, least_urgent_first=least_urgent_first)
+    held_back = array(_held_back(tx, lifecycle, wanted)) if request.isolates else "[]"
+    ids = _pick(tx, wanted, count, held_back, least_urgent_first=least_urgent_first)
     if not ids:
         return []
     by_type = {one.id: one for one in wanted}
     rows = _load(tx, ids)
-    claimed = _grant(tx, lifecycle, who, rows, by_type, request.start)
+    claimed = _grant(tx, lifecycle, who, rows, by_type, request)
     _spend(tx, by_type, rows)
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
     tx.db.execute(_Sql.record_claim, (request.claim_id, tx.now, leases))
@@ -119,15 +129,32 @@ def _wanted(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -
     return list(wanted.values())
 
 
-def _pick(tx: Transaction, wanted: list[_Wanted], count: int, *, least_urgent_first: bool) -> list[int]:
+def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_Wanted]) -> list[int]:
+    """Jobs that must run alone, but for the first of them while nobody holds another."""
+    died = tx.db.execute(_Sql.died_and_claimable_or_held, (lifecycle.code,))
+    alone = [
+        (place, prio, pos, key, type_)
+        for key, type_, place, prio, pos, deaths, max_deaths, attempt, max_attempts in died
+        if runs_alone(deaths=deaths, max_deaths=max_deaths, attempt=attempt, max_attempts=max_attempts)
+    ]
+    ready = sorted(row for row in alone if row[0] != HELD)
+    types = {one.id for one in wanted}
+    first = next((row for row in ready if row[4] in types), None) if len(ready) == len(alone) else None
+    return [row[3] for row in ready if row is not first]
+
+
+def _pick(tx: Transaction, wanted: list[_Wanted], count: int, held_back: str, *, least_urgent_first: bool) -> list[int]:
     """Keys of ready jobs by priority and readiness; now and then the least urgent class goes first for a small part."""
     picked: dict[int, None] = {}
     if least_urgent_first and count > 0:
         share = max(1, count // LEAST_URGENT_EVERY)
-        heads = [tx.db.execute(_Sql.least_urgent_of_type, (w.id, w.id, min(share, w.room))).fetchall() for w in wanted]
+        heads = [
+            tx.db.execute(_Sql.least_urgent_of_type, (w.id, held_back, w.id, min(share, w.room))).fetchall()
+            for w in wanted
+        ]
         last = sorted((row for head in heads for row in head), key=lambda row: (-row[0], row[1], row[2]))
         picked.update((row[2], None) for row in last[:share])
-    heads = [tx.db.execute(_Sql.ready_of_type, (w.id, w.room)).fetchall() for w in wanted]
+    heads = [tx.db.execute(_Sql.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
     merged: Iterable[tuple[int, int, int]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
     for _, _, key in merged:
         if len(picked) >= count:
@@ -172,14 +199,17 @@ def _course(lifecycle: Lifecycle, who: Who, state: int, length: int, *, start: b
 
 
 def _grant(
-    tx: Transaction, lifecycle: Lifecycle, who: Who, rows: list[_Row], by_type: dict[int, _Wanted], start: int
+    tx: Transaction, lifecycle: Lifecycle, who: Who, rows: list[_Row], by_type: dict[int, _Wanted], request: Claim
 ) -> list[Claimed]:
-    """The claims' events, then the starts' events; jobs that kept a held state get a lease without an event."""
+    """The claims' events, then the starts' events; jobs that kept a held state get a lease without an event.
+
+    A job that runs alone is not started: its neighbours may have to end first, and their worker may die of them.
+    """
     courses: dict[tuple[int, int, bool], _Course] = {}
     claimed: list[Claimed] = []
     for number, row in enumerate(rows):
         want = by_type[row.type]
-        kind = (row.type, row.state, number < start)
+        kind = (row.type, row.state, number < request.start and not (request.isolates and row.runs_alone))
         course = courses.get(kind)
         if course is None:
             course = courses[kind] = _course(lifecycle, who, row.state, want.length, start=kind[2])
@@ -217,6 +247,7 @@ def _claimed(row: _Row, lifecycle: Lifecycle, state: int, epoch: int, want: _Wan
         row.compensates,
         row.checkpoint,
         None if row.deadline_at is None else (row.deadline_at - now) / US,
+        row.runs_alone,
     )
 
 
