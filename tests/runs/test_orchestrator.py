@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
-from trellis.engine.jobs import Actor, Advance, Applied, CancelMode, LeaseLost, RequestId
+from trellis.engine.jobs import Actor, Advance, Applied, CancelMode, LeaseLost, RequestId, lease_length_s
 from trellis.lifecycles import Role
 from trellis.runs.orchestrator import ACCEPT_BATCH_MAX, TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.steps import StepContext, StepResult
@@ -223,6 +223,34 @@ async def test_a_claim_that_was_answered_after_its_lease_is_not_taken_up(stand: 
     assert (await one.run_once()).driving == 0
     assert await stand.state(run) == "running"  # until its lease is over and somebody else has it
     assert stand.steps.done["load-context"] == 0
+
+
+@pytest.mark.requirement("D2", "D4")
+@pytest.mark.parametrize("verb", ["turn", "renew"])
+async def test_a_drive_is_fenced_from_when_its_lease_was_asked_for_and_not_from_the_answer(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, verb: str
+):
+    hold, one, call = Hold(stand), orchestrator(stand), getattr(stand.ledger, verb)
+    run, sent_at = await stand.run_of(), list[float]()
+
+    async def slow(*args: object) -> object:
+        sent_at.append(stand.clock())
+        answer = await call(*args)
+        stand.clock.advance(5.0)
+        return answer
+
+    monkeypatch.setattr(stand.ledger, verb, slow)
+    await one.run_once()
+    await stand.until(lambda: hold.begun == [run])
+    if verb == "renew":
+        stand.clock.advance(10.0)
+        await one.renew()
+    driving = next(iter(one._driving.values()))
+    length_s = lease_length_s(one.options.lease_s, one.options.heartbeat_s)
+    assert driving.fence - length_s in sent_at
+    one.claiming = False
+    hold.let_go(run)
+    await asyncio.gather(driving.task, return_exceptions=True)
 
 
 @pytest.mark.requirement("D4", "D19")

@@ -191,6 +191,45 @@ async def test_signs_of_life_outlive_a_bus_that_is_away(rig: Rig):
         assert (await rig.result(order)).status is Status.SUCCEEDED
 
 
+@pytest.mark.requirement("DJ-7")
+async def test_a_handler_is_told_when_its_lease_is_over_by_its_own_clock(rig: Rig):
+    slow = Slow()
+    async with rig.serving(slow.app):
+        order = await rig.control.dispatch(env={"trellis.lease_s": "6"})
+        await rig.until(lambda: bool(slow.begun))
+        (ctx,) = slow.begun
+        rig.line.down = True
+        assert not ctx.cancelled
+        await rig.pass_time(10)
+        assert (ctx.cancelled, ctx.lease_valid, slow.cut) == (True, False, [])
+        rig.line.down = False
+        slow.go.set()
+        result = await rig.result(order, step_s=0.5)
+    assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, "WORKER_UNAVAILABLE")
+
+
+@pytest.mark.requirement("DJ-7")
+async def test_a_handler_that_waits_to_be_stopped_comes_back_when_its_lease_is_over(rig: Rig):
+    app, begun, back = App(), asyncio.Event(), asyncio.Event()
+
+    @app.job(TOPIC)
+    async def handler(ctx: BusContext) -> str:
+        begun.set()
+        await ctx.cancel_requested()
+        back.set()
+        return "half"
+
+    async with rig.serving(app):
+        order = await rig.control.dispatch(env={"trellis.lease_s": "6"})
+        await rig.until(begun.is_set)
+        await rig.pass_time(20)
+        assert not back.is_set(), "signs of life are answered, so its lease goes on"
+        rig.line.down = True
+        await rig.until(back.is_set, step_s=0.5)
+        rig.line.down = False
+        assert (await rig.result(order, step_s=0.5)).status is Status.FAILED_RETRYABLE
+
+
 @pytest.mark.parametrize("lease_s", ["", "0", "-1", "nan", "soon", "1e999"])
 async def test_a_lease_that_makes_no_sense_is_as_if_none_was_said(rig: Rig, lease_s: str):
     slow = Slow()

@@ -94,6 +94,14 @@ def test_a_dependency_that_names_a_longer_wait_gets_it():
     assert decided.delay_s == 90
 
 
+@pytest.mark.requirement("DJ-9")
+def test_a_dependency_that_names_a_shorter_wait_does_not_shorten_the_backoff():
+    backoff = POLICY.retry.delay_s(FIRST.attempt, half())
+    decided = on_error(FIRST, TransientError("slow down", retry_after_s=backoff / 2), POLICY, half)
+    assert isinstance(decided, Retry)
+    assert decided.delay_s == backoff
+
+
 def test_an_error_text_is_never_empty_and_always_storable():
     assert error_text(RuntimeError()) == "RuntimeError"
     assert error_text(RuntimeError("a\0b\ud800")) == "RuntimeError: a\\0b\\ud800"

@@ -11,8 +11,9 @@ from tests.worker.conftest import Stand
 from tests.worker.test_suspects import suspects
 from trellis.client import JobHandle
 from trellis.engine.errors import Refused
-from trellis.engine.jobs import JobId, Turn
+from trellis.engine.jobs import Advance, JobId, Turn
 from trellis.ledgers import open_ledger
+from trellis.lifecycles import Trigger
 from trellis.testing import FakeClock
 from trellis.worker import turns
 from trellis.worker.app import App
@@ -181,8 +182,10 @@ async def test_a_worker_is_not_idle_while_a_claim_is_in_flight(stand: Stand):
     await worker.drain()
 
 
-async def test_a_turn_composed_before_a_suspect_was_known_does_not_end_the_caution(stand: Stand, monkeypatch: Any):
+async def test_what_a_claim_in_flight_brings_ends_before_a_suspect_begins(stand: Stand, monkeypatch: Any):
     monkeypatch.setattr(turns, "SECOND_TURN_MIN", 1)
+    (pill,) = await suspects(stand, 1)
+    (kept,) = await stand.claim("t", start=1)
     gate, bench = Floodgate(stand), Bench()
     async with stand.running(bench.app, concurrency=20, prefetch=0) as worker:
         jobs = await started(stand, bench, 4)
@@ -191,44 +194,42 @@ async def test_a_turn_composed_before_a_suspect_was_known_does_not_end_the_cauti
         await stand.until(lambda: len(gate.held_back) == 1)
         bench.end(1)
         await stand.until(lambda: len(gate.held_back) == 2)
-        early, late = gate.sent[-2:]
-        assert early.claim is not None
-        assert late.claim is not None
-        pill = (await suspects(stand, 1))[0]
+        assert all(turn.claim is not None for turn in gate.sent[-2:])
+        step = Advance(lease=kept.lease, source=kept.state, trigger=Trigger.RELEASE, spare_attempt=True)
+        await stand.ledger.turn(Turn(actor=worker.actor, advances=(step,)))
         first, second = gate.held_back
         gate.held_back.clear()
         gate.open = True
         first.set_result(None)
         await stand.until(lambda: [held.lease.job_id for held in worker.holdings.suspects] == [pill.id])
+        late = await stand.trellis.submit("t", None)
         second.set_result(None)
-        await stand.until(lambda: not worker.turns._flying)
-        assert worker.turns._careful, "the second turn had asked before anybody was suspected, and found nobody"
+        await stand.until(lambda: bench.begun == 5)
+        assert (await pill.status()).state == "assigned"
         bench.end(10)
         await stand.in_state(jobs[3], "succeeded")
-        await stand.until(lambda: bench.begun == 5)
+        await stand.in_state(late, "succeeded")
+        await stand.until(lambda: bench.begun == 6)
         bench.end(1)
         await stand.in_state(pill, "succeeded")
 
 
 async def test_a_suspect_whose_start_is_under_way_when_the_worker_drains_keeps_its_outcome(stand: Stand):
-    pills = await suspects(stand, 2)
+    (pill,) = await suspects(stand, 1)
     gate, bench = Floodgate(stand), Bench()
     gate.hold_starts = True
     worker = stand.worker(bench.app, concurrency=2)
     await worker.start()
-    # The first came started with its claim; the other is given back, claimed with caution, and started by a turn of its own.
-    await stand.until(lambda: bench.begun == 1)
-    bench.end(1)
     await stand.until(lambda: len(gate.held_back) == 1)
     draining = asyncio.ensure_future(worker.drain())
     for _ in range(10):
-        await stand.ledger.job(pills[0].id)
+        await stand.ledger.job(pill.id)
     gate.let_through()
-    await stand.until(lambda: bench.begun == 2)
+    await stand.until(lambda: bench.begun == 1)
     bench.end(1)
     await draining
-    told = [await pill.status() for pill in pills]
-    assert [(status.state, status.deaths) for status in told] == [("succeeded", 1)] * 2
+    status = await pill.status()
+    assert (status.state, status.deaths) == ("succeeded", 2)
 
 
 async def test_when_one_loop_fails_the_other_still_delivers_what_was_done(stand: Stand):

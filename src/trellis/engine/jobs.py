@@ -37,7 +37,7 @@ HEADS_MAX = 5_000
 DELAY_S_MAX = 366 * 24 * 3600.0
 ATTEMPTS_DEFAULT = 5
 ATTEMPTS_MAX = 1_000
-DEATHS_DEFAULT = 2
+DEATHS_DEFAULT = 3
 LEASE_S_DEFAULT = 60.0
 HEARTBEAT_S_DEFAULT = 15.0
 CANCEL_GRACE_S_DEFAULT = 30.0
@@ -171,6 +171,8 @@ class Claimed(NamedTuple):
     checkpoint: bytes | None
     deadline_s: float | None
     """Seconds from the claim to the job's deadline, by the ledger's clock."""
+    runs_alone: bool = False
+    """Its workers died: it must have the next one to itself (`engine/deaths.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,6 +259,10 @@ class Claim:
     start: int = 1
     prefetch: int = 0
     lifecycle: str = "leased-job"
+    isolates: bool = False
+    """The claimer can run a job alone. It is handed at most one that must run so, not started, while nobody holds another;
+    a claimer that cannot gets such jobs like any other.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

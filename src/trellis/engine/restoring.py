@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from trellis.engine.deaths import spares_attempt
 from trellis.engine.errors import HistoryBroken
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Epoch
 from trellis.engine.records import Event, Place, Recorded, Restored
@@ -145,6 +146,13 @@ def _holder(lifecycle: Lifecycle, own: list[Event]) -> tuple[Event | None, datet
 def _spares(lifecycle: Lifecycle, event: Event) -> bool:
     """Whether a step closed an attempt without counting it."""
     made_by, cause = _triggers(lifecycle, event), event.cause or ""
+    source = lifecycle.by_name[event.source] if event.source is not None else None
+    if (
+        source is not None
+        and made_by == frozenset({Trigger.EXPIRE})
+        and spares_attempt(lifecycle, source, event.attempt - 1)
+    ):
+        return True
     return made_by <= SPARING or (Trigger.RETRY in made_by and (cause == LET_GO_CAUSE or cause.startswith(GIVEN_BACK)))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack, cast
 import pydantic_core
 
 from trellis.engine import tracing
-from trellis.engine.clock import Clock
+from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError
 from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
 from trellis.engine.ledger import Ledger
@@ -101,15 +101,19 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this handler should stop: a soft cancel, its timeout, or a lost lease.
+        """Whether this handler should stop: a soft cancel, its timeout, a lost lease, or one that is over by this worker's clock.
 
-        After a soft cancel, a handler that has seen True here and returns has stopped: the job is cancelled.
+        A handler that has seen True here and returns has stopped. After a soft cancel the job is cancelled. After its lease
+        was over the job is given back, because another worker may have it: what this handler returned is not its result.
         """
         held = self._held
-        should_stop = held.cancel_requested or held.fate is not None
-        if should_stop:
+        if held.cancel_requested or held.fate is not None:
             held.heard = True
-        return should_stop
+        elif held.lease_over or self._desk.clock.monotonic() >= held.fence:
+            held.lease_over = held.heard = True
+        else:
+            return False
+        return True
 
     @property
     def heard(self) -> bool:
@@ -148,10 +152,9 @@ class Context:
         held = self._held
         if held.cancel_event is None:
             held.cancel_event = asyncio.Event()
-            if self.cancelled:
-                held.cancel_event.set()
-        await held.cancel_event.wait()
-        held.heard = True
+        # Heartbeats move the fence on, so it is looked at again each time it would have been reached.
+        while not self.cancelled:
+            await sleep_or_stop(self._desk.clock, held.cancel_event, held.fence - self._desk.clock.monotonic())
 
     async def checkpoint(self, value: Any) -> None:
         """Keep a value for later attempts; durable when this returns. The last one counts."""

@@ -42,6 +42,7 @@ class Held:
         "finished",
         "heard",
         "lease",
+        "lease_over",
         "logs",
         "payload",
         "progress",
@@ -70,6 +71,8 @@ class Held:
         self.fate: Fate | None = None
         self.finished = False
         self.cancel_requested = False
+        self.lease_over = False
+        """The handler was told that its lease is over by this worker's clock: whatever it does from then on may be done twice."""
         self.heard = False
         """The handler knows that it should stop: it looked, waited for it, or was cut."""
         self.cancel_event: asyncio.Event | None = None

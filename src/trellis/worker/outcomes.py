@@ -60,6 +60,8 @@ def succeeded(held: Held, value: Any) -> Advance:
     """
     if held.cancel_requested and held.heard:
         return stopped(held, "the handler returned after a soft cancel")
+    if held.lease_over and held.heard:
+        return given_back(held, Fate.DOUBTED.value)
     try:
         result = None if value is None else held.spec.codec.result_bytes(value)
     except (PayloadTooLarge, ResultInvalid) as error:
@@ -77,8 +79,9 @@ def succeeded(held: Held, value: Any) -> Advance:
 
 def raised(held: Held, error: BaseException, draw: Callable[[], float]) -> Advance:
     """The handler raised, or was stopped."""
-    if held.fate in {Fate.GIVEN_BACK, Fate.DOUBTED}:
-        return given_back(held, held.fate.value)
+    fate = Fate.DOUBTED if held.fate is None and held.lease_over and not held.cancel_requested else held.fate
+    if fate in {Fate.GIVEN_BACK, Fate.DOUBTED}:
+        return given_back(held, fate.value)
     if held.cancel_requested:
         return stopped(held, f"the handler ended after a soft cancel: {error_text(error)}"[:CAUSE_CHARS_MAX])
     if isinstance(error, Snooze):

@@ -4,10 +4,10 @@ A turn settles what finished, starts what was only claimed, and claims for the r
 next outcomes gather; when nothing is in flight the first outcome goes at once. When many have gathered a second turn goes
 beside the first, so that the ledger works on one while this process works on the other. There is no timer.
 
-Suspects: a job whose worker died while running it (`deaths`) may be a poison pill, or may only have been next to
-one. It runs alone: nothing else of this process is running or started, so that if it kills the worker again, no
-innocent neighbour is counted as having killed one too. Meanwhile the worker claims nothing, and after it claims
-carefully (without starting) until no suspect comes any more.
+Suspects: a job whose workers died (`engine/deaths.py`) may be a poison pill, or may only have been next to one. It runs
+alone: nothing else of this process is running or started, so that if it kills the worker again, no innocent neighbour is
+counted as having killed one too. The ledger hands out one suspect at a time in the whole fleet, and never a started one.
+Its worker first ends what it has, claims nothing meanwhile, and goes on as before when the suspect has ended.
 """
 
 import asyncio
@@ -44,8 +44,6 @@ class Order:
     starts: list[Held]
     wanted: Wanted
     sent_at: float
-    careful: bool
-    """It was composed while a suspect was known: only such an order can tell that there are no more."""
 
 
 class Turns:
@@ -75,7 +73,6 @@ class Turns:
         self._consumed = asyncio.Event()
         self._search = True
         """Whether there may be work that the last claim did not bring."""
-        self._careful = False
         self._flying: list[Order] = []
         self.claiming = True
         self.quiet = asyncio.Event()
@@ -122,25 +119,24 @@ class Turns:
         claim = self._claim(wanted) if wanted.total else None
         advances = (*(s.advance for s in settlements), *(started(held) for held in starts))
         turn = Turn(actor=self._desk.actor, advances=advances, claim=claim)
-        return Order(turn, settlements, starts, wanted, now, self._careful)
+        return Order(turn, settlements, starts, wanted, now)
 
     def _claim(self, wanted: Wanted) -> Claim:
         self._search = False
         self._consumed.set()
         claim_id = ClaimId(self._new_id())
-        return Claim(claim_id=claim_id, types=self._types, start=wanted.start, prefetch=wanted.prefetch)
+        return Claim(claim_id=claim_id, types=self._types, start=wanted.start, prefetch=wanted.prefetch, isolates=True)
 
     def _wanted(self) -> Wanted:
         holdings = self._holdings
         if not self.claiming or holdings.suspects:
             return Wanted(0, 0)
-        wanted = self._room.wanted(
+        return self._room.wanted(
             self._pace.per_s,
             running=holdings.running,
             ready=len(holdings.ready) + self._starting(),
             assigned=len(holdings.assigned) + sum(order.wanted.prefetch for order in self._flying),
         )
-        return Wanted(0, min(wanted.total, self._room.concurrency)) if self._careful else wanted
 
     def _to_start(self) -> list[Held]:
         """Claimed jobs whose start is committed with this turn, after the checks that come before user code."""
@@ -148,8 +144,8 @@ class Turns:
         if not self.claiming:
             return []
         while holdings.suspects and holdings.suspects[0].finished:
-            holdings.suspects.popleft()
-        if holdings.suspects:
+            self._no_more_suspected(holdings.suspects[0])
+        if holdings.suspects and not holdings.assigned:
             return self._suspect_to_start()
         ready = len(holdings.ready) + self._starting()
         count = self._room.startable(self._pace.per_s, running=holdings.running, ready=ready)
@@ -165,17 +161,16 @@ class Turns:
         return sum(order.wanted.start + len(order.starts) for order in self._flying)
 
     def _suspect_to_start(self) -> list[Held]:
-        """The first suspect, once this process is doing nothing else."""
+        """The first suspect, once this process is doing nothing else; what has finished is settled in the same turn."""
         holdings = self._holdings
         suspect = holdings.suspects[0]
-        if holdings.running or holdings.ready or self._flying or (suspect.state == RUNNING and holdings.finished):
+        if holdings.running or holdings.ready or self._flying or len(holdings.finished) > ADVANCES_MAX:
+            return []
+        if suspect.began_at is not None or suspect.state == RUNNING:
             return []
         _log.warning(
             "running_alone", job_id=suspect.lease.job_id, type=suspect.claimed.type, deaths=suspect.claimed.deaths
         )
-        if suspect.state == RUNNING:
-            self._hand_over(suspect)
-            return []
         return [suspect] if self._may_start(suspect) else []
 
     def _may_start(self, held: Held) -> bool:
@@ -194,9 +189,14 @@ class Turns:
         return problem is None
 
     def _settle_unbegun(self, held: Held, advance: Advance) -> None:
+        self._no_more_suspected(held)
+        self._holdings.settle(held, advance)
+
+    def _no_more_suspected(self, held: Held) -> None:
+        """A suspect's turn is over: the ledger may have kept back the next one, and more."""
         if held in self._holdings.suspects:
             self._holdings.suspects.remove(held)
-        self._holdings.settle(held, advance)
+            self._search = True
 
     async def _deliver(self, turn: Turn) -> TurnResult:
         """Hand a turn in, again and again: its ids make a repetition harmless, and an outcome is never dropped."""
@@ -249,8 +249,7 @@ class Turns:
             self._runners.wake()
 
     def _drop(self, held: Held) -> None:
-        if held in self._holdings.suspects:
-            self._holdings.suspects.remove(held)
+        self._no_more_suspected(held)
         self._holdings.forget(held)
 
     def _hand_over(self, held: Held) -> None:
@@ -262,35 +261,17 @@ class Turns:
         holdings, specs, sent_at = self._holdings, self._specs, order.sent_at
         if order.wanted.total:
             self._search = self._search or len(claimed) >= order.wanted.total
-        suspects: list[Held] = []
         for job in claimed:
             held = Held(job, specs[job.type], sent_at)
             holdings.jobs[job.lease.key] = held
             if not self.claiming:
                 holdings.settle(held, given_back(held, "claimed while the worker began to drain"))
-            elif job.deaths:
-                suspects.append(held)
+            elif job.runs_alone:
+                holdings.suspects.append(held)
             elif job.state == RUNNING:
                 holdings.ready.append(held)
             else:
                 holdings.assigned.append(held)
-        if suspects or (order.careful and order.wanted.total):
-            self._admit_suspects(suspects)
-
-    def _admit_suspects(self, suspects: list[Held]) -> None:
-        """Keep those that can wait for their turn. A started one counts as running when the worker dies, so only one
-        is kept; the others go back to the queue.
-        """
-        self._careful = bool(suspects)
-        kept_running = any(held.state == RUNNING for held in self._holdings.suspects)
-        for held in suspects:
-            if held.state != RUNNING:
-                self._holdings.suspects.append(held)
-            elif not kept_running:
-                kept_running = True
-                self._holdings.suspects.appendleft(held)
-            else:
-                self._holdings.settle(held, given_back(held, "a suspect runs alone"))
 
     def _note_quiet(self) -> None:
         if self._holdings.jobs or self._holdings.finished or self._flying:

@@ -26,13 +26,13 @@ from hypothesis.stateful import (
 from tests.ledgers.conformance.opening import postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig
 from trellis.engine.errors import InvalidTransition
-from trellis.engine.jobs import Applied, CancelMode, JobId, Lease, LeaseLost, Moved, NotMoved, Renewed
+from trellis.engine.jobs import DEATHS_DEFAULT, Applied, CancelMode, JobId, Lease, LeaseLost, Moved, NotMoved, Renewed
 from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import LIFECYCLES, Opens, Transition, Trigger
 from trellis.lifecycles import Phase as StatePhase
 
 LEASED = LIFECYCLES["leased-job"]
-DEATHS_MAX = 2
+DEATHS_MAX = DEATHS_DEFAULT
 JOBS_MAX = 12
 EXAMPLES = 45
 STEPS = 50
@@ -315,7 +315,9 @@ class LeasedJobs(RuleBasedStateMachine):
     def lose(self, job: Modelled) -> None:
         job.deaths += LEASED.by_name[job.state].runs_code
         job.epoch += 1
-        spent = job.deaths >= DEATHS_MAX or job.attempt + 1 >= job.max_attempts
+        spared = not LEASED.by_name[job.state].runs_code
+        spent = job.deaths >= DEATHS_MAX or (job.attempt + 1 >= job.max_attempts and not spared)
+        job.max_attempts += spared
         self.world.seen["exhausted" if spent else "expired"] += 1
         job.take(Trigger.EXHAUST if spent else Trigger.EXPIRE)
 

@@ -30,7 +30,7 @@ from trellis.ledgers.postgres.connection import Connection, Row
 from trellis.ledgers.postgres.lanes import Lane
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Transition, Trigger
 
-TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"
+TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"
 TURNS = "select * from turns($1, $2)"
 CLAIMED, LOST, REPEATED, APPLIED, WIDE = range(5)
 PRIORITIES = tuple(int(priority) for priority in Priority)
@@ -271,7 +271,7 @@ def arguments(
         json.dumps(_others(steps.others)) if steps.others else None,
     ]
     if claim is None:
-        return [*head, *[None] * 8]
+        return [*head, *[None] * 8, False]
     start = min(claim.start, CLAIM_MAX)
     return [
         *head,
@@ -283,6 +283,7 @@ def arguments(
         list(lows),
         start,
         min(claim.prefetch, CLAIM_MAX - start),
+        claim.isolates,
     ]
 
 
@@ -358,6 +359,7 @@ def _claimed(row: Row, rows: Sequence[Row], names: dict[int, str], claim: Claim)
         [terms[name][1] for name in types],
         [correlation or job_id for correlation, job_id in zip(row["correlations"], job_ids, strict=True)],
         *[repeat(None)] * 5,
+        repeat(False),
     ]
     jobs = list(map(_job, zip(*columns, strict=False)))
     wide = {row["id"]: row for row in rows if row["kind"] == WIDE}
@@ -374,4 +376,5 @@ def _widened(job: Claimed, row: Row) -> Claimed:
         compensates=more["compensates"],
         checkpoint=base64.b64decode(checkpoint) if checkpoint is not None else None,
         deadline_s=more["deadline_s"],
+        runs_alone=more["runs_alone"],
     )

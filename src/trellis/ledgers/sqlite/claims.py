@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import LiteralString, NamedTuple
 
+from trellis.engine.deaths import runs_alone
 from trellis.engine.errors import NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, Priority, TypeClaim
 from trellis.ledgers.queries import NamedQueries
@@ -19,6 +20,7 @@ from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
     ready_of_type: LiteralString
     ready_of_class: LiteralString
+    died_and_claimable_or_held: LiteralString
     to_claim: LiteralString
     take_over: LiteralString
     claim_before: LiteralString
@@ -50,6 +52,13 @@ class _Row(NamedTuple):
     checkpoint: bytes | None
     place: int
     owner: int | None
+    max_deaths: int
+
+    @property
+    def runs_alone(self) -> bool:
+        return runs_alone(
+            deaths=self.deaths, max_deaths=self.max_deaths, attempt=self.attempt, max_attempts=self.max_attempts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +80,13 @@ def claim(tx: Transaction, actor: Actor, who: Who, request: Claim, *, least_urge
         return before
     count = min(request.start + request.prefetch, CLAIM_MAX)
     wanted = _wanted(tx, lifecycle, request, count)
-    ids = _pick(tx, wanted, count, least_urgent_first=least_urgent_first)
+    held_back = array(_held_back(tx, lifecycle, wanted)) if request.isolates else "[]"
+    ids = _pick(tx, wanted, count, held_back, least_urgent_first=least_urgent_first)
     if not ids:
         return []
     by_type = {one.id: one for one in wanted}
     rows = _load(tx, ids)
-    claimed = _grant(tx, lifecycle, who, rows, by_type, request.start)
+    claimed = _grant(tx, lifecycle, who, rows, by_type, request)
     _spend(tx, by_type, rows)
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
     tx.db.execute(_Sql.record_claim, (request.claim_id, tx.now, leases))
@@ -118,21 +128,38 @@ def _wanted(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -
     return list(wanted.values())
 
 
-def _pick(tx: Transaction, wanted: list[_Wanted], count: int, *, least_urgent_first: bool) -> list[int]:
+def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_Wanted]) -> list[int]:
+    """Jobs that must run alone, but for the first of them while nobody holds another."""
+    died = tx.db.execute(_Sql.died_and_claimable_or_held, (lifecycle.code,))
+    alone = [
+        (place, prio, pos, key, type_)
+        for key, type_, place, prio, pos, deaths, max_deaths, attempt, max_attempts in died
+        if runs_alone(deaths=deaths, max_deaths=max_deaths, attempt=attempt, max_attempts=max_attempts)
+    ]
+    ready = sorted(row for row in alone if row[0] != HELD)
+    types = {one.id for one in wanted}
+    first = next((row for row in ready if row[4] in types), None) if len(ready) == len(alone) else None
+    return [row[3] for row in ready if row is not first]
+
+
+def _pick(tx: Transaction, wanted: list[_Wanted], count: int, held_back: str, *, least_urgent_first: bool) -> list[int]:
     """Keys of ready jobs by priority and readiness, of each type no more than there is room for."""
     if least_urgent_first:
-        return _pick_by_class(tx, wanted, count)
-    heads = [tx.db.execute(_Sql.ready_of_type, (w.id, w.room)).fetchall() for w in wanted]
+        return _pick_by_class(tx, wanted, count, held_back)
+    heads = [tx.db.execute(_Sql.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
     merged: Iterable[tuple[int, int, int]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
     return [key for _, _, key in islice(merged, count)]
 
 
-def _pick_by_class(tx: Transaction, wanted: list[_Wanted], count: int) -> list[int]:
+def _pick_by_class(tx: Transaction, wanted: list[_Wanted], count: int, held_back: str) -> list[int]:
     """The same with the least urgent class first. What one class takes of a type's room, the next cannot take again."""
     picked: list[int] = []
     room = {w.id: w.room for w in wanted}
     for priority in reversed(Priority):
-        heads = [tx.db.execute(_Sql.ready_of_class, (w, int(priority), left)).fetchall() for w, left in room.items()]
+        heads = [
+            tx.db.execute(_Sql.ready_of_class, (w, int(priority), held_back, left)).fetchall()
+            for w, left in room.items()
+        ]
         for _, key, type_ in islice(heapq.merge(*heads), count - len(picked)):
             picked.append(key)
             room[type_] -= 1
@@ -175,14 +202,17 @@ def _course(lifecycle: Lifecycle, who: Who, state: int, length: int, *, start: b
 
 
 def _grant(
-    tx: Transaction, lifecycle: Lifecycle, who: Who, rows: list[_Row], by_type: dict[int, _Wanted], start: int
+    tx: Transaction, lifecycle: Lifecycle, who: Who, rows: list[_Row], by_type: dict[int, _Wanted], request: Claim
 ) -> list[Claimed]:
-    """The claims' events, then the starts' events; jobs that kept a held state get a lease without an event."""
+    """The claims' events, then the starts' events; jobs that kept a held state get a lease without an event.
+
+    A job that runs alone is not started: its neighbours may have to end first, and their worker may die of them.
+    """
     courses: dict[tuple[int, int, bool], _Course] = {}
     claimed: list[Claimed] = []
     for number, row in enumerate(rows):
         want = by_type[row.type]
-        kind = (row.type, row.state, number < start)
+        kind = (row.type, row.state, number < request.start and not (request.isolates and row.runs_alone))
         course = courses.get(kind)
         if course is None:
             course = courses[kind] = _course(lifecycle, who, row.state, want.length, start=kind[2])
@@ -220,6 +250,7 @@ def _claimed(row: _Row, lifecycle: Lifecycle, state: int, epoch: int, want: _Wan
         row.compensates,
         row.checkpoint,
         None if row.deadline_at is None else (row.deadline_at - now) / US,
+        row.runs_alone,
     )
 
 

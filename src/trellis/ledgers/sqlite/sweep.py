@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import LiteralString
 
+from trellis.engine.deaths import spares_attempt
 from trellis.engine.jobs import Actor, DeathCertificate, ReasonCode, Stage
 from trellis.engine.records import SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
@@ -64,6 +65,7 @@ class _Verdict:
     death: DeathCertificate | None = None
     cause: str | None = None
     died: bool = False
+    spared: bool = False
 
 
 def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
@@ -126,6 +128,8 @@ def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[i
             _lose_in_place(tx, batch, row)
         else:
             _take_in(batch, tx, actor, options, row, verdict)
+        if verdict.spared:
+            batch.spared.append(row.id)
         made[Trigger.EXPIRE if verdict.step is None else verdict.step.trigger] += 1
     batch.write(tx)
     return made[Trigger.EXPIRE], made[Trigger.EXHAUST], made[Trigger.CANCEL]
@@ -140,6 +144,8 @@ def on_lease_lost(row: Standing, max_deaths: int) -> _Verdict:
     if state.lease_loss is LeaseLoss.STAY:
         return _Verdict(None)
     expire = STEPS[row.lifecycle, row.state, Trigger.EXPIRE]
+    if spares_attempt(BY_CODE[row.lifecycle], state, row.attempt):
+        return _Verdict(expire, cause="lease expired", spared=True)
     exhaust = STEPS.get((row.lifecycle, row.state, Trigger.EXHAUST))
     deaths = row.deaths + int(state.runs_code)
     if exhaust is not None and 0 < max_deaths <= deaths:

@@ -59,6 +59,8 @@ class Attempt:
         self.cancel_wished = False
         """Because nobody wants the job any more."""
         self.reason = ""
+        self.lease_over = False
+        """The handler was told that its lease is over by this worker's clock: whatever it does from then on may be done twice."""
         self.heard = False
         """The handler knows that it should stop: it looked, waited for it, or was cut."""
         self.fate: Fate | None = None
@@ -129,6 +131,11 @@ class Attempt:
     def busy(self) -> bool:
         """Whether it takes a slot."""
         return not self.waiting and (not self.ended or self.keeping)
+
+    @property
+    def fence(self) -> float:
+        """Until when the job is this worker's for certain, counted from when it asked; for ever where nobody is asked."""
+        return math.inf if self.heard_at is None else self.heard_at + self.lease_s
 
     @property
     def should_stop(self) -> bool:

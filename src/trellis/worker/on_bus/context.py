@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from trellis.bus.requests import JobRequest
-from trellis.engine.clock import Clock
+from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import PermanentError
 from trellis.engine.jobs import Epoch, JobId
 from trellis.worker.held import Fate
@@ -101,10 +101,18 @@ class BusContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this handler should stop. One that has seen True here and returns has stopped: the job is cancelled."""
-        if self._attempt.should_stop:
-            self._attempt.heard = True
-        return self._attempt.should_stop
+        """Whether this handler should stop: nobody wants the job any more, or its lease is over by this worker's clock.
+
+        One that has seen True here and returns has stopped: the job is cancelled, or handed out again.
+        """
+        attempt = self._attempt
+        if attempt.should_stop:
+            attempt.heard = True
+        elif attempt.lease_over or self._clock.monotonic() >= attempt.fence:
+            attempt.lease_over = attempt.heard = True
+        else:
+            return False
+        return True
 
     @property
     def heard(self) -> bool:
@@ -122,7 +130,7 @@ class BusContext:
         attempt = self._attempt
         if attempt.fate is Fate.LOST:
             return False
-        return attempt.heard_at is None or self._clock.monotonic() < attempt.heard_at + attempt.lease_s
+        return self._clock.monotonic() < attempt.fence
 
     @property
     def last_checkpoint(self) -> None:
@@ -141,8 +149,12 @@ class BusContext:
 
     async def cancel_requested(self) -> None:
         """Come back when this handler should stop; to return after that is to have stopped."""
-        await self._attempt.told.wait()
-        self._attempt.heard = True
+        attempt = self._attempt
+        while not self.cancelled:
+            if attempt.heard_at is None:
+                await attempt.told.wait()
+            else:
+                await sleep_or_stop(self._clock, attempt.told, attempt.fence - self._clock.monotonic())
 
     def progress(self, value: Any) -> None:
         """Say how far the job is, about once a second: a number is a percentage; `{"percent", "step", "message"}` fill the fields of that name."""

@@ -11,6 +11,7 @@
 | returned, and no store takes what it returned | FAILED | RESULT_NOT_KEPT: the work is done, the topic says whether it is done again |
 | ran longer than it may | FAILED_RETRYABLE | TIMEOUT |
 | stopped after it was told to | CANCELLED | |
+| stopped after its lease was over by the worker's clock | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
 | was cut by a worker that stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
 | never began: the worker stops or is full | FAILED_RETRYABLE | NOT_BEGUN; to other schedulers WORKER_UNAVAILABLE, RESOURCE_EXHAUSTED |
 """
@@ -81,6 +82,9 @@ def _judged(attempt: Attempt, error: BaseException | None) -> tuple[Status, str,
         return Status.FAILED_RETRYABLE, ErrorCode.WORKER_UNAVAILABLE.name, "the worker stopped before the handler ended"
     if attempt.fate is Fate.TIMED_OUT and error is not None:
         return Status.FAILED_RETRYABLE, ErrorCode.TIMEOUT.name, f"no end after {attempt.timeout_s:g} s"
+    if attempt.lease_over and attempt.heard and attempt.fate is None:
+        text = "the handler stopped because its lease was over by the worker's clock"
+        return Status.FAILED_RETRYABLE, ErrorCode.WORKER_UNAVAILABLE.name, text
     return (Status.SUCCEEDED, "", "") if error is None else _failed(error)
 
 

@@ -1,14 +1,36 @@
 -- Claim. Rows of `ready` are never updated, so a ctid locked here stays good for the delete. The low-water marks let a
 -- claimer start behind the rows it took before, which matters while an old snapshot keeps those rows from being removed.
 
+-- Whether a job must have its worker to itself; why, and the same for SQLite: engine/deaths.py.
+create or replace function _runs_alone(p_deaths smallint, p_max_deaths smallint, p_attempt int, p_max_attempts int) returns boolean
+language sql immutable as $$
+  select p_deaths > 0 and (p_deaths >= 2 or p_max_deaths between 1 and p_deaths + 1 or p_attempt + 1 >= p_max_attempts)
+$$;
+
+-- The one job that must run alone and may be handed out now: the first of them, while nobody holds another. The lock lasts until the
+-- claim commits, so that two claimers do not both find that nobody does.
+create or replace function _next_alone(p_lifecycle smallint, p_types int[]) returns bigint language plpgsql set search_path from current as $$
+declare first bigint;
+begin
+  select r.id into first from ready r join job j on j.id = r.id
+   where r.deaths > 0 and r.lifecycle = p_lifecycle and r.type = any(p_types)
+     and _runs_alone(r.deaths, j.max_deaths, r.attempt, r.max_attempts) order by r.prio, r.pos limit 1;
+  if first is null or not pg_try_advisory_xact_lock(hashtext('trellis.alone')) then return null; end if;
+  if exists (select from lease d join job j on j.id = d.id where d.deaths > 0 and d.lifecycle = p_lifecycle
+                and _runs_alone(d.deaths, j.max_deaths, d.attempt, d.max_attempts)) then return null; end if;
+  return first;
+end $$;
+
 create or replace function _pick(
-  p_lifecycle smallint, p_types int[], p_prios smallint[], p_lows bigint[], p_want int, p_now timestamptz) returns tid[]
+  p_lifecycle smallint, p_types int[], p_prios smallint[], p_lows bigint[], p_want int, p_now timestamptz, p_isolates boolean)
+returns tid[]
 language plpgsql set search_path from current as $$
 declare
   picked tid[] := '{}';
   found_tids tid[];
   kinds job_type[] := array(select k from job_type k where k.id = any(p_types) order by array_position(p_types, k.id));
   budget int[];
+  alone bigint;
   i int;
   p int;
   room int;
@@ -23,6 +45,9 @@ begin
       budget[i] := least(budget[i], greatest(0, kinds[i].held_max - (select count(*)::int from lease d where d.type = kinds[i].id)));
     end if;
   end loop;
+  if p_isolates then
+    alone := _next_alone(p_lifecycle, array(select p_types[n] from generate_subscripts(p_types, 1) n where coalesce(budget[n], 1) > 0));
+  end if;
   for p in 1 .. cardinality(p_prios) loop
     for i in 1 .. cardinality(p_types) loop
       room := least(p_want - cardinality(picked), coalesce(budget[i], p_want));
@@ -30,6 +55,8 @@ begin
       found_tids := array(select r.ctid from ready r
                      where r.type = p_types[i] and r.prio = p_prios[p] and r.pos >= p_lows[(p - 1) * cardinality(p_types) + i]
                        and r.lifecycle = p_lifecycle
+                       and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
+                              r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
                      order by r.pos limit room for update skip locked);
       if cardinality(found_tids) > 0 then
         picked := picked || found_tids;
@@ -59,6 +86,7 @@ create or replace function _extra(j job, p_now timestamptz) returns text languag
   select json_build_object(
     'trace', j.trace, 'parent_id', j.parent_id, 'compensates', (select o.job_id from job o where o.id = j.compensates),
     'deadline_s', extract(epoch from j.deadline_at - p_now),
+    'runs_alone', (select _runs_alone(d.deaths, j.max_deaths, d.attempt, d.max_attempts) from lease d where d.id = j.id),
     'checkpoint', (select encode(c.body, 'base64') from checkpoint c where c.id = j.id))::text
 $$;
 
@@ -74,7 +102,7 @@ $$;
 
 create or replace function _claim(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, l lifecycle, p_claim text, p_types int[], p_lease_ms int[],
-  p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int)
+  p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int, p_isolates boolean)
 returns claimed language plpgsql set search_path from current as $$
 #variable_conflict use_column
 declare
@@ -94,7 +122,7 @@ begin
   end if;
   select k.no into claim_no from claim k where k.claim_id = p_claim;
   if claim_no is not null then return _claimed_before(claim_no, p_actor); end if;
-  picked := _pick(l.lifecycle, p_types, p_prios, p_lows, p_start + p_prefetch, p_now);
+  picked := _pick(l.lifecycle, p_types, p_prios, p_lows, p_start + p_prefetch, p_now, p_isolates);
   if cardinality(picked) = 0 then return null; end if;
   insert into claim (claim_id, at) values (p_claim, p_now) on conflict do nothing returning no into claim_no;
   if claim_no is null then
@@ -106,8 +134,11 @@ begin
     delete from ready r using unnest(picked) with ordinality u(place, n) where r.ctid = u.place
     returning r.id, r.ckey, r.type, r.version, r.epoch + 1 as epoch, r.generation, r.attempt, r.max_attempts, r.deaths, r.prio,
               r.flags, r.pos, r.state, claim_to[r.state] as claimed_state, array_position(p_types, r.type) as k,
-              case when u.n <= p_start and start_roles[claim_to[r.state]] & (1 << p_role::int) <> 0 then start_to[claim_to[r.state]] end
-                as started_state
+              -- One that runs alone is not started: its neighbours may have to end first, and their worker may die of them.
+              case when u.n <= p_start and start_roles[claim_to[r.state]] & (1 << p_role::int) <> 0
+                    and (r.deaths = 0 or not p_isolates or not _runs_alone(
+                           r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
+                   then start_to[claim_to[r.state]] end as started_state
   ), d as (
     insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
                        prio, flags, lease_ms, beat_ms, claim)

@@ -20,6 +20,7 @@ declare
   by_role smallint;
   deaths_max smallint;
   poison boolean;
+  spared boolean;
   died text;
 begin
   select n.* into s from state n where n.lifecycle = l.lifecycle and n.state = l.state;
@@ -36,7 +37,10 @@ begin
     return 'stayed';
   end if;
   poison := s.runs_code and deaths_max > 0 and t.deaths >= deaths_max;
-  if poison or t.attempt + 1 >= t.max_attempts then
+  -- Claimed and never started: nothing ran, so no attempt is spent; engine/deaths.py says why not for ever.
+  spared := not s.runs_code and t.attempt < 100
+            and exists (select from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'release');
+  if poison or (t.attempt + 1 >= t.max_attempts and not spared) then
     select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'exhaust';
   end if;
   if x.trigger is not null then
@@ -47,7 +51,7 @@ begin
     return 'exhausted';
   end if;
   select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'expire';
-  perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, _cause('lease_expired'));
+  perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, spared, _cause('lease_expired'));
   return 'expired';
 end $$;
 

@@ -1,0 +1,32 @@
+"""What the death of a worker means for the jobs it held. Pure; `45_claim.sql` and `80_sweep.sql` say the same to PostgreSQL.
+
+A death counts for every job that the worker was running, because nobody can tell which of them killed it. So no job is condemned
+for a death in company: the death that reaches `max_deaths` (from 2 on) always finds the job alone in its worker.
+
+- After its first death a job runs beside others again: most workers die of something else, and all their jobs go on at once.
+- It runs alone once it has died twice, or when one more death would be its last for want of deaths or attempts.
+- One job at a time runs alone in the whole fleet, so that one worker at most does nothing else, and the others go on.
+- A job that was claimed and never started loses nothing: neither a death is counted nor an attempt.
+"""
+
+from trellis.lifecycles import Lifecycle, State, Trigger
+
+COMPANY_DEATHS_MAX = 2
+"""After so many deaths a job runs alone, however many more it may have."""
+UNBEGUN_LOSSES_MAX = 100
+"""So many lost attempts are spared that never began; then they count, so that nothing goes round for ever."""
+
+
+def spares_attempt(lifecycle: Lifecycle, state: State, attempt: int) -> bool:
+    """Whether a lease lost in this state costs no attempt: nothing ran there, and its holder could have given the job back."""
+    released = any(t.source == state.name and t.trigger == Trigger.RELEASE for t in lifecycle.transitions)
+    return released and not state.runs_code and attempt < UNBEGUN_LOSSES_MAX
+
+
+def runs_alone(*, deaths: int, max_deaths: int, attempt: int, max_attempts: int) -> bool:
+    """Whether a job must have its worker to itself: it may be what kills workers, or must not be lost to one that is."""
+    if not deaths:
+        return False
+    last_death = 0 < max_deaths <= deaths + 1
+    last_attempt = attempt + 1 >= max_attempts
+    return deaths >= COMPANY_DEATHS_MAX or last_death or last_attempt
