@@ -314,7 +314,7 @@ class Instance:
             clock=clock,
             steps=work.steps(),
             published=Published(self.objects, clock, publisher).reached,
-            options=DriverOptions(),
+            options=DriverOptions(upstream_wait_s=self.settings.upstream_wait_s),
         )
         return Orchestrator(
             ledger=self.ledger,
