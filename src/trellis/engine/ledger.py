@@ -255,8 +255,13 @@ class Ledger(Protocol):
         """Events by type or correlation, oldest first, through an index."""
         ...
 
-    async def feed(self, position: str | None, *, limit: int, lifecycle: str | None = None) -> FeedPage:
-        """Every event once, in an order that no late commit can break; `position` None is the beginning."""
+    async def feed(
+        self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
+    ) -> FeedPage:
+        """Every event once, in an order that no late commit can break; `position` None is the beginning.
+
+        `lifecycle` narrows it to one, or to several. A narrowed page goes on after everything that it passed over.
+        """
         ...
 
     async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
