@@ -1,6 +1,5 @@
 """What people wait for is published before the audit records of plain jobs, and nothing is lost or doubled for it; on both ledgers."""
 
-import itertools
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -10,10 +9,9 @@ import pytest
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from tests.runs.test_projector import SLUG, Press
 from tests.runs.test_segments import record, recorded_once, work
-from tests.servers.postgres import PostgresServer
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.verify import verify
-from trellis.ledgers import migrate, open_ledger
+from trellis.ledgers import open_ledger
 from trellis.runs import ids
 from trellis.runs.projector import Place, Projector, ProjectorOptions
 from trellis.runs.rebuild import rebuild_objects
@@ -23,21 +21,14 @@ from trellis.testing import FakeClock
 BATCH = 20
 JOBS = 60
 """Of plain jobs; four events each, so that many pages of them stand before whatever comes after."""
-_databases = itertools.count(1)
 PASSES_MAX = 2
 """One that finds out that more than a page is unread, and one that publishes documents first."""
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def press(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Press]:
+@pytest.fixture
+async def press(either_url: str, tmp_path: Path) -> AsyncGenerator[Press]:
     clock = FakeClock()
-    if request.param == "sqlite":
-        ledger = await open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=clock)
-    else:
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.create_database(f"lanes_{next(_databases)}")
-        await migrate(url)
-        ledger = await open_ledger(url)
+    ledger = await open_ledger(either_url)
     objects = await open_objects(f"file://{tmp_path / 'objects'}")
     yield Press(Stand(ledger, clock), objects)
     report = await verify(ledger)
