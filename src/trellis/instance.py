@@ -43,6 +43,7 @@ from trellis.queue.orchestrator import QueueOrchestrator
 from trellis.runs import finalizing
 from trellis.runs.applying import ApplyEngine, ApplyOptions
 from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.gate import AgentGate
 from trellis.runs.health import AgentHealth
 from trellis.runs.inbox import Inbox, InboxKeeper
 from trellis.runs.layer import BuiltinLayer
@@ -77,6 +78,7 @@ DAY_S = 24 * 3600.0
 
 HELPERS = {
     "run-heartbeat": "orchestrator",
+    "agent-gate": "orchestrator",
     "queue-orchestrator": "orchestrator",
     "queue-heartbeat": "orchestrator",
     "schedule-registrar": "schedules",
@@ -347,6 +349,7 @@ class Instance:
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
             Schedules(ledger=self.ledger, layer=layer, timetable=layer.timetable),
+            AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
             AgentHealth(
                 ledger=self.ledger,
                 actor=self.actor(Role.CONTROL_PLANE),

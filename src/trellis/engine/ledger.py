@@ -155,7 +155,7 @@ class Ledger(Protocol):
         ...
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
-        """How many jobs of a concurrency key may be held at once."""
+        """How many jobs of a concurrency key may be held at once; with 0 none is handed out until the key has a limit again."""
         ...
 
     async def limit_held(self, actor: Actor, type_: str, limit: int | None) -> None:

@@ -25,7 +25,16 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.lifecycles import Trigger
 from trellis.runs import documents, ids
-from trellis.runs.errors import AgentTimeout, RunTimeout, StepError, StepFailed, StoreAway, UpstreamUnavailable
+from trellis.runs.errors import (
+    AgentStopped,
+    AgentTimeout,
+    RunTimeout,
+    StepError,
+    StepFailed,
+    StoreAway,
+    UpstreamUnavailable,
+)
+from trellis.runs.gate import run_key
 from trellis.runs.steps import Step, StepContext, StepResult, result_of
 from trellis.runs.waits import UpstreamWaits
 from trellis.storage.objects import StoreUnavailable
@@ -114,6 +123,10 @@ class Driver:
                 if not heard(self.wishes, run_id):
                     raise
                 ending = drive.fail("CANCELLED: stopped on request")
+            except AgentStopped as stopped:
+                await drive.put_aside(str(stopped))
+                log.warning("run_waits", reason=str(stopped))
+                return Outcome(state=None)
             except StepError as error:
                 log.warning("run_failed", code=error.code, error=str(error))
                 ending = drive.fail(f"{error.code}: {error}")
@@ -234,8 +247,8 @@ class _Drive:
         now, limit_s = (await self._driver.ledger_time()).now, self._driver.options.upstream_wait_s
         if not self._waits.is_open:
             _log.warning("run_waits", run_id=self._run_id, reason=reason)
-            await self._waits.begin(reason, since or now)
-        if self._waits.lasted_s(now) >= limit_s:
+        await self._waits.begin(reason, since or now)
+        if self._waits.bounded_s(now) >= limit_s:
             raise UpstreamUnavailable(detail=f"{reason} (the run waited {limit_s:g}s, which is its limit)")
 
     async def _go_on(self, now: datetime) -> None:
@@ -311,6 +324,14 @@ class _Drive:
         except TimeoutError:
             return False
         return True
+
+    async def put_aside(self, reason: str) -> None:
+        """Let go of the run until its agent is active again: the key hands out no run of the agent before.
+
+        Without a holder the run takes none of the places that runs of other agents need. `AgentGate` lets it go on.
+        """
+        await self._waits.begin(reason, (await self._driver.ledger_time()).now, is_bounded=False)
+        await self._driver.ledger.limit_key(self._driver.actor, run_key(self._request.agent_slug), 0)
 
     async def complete(self, summary: str | None) -> str:
         """The run is done."""

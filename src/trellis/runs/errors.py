@@ -29,6 +29,7 @@ RunError
     ├── AgentTimeout
     │   └── RunTimeout
     ├── StepFailed
+    ├── AgentStopped      the run waits until its agent is active again
     └── StepHopeless      no other try would help
 """
 
@@ -200,6 +201,12 @@ class RunTimeout(AgentTimeout):
 
 class StepFailed(StepError):
     """{detail}"""
+
+
+class AgentStopped(StepError):
+    """Agent {slug} is {status}; only an active agent runs: `trellis agents activate {slug}`."""
+
+    retries = False
 
 
 class StepHopeless(StepError):

@@ -1,4 +1,4 @@
-"""How long a run has waited for upstream: for its documents to be published, or for an object store that does not answer.
+"""How long a run has waited: for its documents to be published, for an object store that does not answer, for its agent to be active.
 
 What holds:
 - a wait is in the run's journal, as the entry that says since when and for what, and the entry that says until when. So whoever drives the
@@ -28,6 +28,8 @@ class UpstreamWait:
     since: datetime
     reason: str
     until: datetime | None = None
+    is_bounded: bool = True
+    """Whether it counts toward what a run may wait in all; for a stopped agent a run waits until a person decides."""
 
     def lasted_s(self, now: datetime) -> float:
         """How long it lasted, or has lasted by now."""
@@ -59,11 +61,19 @@ class UpstreamWaits:
         """How long the run has waited in all."""
         return sum(wait.lasted_s(now) for wait in self._waits)
 
-    async def begin(self, reason: str, since: datetime) -> None:
-        """The run waits since this moment; nothing changes for one that waits already."""
-        if self.is_open or len(self._waits) >= WAITS_MAX:
+    def bounded_s(self, now: datetime) -> float:
+        """How long it has waited of what it may wait."""
+        return sum(wait.lasted_s(now) for wait in self._waits if wait.is_bounded)
+
+    async def begin(self, reason: str, since: datetime, *, is_bounded: bool = True) -> None:
+        """The run waits since this moment; nothing changes for one that waits so already."""
+        if self.is_open and self._waits[-1].is_bounded == is_bounded:
             return
-        body = json.dumps({"since": timestamp(since), "reason": reason}, ensure_ascii=False).encode()
+        await self.end(since)
+        if len(self._waits) >= WAITS_MAX:
+            return
+        made = {"since": timestamp(since), "reason": reason, "bounded": is_bounded}
+        body = json.dumps(made, ensure_ascii=False).encode()
         kept = await self._keep(SINCE_ENTRY.format(number=len(self._waits) + 1), body)
         self._waits.append(_read(kept, None))
 
@@ -79,4 +89,4 @@ class UpstreamWaits:
 def _read(body: bytes, ended: bytes | None) -> UpstreamWait:
     read = json.loads(body)
     until = None if ended is None else datetime.fromisoformat(ended.decode())
-    return UpstreamWait(datetime.fromisoformat(read["since"]), str(read["reason"]), until)
+    return UpstreamWait(datetime.fromisoformat(read["since"]), str(read["reason"]), until, bool(read["bounded"]))
