@@ -44,6 +44,7 @@ from trellis.queue.orchestrator import QueueOrchestrator
 from trellis.runs import finalizing
 from trellis.runs.applying import ApplyEngine, ApplyOptions
 from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.gate import AgentGate
 from trellis.runs.health import AgentHealth
 from trellis.runs.inbox import Inbox, InboxKeeper
 from trellis.runs.layer import BuiltinLayer
@@ -80,6 +81,7 @@ DAY_S = 24 * 3600.0
 
 HELPERS = {
     "run-heartbeat": "orchestrator",
+    "agent-gate": "orchestrator",
     "queue-orchestrator": "orchestrator",
     "queue-heartbeat": "orchestrator",
     "schedule-registrar": "schedules",
@@ -323,7 +325,7 @@ class Instance:
             clock=clock,
             steps=work.steps(),
             published=Published(self.objects, clock, publisher).reached,
-            options=DriverOptions(),
+            options=DriverOptions(upstream_wait_s=self.settings.upstream_wait_s),
         )
         return Orchestrator(
             ledger=self.ledger,
@@ -356,6 +358,7 @@ class Instance:
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
             Schedules(ledger=self.ledger, layer=layer, timetable=layer.timetable),
+            AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
             AgentHealth(
                 ledger=self.ledger,
                 actor=self.actor(Role.CONTROL_PLANE),

@@ -89,6 +89,7 @@ async def test_an_sqlite_file_of_schema_2_is_upgraded(tmp_path: Path):
         fresh.execute(migrations()[number])
     for name in ADDED_TO_SQLITE:
         connection.execute(f"ALTER TABLE trellis_submission DROP COLUMN {name}")
+    connection.execute("ALTER TABLE trellis_concurrency_key DROP COLUMN stopped")
     for kind, name in sorted(made(connection) - made(fresh), reverse=True):
         connection.execute(f"DROP {kind} IF EXISTS {name}")  # an index goes with its table
     connection.execute("UPDATE trellis_meta SET value = 2 WHERE key = 'schema_version'")

@@ -140,6 +140,15 @@ class Stand:
                 await self.ledger.job(JobId("nobody"))
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def either_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A ledger of each kind, migrated where that is needed."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'either.db'}"
+    template = request.getfixturevalue("postgres_template")
+    return request.getfixturevalue("new_postgres_database")(template=template)
+
+
 @pytest.fixture
 async def stand(tmp_path: Path) -> AsyncGenerator[Stand]:
     clock = FakeClock()

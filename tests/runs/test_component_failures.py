@@ -23,7 +23,7 @@ from trellis.storage.memory import MemoryRepository, open_memory
 from trellis.storage.objects import Object, ObjectStore, StoreUnavailable
 from trellis.storage.open import open_objects
 
-PAUSE_S_MAX = 10.0
+PAUSE_S_MAX = 30.0
 RETRIES_S = [1.0, 2.0, 4.0]
 
 
@@ -83,7 +83,7 @@ class Bench(Garden):
             clock=self.clock,
             steps={name: _counted(name, step, begun) for name, step in (steps or self.work.steps()).items()},
             published=Published(self.objects, self.clock).reached,
-            options=DriverOptions(run_timeout_s=1e9),
+            options=DriverOptions(run_timeout_s=1e9, wait_noted_s=1e9),
         )
         run_id = await self.stand.run_of(VIOLIN)
         claimed = await self.stand.claim()
@@ -155,19 +155,13 @@ async def test_a_provider_that_comes_back_costs_the_run_nothing_but_time(bench: 
     assert status["proposals_created"]
 
 
-@pytest.mark.requirement("PIPE-12", "RUN-6", "RUN-7")
-@pytest.mark.parametrize("times", [3, 1_000])
-async def test_a_store_that_does_not_answer_is_asked_again_by_the_step_and_then_fails_the_run(bench: Bench, times: int):
-    store = Failing(bench.objects, f"agents/{VIOLIN}/_agent.md", times)
+@pytest.mark.requirement("PIPE-12", "RUN-6", "D14")
+async def test_a_store_that_does_not_answer_is_asked_again_by_the_step_until_it_does(bench: Bench):
+    store = Failing(bench.objects, f"agents/{VIOLIN}/_agent.md", times=40)
     bench.works_with(objects=store)
     status, begun = await bench.ends()
-    tries = min(times + 1, 4)
-    assert (begun["load-context"], bench.clock.pauses) == (tries, RETRIES_S[: tries - 1])
-    if times < 4:
-        assert (status["status"], status["error"]) == ("completed", None)
-    else:
-        assert (status["status"], status["current_step"]) == ("failed", "load-context")
-        assert status["error"].startswith("UPSTREAM_UNAVAILABLE: The object store did not answer get")
+    assert (status["status"], status["error"]) == ("completed", None)
+    assert (begun["load-context"], bench.clock.pauses[:6]) == (41, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0])
 
 
 @pytest.mark.requirement("PIPE-12", "PIPE-15")

@@ -14,7 +14,6 @@ from trellis.runs.driver import Driver
 from trellis.runs.errors import NlmDown, StepFailed, UpstreamUnavailable
 from trellis.runs.ids import STEPS
 from trellis.runs.steps import StepContext, StepResult
-from trellis.storage.objects import StoreUnavailable
 from trellis.testing import FakeClock
 
 ONCE_EACH = dict.fromkeys(STEPS, 1)
@@ -51,11 +50,10 @@ async def test_the_next_step_begins_only_when_the_last_is_published(stand: Stand
     for _ in range(10):
         await stand.ledger.job(run_id)
     assert stand.steps.done == {**dict.fromkeys(STEPS, 0), "load-context": 1}
-    stand.clock.advance(46.0)
-    assert (await drive).state == "failed"
-    assert (await stand.events(run_id))[-1].cause == (
-        "UPSTREAM_UNAVAILABLE: steps/01-load-context.json was not published within 45s"
-    )
+    stand.shows = True
+    await stand.until(drive.done, step_s=1.0)
+    assert drive.result().state == "completed"
+    assert stand.steps.done == ONCE_EACH
 
 
 @pytest.mark.requirement("RUN-6", "PIPE-12")
@@ -90,14 +88,9 @@ async def test_a_failed_step_is_tried_again_after_one_two_and_four_seconds(stand
         (StepFailed(detail="the runtime crashed"), 4, "INTERNAL_ERROR: the runtime crashed"),
         (RuntimeError("odd"), 4, "INTERNAL_ERROR: execute-agent: RuntimeError: odd"),
         (UpstreamUnavailable(detail="no store"), 4, "UPSTREAM_UNAVAILABLE: no store"),
-        (
-            StoreUnavailable(verb="put", key="a", reason="503"),
-            4,
-            "UPSTREAM_UNAVAILABLE: The object store did not answer put 'a': 503; try again.",
-        ),
         (NlmDown(detail="the tool gave up"), 1, "NLM_UNAVAILABLE: the tool gave up"),
     ],
-    ids=["crash", "exception", "upstream", "store", "nlm"],
+    ids=["crash", "exception", "upstream", "nlm"],
 )
 async def test_the_last_cause_picks_the_code(stand: Stand, error: Exception, tries: int, text: str):
     run_id = await stand.run_of()

@@ -16,7 +16,7 @@ from trellis.agents.errors import AgentNotFound, DefinitionMalformed, StatusChan
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
 from trellis.runs import ids
-from trellis.runs.errors import AgentNotRunnable, StepHopeless
+from trellis.runs.errors import AgentNotRunnable, NlmDown, StepHopeless, UpstreamUnavailable
 from trellis.runs.health import AgentHealth, HealthOptions, last_failure, set_status
 from trellis.runs.layer import BuiltinLayer, TriggerKind
 from trellis.runs.publishing import Publisher
@@ -28,6 +28,9 @@ from trellis.storage.open import open_objects
 SLUG = "gardener"
 OWNER = Actor(role=Role.OWNER, name="anna@home")
 FAILED, COMPLETED, CANCELLED = "failed", "completed", "cancelled"
+UPSTREAM, NLM = "upstream", "nlm"
+ERRORS = {FAILED: StepHopeless, UPSTREAM: UpstreamUnavailable, NLM: NlmDown}
+"""How a run fails that ends like this."""
 
 
 class Ward:
@@ -79,15 +82,16 @@ class Ward:
 
     async def _ran(self, end: str, number: int) -> JobId:
         async def breaks(context: StepContext, /) -> StepResult:
-            raise StepHopeless(detail=f"failure {number}")
+            raise ERRORS[end](detail=f"failure {number}")
 
         run_id = await self.stand.run_of(SLUG)
         if end == CANCELLED:
             request = RequestId(f"stop-{run_id}")
             await self.stand.ledger.cancel(ORCHESTRATOR, run_id, CancelMode.HARD, request, grace_s=0.0, cause="no")
             return run_id
-        self.stand.steps.acts["execute-agent"] = breaks if end == FAILED else self._usual
-        assert (await self.stand.drive()).state == end
+        self.stand.steps.acts["execute-agent"] = breaks if end in ERRORS else self._usual
+        ended = FAILED if end in ERRORS else COMPLETED
+        assert (await self.stand.drive(retry_delays_s=())).state == ended
         return run_id
 
     async def judged(self, health: AgentHealth | None = None) -> tuple[str, ...]:
@@ -162,6 +166,24 @@ async def test_three_failed_runs_in_a_row_stop_the_agent_and_change_nothing_else
     ],
 )
 async def test_a_completed_run_ends_the_row_and_a_cancelled_one_neither_counts_nor_ends_it(
+    ward: Ward, ends: tuple[str, ...], status: str
+):
+    await ward.ran(*ends)
+    await ward.judged()
+    assert await ward.status() == status
+
+
+@pytest.mark.requirement("D24")
+@pytest.mark.parametrize(
+    "ends, status",
+    [
+        ((UPSTREAM,) * 5, "active"),
+        ((NLM,) * 5, "active"),
+        ((FAILED, UPSTREAM, FAILED, NLM, UPSTREAM), "active"),
+        ((FAILED, UPSTREAM, FAILED, NLM, FAILED), "error"),
+    ],
+)
+async def test_a_run_that_upstream_failed_neither_counts_nor_ends_the_row(
     ward: Ward, ends: tuple[str, ...], status: str
 ):
     await ward.ran(*ends)

@@ -177,8 +177,10 @@ async def test_a_type_can_have_records_of_its_own_and_a_changed_choice_records_n
 
 def test_a_place_says_where_to_go_on_and_what_was_chosen_there():
     chosen = frozenset({"a.b", "c"})
-    for place in (Place("0001", frozenset()), Place("0001", chosen), Place(None, chosen), Place(None, frozenset())):
-        assert Place.read(place.to_text(), frozenset({"x"})) == place
+    for ahead in (None, "0002"):
+        for position, alone in ((None, chosen), (None, frozenset[str]()), ("0001", chosen), ("0001", frozenset[str]())):
+            place = Place(position, alone, ahead)
+            assert Place.read(place.to_text(), frozenset({"x"})) == place
     assert Place.read(None, frozenset({"x"})) == Place(None, frozenset({"x"}))
 
 

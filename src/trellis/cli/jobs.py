@@ -15,7 +15,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gatew
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, event_record, state_text
-from trellis.cli.reading import signal_lines, surroundings
+from trellis.cli.reading import open_wait, signal_lines, surroundings
 from trellis.client import Trellis, cancelling
 from trellis.engine.errors import JobNotFound, Refused
 from trellis.engine.jobs import (
@@ -273,6 +273,11 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         again = await _done_again(cli, ledger, job)
         if again is not None:
             told = with_retry(told, again)
+        wait = await open_wait(ledger, job)
+        if wait is not None:
+            from trellis.operations.run_waits import with_wait  # no other job needs the parts that runs have
+
+            told = with_wait(told, wait, await ledger.followers(), await ledger.now())
     if cli.out.as_json:
         cli.out.record({"job_id": job.job_id, **as_record(told)})
         return

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, Place, Signal
+from trellis.lifecycles.run import RUN
 from trellis.operations.explain import Surroundings
 from trellis.operations.letters import letter_of
+
+if TYPE_CHECKING:
+    from trellis.runs.waits import UpstreamWait
 
 HOLDERS_PAGE = 100
 HOLDERS_MAX = 5
@@ -26,6 +30,16 @@ async def surroundings(ledger: Ledger, job: Job) -> Surroundings:
         key_holders=await _holders(ledger, job),
         letter=await letter_of(ledger, job),
     )
+
+
+async def open_wait(ledger: Ledger, job: Job) -> "UpstreamWait | None":
+    """What a run waits for whose projector or object store is away; None for every other job."""
+    if job.lifecycle != RUN.name or job.place is Place.ENDED:
+        return None
+    from trellis.runs.waits import read_waits  # no other job needs the parts that runs have
+
+    waits = read_waits(await ledger.read_journal(job.job_id))
+    return waits[-1] if waits and waits[-1].until is None else None
 
 
 async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:

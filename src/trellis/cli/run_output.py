@@ -58,6 +58,8 @@ def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
         facts.append(("waits for", f"{before} runs of this agent before it" if before else "a free slot: it is next"))
     if record["status"] == "running":
         facts.append(("now at", record["current_step"]))
+    if record.get("waits"):
+        facts.append(("waits since", f"{record['waits']['since']}: {record['waits']['reason']}"))
     if record["finished_at"]:
         facts.append(("ended", record["finished_at"]))
     if record["error"]:

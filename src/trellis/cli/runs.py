@@ -13,6 +13,7 @@ from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Column, age, state_text
+from trellis.cli.reading import open_wait
 from trellis.cli.run_output import run_facts, say_ended, step_bar, took
 from trellis.cli.tracing import configure_tracing
 from trellis.cli.values import params_of
@@ -189,11 +190,13 @@ async def _record(instance: "Instance", run_id: JobId) -> dict[str, Any]:
     request, events = Request.read(job.payload), await instance.ledger.events(run_id)
     done = [json.loads(event.data) for event in events if event.type == documents.STEP_DONE and event.data]
     folder = f"{instance.objects.url.rstrip('/')}/{ids.run_folder(request.agent_slug, run_id)}"
+    wait = await open_wait(instance.ledger, job)
     return {
         **json.loads(documents.status(Facts(run_id, request, tuple(events)))),
         "params": request.params,
         "position": (await instance.layer.standing(run_id)).position,
         "cancel_requested": job.cancel_requested,
+        "waits": None if wait is None else {"since": documents.timestamp(wait.since), "reason": wait.reason},
         "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in done],
         "folder": folder.removeprefix(LOCAL),
     }

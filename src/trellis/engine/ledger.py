@@ -155,7 +155,7 @@ class Ledger(Protocol):
         ...
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
-        """How many jobs of a concurrency key may be held at once."""
+        """How many jobs of a concurrency key may be held at once; with 0 none is handed out until the key has a limit again."""
         ...
 
     async def limit_held(self, actor: Actor, type_: str, limit: int | None) -> None:
@@ -255,8 +255,13 @@ class Ledger(Protocol):
         """Events by type or correlation, oldest first, through an index."""
         ...
 
-    async def feed(self, position: str | None, *, limit: int, lifecycle: str | None = None) -> FeedPage:
-        """Every event once, in an order that no late commit can break; `position` None is the beginning."""
+    async def feed(
+        self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
+    ) -> FeedPage:
+        """Every event once, in an order that no late commit can break; `position` None is the beginning.
+
+        `lifecycle` narrows it to one, or to several. A narrowed page goes on after everything that it passed over.
+        """
         ...
 
     async def recorded(self, events: Sequence[Event]) -> list[Recorded]:

@@ -3,6 +3,9 @@
 For every step: do it; keep its file's bytes in the ledger, where the first result stays; count it with a fenced transition;
 wait until the object store shows it; only then begin the next. A driver that dies anywhere leaves a run that another driver
 takes up after the last counted step, with everything that was kept.
+
+A projector or an object store that is away delays a run and never fails it: the ledger has decided, and what upstream cannot do now it does
+later. Such a wait is noted in the journal and does not count against the run's time; `upstream_wait_s` bounds all waits of a run together.
 """
 
 import asyncio
@@ -22,8 +25,18 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.lifecycles import Trigger
 from trellis.runs import documents, ids
-from trellis.runs.errors import AgentTimeout, RunTimeout, StepError, StepFailed, UpstreamUnavailable
+from trellis.runs.errors import (
+    AgentStopped,
+    AgentTimeout,
+    RunTimeout,
+    StepError,
+    StepFailed,
+    StoreAway,
+    UpstreamUnavailable,
+)
+from trellis.runs.gate import run_key
 from trellis.runs.steps import Step, StepContext, StepResult, result_of
+from trellis.runs.waits import UpstreamWaits
 from trellis.storage.objects import StoreUnavailable
 
 ERROR_CHARS_MAX = 2_000
@@ -33,6 +46,8 @@ LOOKS_MAX = 1_000
 """Drives that are told the ledger's time by one question."""
 CLOCKS_ALIKE_S = 1.0
 """In so short a time no two clocks come apart by a millisecond, and the ledger need not be asked what time it is."""
+UPSTREAM_PAUSE_S_MAX = 30.0
+"""The longest pause between two tries of a step whose object store does not answer, and between two looks at the bound of a wait."""
 RUNNING = "running"
 LEFT = "left"
 """What a span says of a drive that ended because the run is another's."""
@@ -49,8 +64,10 @@ class DriverOptions:
     step_timeout_s: float = 120.0
     run_timeout_s: float = 600.0
     retry_delays_s: tuple[float, ...] = (1.0, 2.0, 4.0)
-    publish_patience_s: float = 45.0
-    """How long a counted step may take to show in the object store before the run fails."""
+    upstream_wait_s: float = 86_400.0
+    """How long a run may wait in all for a projector or an object store that is away, before it fails."""
+    wait_noted_s: float = 5.0
+    """After how long without being published a counted step is a wait: noted, and not counted against the run's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +123,10 @@ class Driver:
                 if not heard(self.wishes, run_id):
                     raise
                 ending = drive.fail("CANCELLED: stopped on request")
+            except AgentStopped as stopped:
+                await drive.put_aside(str(stopped))
+                log.warning("run_waits", reason=str(stopped))
+                return Outcome(state=None)
             except StepError as error:
                 log.warning("run_failed", code=error.code, error=str(error))
                 ending = drive.fail(f"{error.code}: {error}")
@@ -144,6 +165,7 @@ class _Drive:
         self._run_id = claimed.lease.job_id
         self._request = documents.Request.read(claimed.payload)
         self._journal: dict[str, bytes] = {}
+        self._waits = UpstreamWaits(self._journal, self._keep)
         self._version = 0
         self._done = 0
         self._started = EPOCH
@@ -158,6 +180,7 @@ class _Drive:
         self._done = sum(event.type == documents.STEP_DONE for event in events)
         if self._done or started.epoch != self._lease.epoch:  # else nobody held the run before, and nothing was kept
             self._journal = await ledger.read_journal(self._run_id)
+            self._waits = UpstreamWaits(self._journal, self._keep)
             await self._look()  # a step that was kept is counted, and waited for, without being begun
 
     async def all_steps(self) -> str | None:
@@ -191,20 +214,48 @@ class _Drive:
         return kept
 
     async def _with_retries(self, number: int) -> tuple[StepResult, datetime, datetime]:
-        delays = iter(self._driver.options.retry_delays_s)
+        delays, upstream_tries = iter(self._driver.options.retry_delays_s), 0
         while True:
             began = await self._look()
             try:
                 result = await self._once_over(number)
             except StepError as error:
-                delay_s = next(delays, None)
-                if delay_s is None or not error.retries or delay_s >= self._left_s():
-                    raise
+                if error.waits:
+                    upstream_tries += 1
+                    delay_s = await self._upstream_pause_s(str(error), began.now, upstream_tries)
+                else:
+                    await self._go_on(began.now)
+                    delay_s = next(delays, None)
+                    if delay_s is None or not error.retries or delay_s >= self._left_s():
+                        raise
                 about = {"run_id": self._run_id, "step": ids.STEPS[number - 1], "code": error.code}
                 _log.warning("step_failed", error=str(error), again_in_s=delay_s, **about)
                 await self._driver.clock.sleep(delay_s)
             else:
+                await self._go_on(began.now)
                 return result, began.now, await self._end_of(began)
+
+    async def _upstream_pause_s(self, problem: str, since: datetime, tries: int) -> float:
+        """How long to pause after a try that upstream failed: the retries' delays, doubled from there on."""
+        await self._wait(problem, since)
+        delays = self._driver.options.retry_delays_s or (1.0,)
+        beyond = max(0, tries - len(delays))
+        return min(UPSTREAM_PAUSE_S_MAX, delays[min(tries, len(delays)) - 1] * 2.0 ** min(beyond, 16))
+
+    async def _wait(self, reason: str, since: datetime | None = None) -> None:
+        """Note that the run waits for upstream. Raises UpstreamUnavailable when it has waited for too long in all."""
+        now, limit_s = (await self._driver.ledger_time()).now, self._driver.options.upstream_wait_s
+        if not self._waits.is_open:
+            _log.warning("run_waits", run_id=self._run_id, reason=reason)
+        await self._waits.begin(reason, since or now)
+        if self._waits.bounded_s(now) >= limit_s:
+            raise UpstreamUnavailable(detail=f"{reason} (the run waited {limit_s:g}s, which is its limit)")
+
+    async def _go_on(self, now: datetime) -> None:
+        """Upstream answers again: the run's own time runs on from then."""
+        if self._waits.is_open:
+            waited_s = await self._waits.end(now)
+            _log.info("run_goes_on", run_id=self._run_id, waited_s=round(waited_s, 3))
 
     async def _once_over(self, number: int) -> StepResult:
         """One try, cut by the step's time and by the run's."""
@@ -230,7 +281,7 @@ class _Drive:
             except (StepError, Stopped, LedgerError):
                 raise
             except StoreUnavailable as error:
-                raise UpstreamUnavailable(detail=str(error)) from error
+                raise StoreAway(detail=str(error)) from error
             except Exception as error:
                 _log.exception("step_raised", run_id=self._run_id, step=name)
                 raise StepFailed(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]) from error
@@ -257,17 +308,30 @@ class _Drive:
         await self._until_published(number)
 
     async def _until_published(self, number: int) -> None:
+        """Come back when readers can see the step, however long the projector and the store take for it."""
+        patience_s = self._driver.options.wait_noted_s
+        while not await self._is_published_within(patience_s):
+            await self._wait(f"{ids.step_file(number)} is not published yet")
+            patience_s = min(UPSTREAM_PAUSE_S_MAX, self._driver.options.upstream_wait_s)
+        if self._waits.is_open:
+            await self._go_on((await self._driver.ledger_time()).now)
+
+    async def _is_published_within(self, patience_s: float) -> bool:
         driver = self._driver
-        patience_s = min(driver.options.publish_patience_s, max(0.0, self._left_s()))
+        publication = driver.published(self._request.agent_slug, self._run_id, self._version)
         try:
-            await within(
-                driver.clock, patience_s, driver.published(self._request.agent_slug, self._run_id, self._version)
-            )
+            await within(driver.clock, patience_s, publication)
         except TimeoutError:
-            if self._left_s() <= 0:
-                raise self._too_late(ids.STEPS[number - 1], self._ends_at) from None
-            detail = f"{ids.step_file(number)} was not published within {patience_s:g}s"
-            raise UpstreamUnavailable(detail=detail) from None
+            return False
+        return True
+
+    async def put_aside(self, reason: str) -> None:
+        """Let go of the run until its agent is active again: the key hands out no run of the agent before.
+
+        Without a holder the run takes none of the places that runs of other agents need. `AgentGate` lets it go on.
+        """
+        await self._waits.begin(reason, (await self._driver.ledger_time()).now, is_bounded=False)
+        await self._driver.ledger.limit_key(self._driver.actor, run_key(self._request.agent_slug), 0)
 
     async def complete(self, summary: str | None) -> str:
         """The run is done."""
@@ -307,9 +371,12 @@ class _Drive:
         return await journalled(self._driver.ledger, self._lease, name, body)
 
     async def _look(self) -> LedgerTime:
-        """The ledger's time, and by it when this run is over: so long after it was started, and never later than so long from now."""
+        """The ledger's time, and by it when this run is over: so long after it was started, and never later than so long from now.
+
+        What the run waited for upstream does not count.
+        """
         seen, limit_s = await self._driver.ledger_time(), self._driver.options.run_timeout_s
-        gone_s = (seen.now - self._started).total_seconds()
+        gone_s = (seen.now - self._started).total_seconds() - self._waits.lasted_s(seen.now)
         self._ends_at = seen.asked_at + limit_s - max(0.0, gone_s)
         return seen
 

@@ -24,10 +24,12 @@ RunError
 │   └── RecordInUse       a projector is at work
 └── StepError             a step failed; `code` is what status.json shows (RUN-7)
     ├── UpstreamUnavailable
+    │   └── StoreAway     the run waits for it
     ├── NlmDown
     ├── AgentTimeout
     │   └── RunTimeout
     ├── StepFailed
+    ├── AgentStopped      the run waits until its agent is active again
     └── StepHopeless      no other try would help
 """
 
@@ -162,12 +164,20 @@ class StepError(RunError):
     code: ClassVar[str] = "INTERNAL_ERROR"
     retries: ClassVar[bool] = True
     """Whether the step is worth another try: one layer retries each class of error (D7)."""
+    waits: ClassVar[bool] = False
+    """Whether the run waits until it is over, however long that takes, instead of failing: no run can help it."""
 
 
 class UpstreamUnavailable(StepError):
     """{detail}"""
 
     code = "UPSTREAM_UNAVAILABLE"
+
+
+class StoreAway(UpstreamUnavailable):
+    """{detail}"""
+
+    waits = True
 
 
 class NlmDown(StepError):
@@ -191,6 +201,12 @@ class RunTimeout(AgentTimeout):
 
 class StepFailed(StepError):
     """{detail}"""
+
+
+class AgentStopped(StepError):
+    """Agent {slug} is {status}; only an active agent runs: `trellis agents activate {slug}`."""
+
+    retries = False
 
 
 class StepHopeless(StepError):

@@ -1,8 +1,8 @@
 """Agents that keep failing stop by themselves (D24): three failed runs in a row, and an active agent's status becomes `error`.
 
 What holds:
-- a cancelled run neither counts nor ends the row (D19), and only runs that ended after the last change of the agent's file count, so an
-  agent that was set active again has three new tries;
+- a cancelled run neither counts nor ends the row (D19), nor does one that upstream failed: no agent can help that. Only runs that
+  ended after the last change of the agent's file count, so an agent that was set active again has three new tries;
 - the status is written over exactly the file it was decided on, and every other byte of it stays;
 - every change of status has one audit record (OBS-1). What the follower does follows from the event of the run alone, so doing it again
   after a crash writes the same or nothing;
@@ -25,13 +25,14 @@ from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
 from trellis.runs import documents, ids
 from trellis.runs.documents import Facts, Publication, Request
-from trellis.runs.errors import DocumentDiffers
+from trellis.runs.errors import DocumentDiffers, NlmDown, UpstreamUnavailable
 from trellis.runs.publishing import Publisher
 
 FOLLOWS_AS = "agent-health"
 FAILURES_MAX = 3
 CHANGED = "agent.status.changed"
-CANCELLED = "CANCELLED:"
+NO_FAULT_OF_THE_AGENT = ("CANCELLED:", f"{UpstreamUnavailable.code}:", f"{NlmDown.code}:")
+"""How the errors of failed runs begin that say nothing about their agent."""
 PAGE = 100
 PAGES_MAX = 10
 """How far back a row of failures is looked for."""
@@ -43,7 +44,7 @@ _log = log_of("trellis.health")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A run that failed and was not cancelled."""
+    """A run that failed: of its agent, or of a cause that nobody knows better."""
 
     run_id: JobId
     error: str
@@ -76,7 +77,7 @@ async def last_failure(ledger: Ledger, slug: str) -> Failure | None:
 
 async def _failure(ledger: Ledger, slug: str, job: Job) -> Failure | None:
     error = error_of(slug, job.job_id, await ledger.events(job.job_id))
-    return None if error.startswith(CANCELLED) else Failure(run_id=job.job_id, error=error)
+    return None if error.startswith(NO_FAULT_OF_THE_AGENT) else Failure(run_id=job.job_id, error=error)
 
 
 def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:

@@ -4,13 +4,15 @@ One projector at a time follows; the ledger keeps its place, so the next one goe
 twice, after a crash between publishing and remembering: the second time nothing is written, because documents are functions of
 the ledger and are only ever created or raised. Records that wait for their segment hold the place back: it is remembered only when
 everything before it is published, documents never wait for it, and what one segment holds is found there by whoever comes again.
+Documents have a lane of their own: while more than a page is unread, each pass first publishes the next documents, wherever in the feed
+they stand, and only then a page of the rest. So people who wait for a run do not wait behind the records of 200,000 plain jobs.
 Only a store that is away holds the place: a job whose object is not what the ledger recorded is set aside.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from trellis.artifacts.rows import Row
@@ -19,6 +21,7 @@ from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Recorded
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -35,10 +38,14 @@ from trellis.storage.objects import StoreError
 FOLLOWS_AS = "projector"
 SEGMENTED = frozenset({LEASED_JOB.name, BUS_JOB.name})
 """Lifecycles whose events share segments; every other event has an audit record of its own."""
+DOCUMENTED = frozenset(LIFECYCLES) - SEGMENTED
+"""Lifecycles that people wait for: of these come the documents."""
 PAYLOADS_MAX = 1_000
 JOBS_AT_ONCE = 16
 """Jobs whose documents are put at the same time."""
 BEGINNING = "-"
+AHEAD = "documents="
+"""What stands before the position up to which documents are published, where they are ahead; no job type looks like it."""
 REBUILDING = "rebuilding"
 """The place of a projector while lost jobs are put back: nobody publishes them anew."""
 
@@ -70,22 +77,31 @@ class Projected:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a projector goes on, and which types had records of their own from there: a choice holds from place to place."""
+    """Where a projector goes on, and which types had records of their own from there: a choice holds from place to place.
+
+    Up to `position` everything is published, up to `documents` everything but what goes into segments.
+    """
 
     position: str | None
     alone: frozenset[str]
+    documents: str | None = None
+    """None when that is no further than `position`."""
 
     @classmethod
     def read(cls, text: str | None, alone: frozenset[str]) -> "Place":
         """From what the ledger remembers; a projector that begins has its own choice."""
         if text is None:
             return cls(None, alone)
-        position, _, types = text.partition(" ")
-        return cls(None if position == BEGINNING else position, frozenset(filter(None, types.split(","))))
+        position, *others = text.split(" ")
+        ahead = [one.removeprefix(AHEAD) for one in others if one.startswith(AHEAD)]
+        types = [type_ for one in others if not one.startswith(AHEAD) for type_ in one.split(",")]
+        place = None if position == BEGINNING else position
+        return cls(place, frozenset(filter(None, types)), ahead[0] if ahead else None)
 
     def to_text(self) -> str:
         """What the ledger remembers."""
-        return " ".join(filter(None, (self.position or BEGINNING, ",".join(sorted(self.alone)))))
+        ahead = "" if self.documents is None else f"{AHEAD}{self.documents}"
+        return " ".join(filter(None, (self.position or BEGINNING, ",".join(sorted(self.alone)), ahead)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,28 +311,57 @@ class Projector:
     _following: Following | None = None
     _recorder: Recorder = field(init=False)
     _read_up_to: str | None = None
+    """Up to here everything was taken; what goes into segments may still wait there."""
+    _documents_up_to: str | None = None
+    """Up to here every document is published; never before `_read_up_to`."""
+    _is_behind: bool = False
+    """Whether more than a page was unread when the last pass looked."""
     _remembered: str | None = None
     _waiting_since: float | None = None
 
     async def run_once(self) -> Projected:
-        """One page. What the store does not take now is tried again from the same place."""
+        """Documents first, then one page. What the store does not take now is tried again from the same place."""
         following = self._following or await self._begin()
         if following is None:
             return Projected()
-        if self._recorder.segments.full:
-            await self._write_segments()
-        page = await self.ledger.feed(self._read_up_to, limit=self.options.batch)
+        done = Projected(following=True)
         try:
-            written = await self._recorder.take(page.events, self._renewing(following))
-            self._read_up_to = page.position if page.events else self._read_up_to
+            if self._is_behind:
+                done = await self._publish_documents(following, done)
+            if self._recorder.segments.full:
+                await self._write_segments()
+            done = await self._publish_page(following, done)
             if self._segments_are_due():
-                written += await self._write_segments()
+                done = replace(done, written=done.written + await self._write_segments())
             await self._remember(following)
         except _TakenOver:
             self._following = None
             _log.warning("taken_over", projector=self.actor.name)
-            return Projected(events=len(page.events))
-        return Projected(following=True, events=len(page.events), written=written)
+            return replace(done, following=False)
+        return done
+
+    async def _publish_documents(self, following: Following, done: Projected) -> Projected:
+        """Publish the next documents, past whatever waits for segments before them."""
+        page = await self.ledger.feed(self._documents_up_to, limit=self.options.batch, lifecycle=DOCUMENTED)
+        written = await self._recorder.take(page.events, self._renewing(following))
+        self._documents_up_to = page.position
+        return replace(done, events=done.events + len(page.events), written=done.written + written)
+
+    async def _publish_page(self, following: Following, done: Projected) -> Projected:
+        """Take the next page, without the documents that are published already."""
+        page = await self.ledger.feed(self._read_up_to, limit=self.options.batch)
+        ahead = self._documents_up_to or ""
+        events = [
+            event
+            for event, position in zip(page.events, page.positions, strict=True)
+            if event.lifecycle in SEGMENTED or position > ahead
+        ]
+        written = await self._recorder.take(events, self._renewing(following))
+        self._is_behind = len(page.events) >= self.options.batch
+        if page.events:
+            self._read_up_to = page.position
+            self._documents_up_to = max(ahead, page.position)
+        return replace(done, events=done.events + len(page.events), written=done.written + written)
 
     def pause_s(self, report: Projected) -> float:
         """At once while there is more."""
@@ -351,6 +396,7 @@ class Projector:
         self._recorder = Recorder(self.ledger, self.publisher, place.alone)
         self._following, self._waiting_since = following, None
         self._read_up_to = self._remembered = place.position
+        self._documents_up_to, self._is_behind = place.documents or place.position, False
         return following
 
     def _renewing(self, following: Following) -> Callable[[], Awaitable[None]]:
@@ -374,7 +420,8 @@ class Projector:
         if self._read_up_to == self._remembered or not self._recorder.segments.settled:
             await self._keep(following, None)
             return
-        await self._keep(following, Place(self._read_up_to, self.options.alone).to_text())
+        ahead = self._documents_up_to if self._documents_up_to != self._read_up_to else None
+        await self._keep(following, Place(self._read_up_to, self.options.alone, ahead).to_text())
         self._remembered, self._recorder.alone = self._read_up_to, self.options.alone
 
     def _segments_are_due(self) -> bool:

@@ -30,7 +30,7 @@ from trellis.nlm.errors import NlmError
 from trellis.runs import proposals, targets
 from trellis.runs.applying import ApplyEngine, settled
 from trellis.runs.documents import encode, sha256
-from trellis.runs.errors import AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
+from trellis.runs.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
 from trellis.runs.steps import Step, StepContext, StepResult
 from trellis.storage.keys import object_key
 from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode
@@ -225,7 +225,7 @@ def _runnable(body: bytes, slug: str) -> AgentDefinition:
     if isinstance(definition, AgentMalformed):
         raise StepHopeless(detail=f"agent {slug} is malformed: {definition}")
     if not definition.may_run:
-        raise StepHopeless(detail=f"agent {slug} is {definition.status.value}; only an active agent runs")
+        raise AgentStopped(slug=slug, status=definition.status.value)
     return definition
 
 

@@ -84,6 +84,19 @@ async def test_a_filter_narrows_the_feed_to_a_lifecycle(rig: Rig):
 
 
 @pytest.mark.requirement("D6")
+async def test_a_filter_narrows_the_feed_to_several_lifecycles(rig: Rig):
+    await rig.submit(3)
+    run = await rig.submit_one(lifecycle="run")
+    await rig.submit(3, lifecycle="bus-job", type="job.x")
+    artifact = await rig.submit_one(lifecycle="artifact")
+    both = await _read(rig.ledger, limit=2, lifecycle=frozenset({"run", "artifact"}))
+    assert [event.job_id for event in both] == [run, artifact]
+    mixed = await _read(rig.ledger, limit=2, lifecycle=frozenset({"run", "leased-job"}))
+    assert len(mixed) == 4
+    assert await _read(rig.ledger, limit=2, lifecycle=frozenset()) == []
+
+
+@pytest.mark.requirement("D6")
 async def test_a_filtered_page_moves_past_what_it_left_out(rig: Rig):
     await rig.submit(10)
     position, run = None, await rig.submit_one(lifecycle="run")

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig, claimed_ids
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import CancelMode, Claimed, JobId, NotMoved, Priority
 from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import Trigger
@@ -241,6 +242,45 @@ async def test_a_lowered_limit_binds_ready_jobs_that_nobody_claimed_yet(rig: Rig
     await rig.ledger.limit_key(ADMIN, "k", 1)
     await rig.sweep()
     assert len(await rig.claim(5)) == 1
+
+
+@pytest.mark.requirement("D49", "D24")
+async def test_a_key_without_a_limit_hands_out_nothing_until_it_has_one_again(rig: Rig):
+    jobs = await rig.submit(3, concurrency_key="k")
+    (held,) = await rig.claim(5)
+    await rig.ledger.limit_key(ADMIN, "k", 0)
+    await rig.pull(held, Trigger.COMPLETE)
+    jobs += await rig.submit(1, concurrency_key="k")
+    await rig.sweep()
+    assert await rig.claim(5) == []
+    await rig.ledger.limit_key(ADMIN, "k", 2)
+    assert claimed_ids(await rig.claim(5)) == jobs[1:3]
+
+
+@pytest.mark.requirement("D49", "D24")
+async def test_a_key_without_a_limit_takes_ready_jobs_back(rig: Rig):
+    (job,) = await rig.submit(1, concurrency_key="k")
+    await rig.ledger.limit_key(ADMIN, "k", 0)
+    await rig.sweep()
+    assert await rig.claim(5) == []
+    await rig.ledger.limit_key(ADMIN, "k", 1)
+    assert claimed_ids(await rig.claim(5)) == [job]
+
+
+@pytest.mark.requirement("D16", "D24")
+async def test_a_job_that_keeps_its_state_is_not_handed_out_again_while_its_key_has_no_limit(rig: Rig):
+    run = await rig.submit_one(lifecycle="run", concurrency_key="run:anna")
+    await rig.drive(run, "running")
+    await rig.ledger.limit_key(ADMIN, "run:anna", 0)
+    await rig.lose_lease()
+    assert await rig.claim(5, lifecycle="run") == []
+    await rig.ledger.limit_key(ADMIN, "run:anna", 1)
+    assert claimed_ids(await rig.claim(5, lifecycle="run")) == [run]
+
+
+async def test_a_limit_below_nothing_is_refused(rig: Rig):
+    with pytest.raises(OptionInvalid, match="0 or more"):
+        await rig.ledger.limit_key(ADMIN, "k", -1)
 
 
 async def test_a_limit_can_be_set_before_the_first_job_and_stays(rig: Rig):

@@ -53,6 +53,15 @@ async def test_events_are_found_by_correlation_through_an_index(rig: Rig):
     assert "job_correlation" in await _plan(rig, Read.events_by_correlation, "c", None, 10, None)
 
 
+@pytest.mark.requirement("DJ-13", "D14")
+async def test_a_feed_without_plain_jobs_reads_no_event_of_one(rig: Rig):
+    await rig.submit(3)
+    await rig.submit(3, lifecycle="run")
+    arguments = (1, 100, 1, 100, 0, 0, 0, [1, 2], 10, [1, 2, 3])
+    plan = await _plan(rig, Read.feed_infrequent_events, *arguments)
+    assert "event_0_batch_idx" in re.findall(r'"Index Name": "(\w+)"', plan)
+
+
 @pytest.mark.requirement("DJ-13")
 async def test_events_of_a_job_are_found_through_the_key(rig: Rig):
     await rig.submit(3)

@@ -50,6 +50,7 @@ def test_no_lookup_reads_a_whole_table(shell: Shell, name: str):
             "after",
             "end",
             "lifecycle",
+            "lifecycles",
             "before",
             "states",
             "key",

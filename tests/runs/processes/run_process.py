@@ -62,10 +62,15 @@ class Orders:
     hold_s: float | None = None
     """Instead of a real agent: steps that take so long and do nothing."""
     retry_delays_s: tuple[float, ...] = DRIVER.retry_delays_s
-    publish_patience_s: float = DRIVER.publish_patience_s
+    upstream_wait_s: float = DRIVER.upstream_wait_s
+    wait_noted_s: float = DRIVER.wait_noted_s
 
     def driver(self) -> DriverOptions:
-        return DriverOptions(retry_delays_s=tuple(self.retry_delays_s), publish_patience_s=self.publish_patience_s)
+        return DriverOptions(
+            retry_delays_s=tuple(self.retry_delays_s),
+            upstream_wait_s=self.upstream_wait_s,
+            wait_noted_s=self.wait_noted_s,
+        )
 
 
 class Watch:

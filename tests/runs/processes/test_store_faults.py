@@ -38,7 +38,7 @@ ORDERS = {
     "heartbeat_s": 5.0,
     "follow_s": 5.0,
     "retry_delays_s": (0.1, 0.2, 0.4),
-    "publish_patience_s": 20.0,
+    "upstream_wait_s": 20.0,
 }
 WRITE_FAULTS = (Kind.ANSWER, Kind.SILENT, Kind.STORED_ANSWER, Kind.STORED_SILENT, Kind.STORED_RESET)
 READ_FAULTS = (Kind.ANSWER, Kind.SILENT, Kind.STORED_RESET, Kind.CUT)
@@ -260,12 +260,12 @@ async def test_a_run_with_faults_all_along_completes_or_says_that_the_store_fail
     figures(runs=runs, **ended)
 
 
-async def test_a_store_that_is_gone_fails_the_run_and_shows_it_when_it_is_back(place: Place):
+async def test_a_store_that_is_gone_for_longer_than_runs_wait_fails_the_run_and_shows_it_when_it_is_back(place: Place):
     gone = Fault(Kind.ANSWER, "PUT", "steps/02-execute-agent.json", times=1_000)
-    async with place.bucket([gone], publish_patience_s=0.5) as bucket:
+    async with place.bucket([gone], upstream_wait_s=0.5, wait_noted_s=0.1) as bucket:
         status = await bucket.outcome(heal=True)
         assert (status["status"], status["steps_completed"]) == ("failed", 2)
-        assert status["error"].startswith("UPSTREAM_UNAVAILABLE: steps/02-execute-agent.json was not published")
+        assert status["error"].startswith("UPSTREAM_UNAVAILABLE: steps/02-execute-agent.json is not published yet")
         left = await bucket.left()
         await bucket.check(None)
         folder = {key.partition(f"{bucket.run_id}/")[2] for key in left.files}

@@ -395,8 +395,8 @@ class PostgresLedger(Reads):
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
         require(actor, "limit_key")
-        if limit < 1:
-            raise OptionInvalid(option="limit", value=limit, expected="at least 1; pause the type to stop it")
+        if limit < 0:
+            raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
         await self._admin("limit_key", "select set_key_limit($1, $2, $3)", await self._actor(actor), key, limit)
         self._bell.ring()
 

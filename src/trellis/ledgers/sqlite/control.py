@@ -63,8 +63,8 @@ def leave_behind(tx: Transaction, name: str) -> bool:
 
 def limit_key(tx: Transaction, actor: Actor, key: str, limit: int) -> None:
     """A lower limit takes slots back from jobs nobody holds; held ones finish."""
-    if limit < 1:
-        raise OptionInvalid(option="limit", value=limit, expected="1 or more")
+    if limit < 0:
+        raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
     number = tx.names.set_key_limit(key, limit, actor.name)
     over: int = tx.db.execute(_Sql.over_limit, (number,)).fetchall()[0][0]
     for (job,) in tx.db.execute(_Sql.ready_of_key, (number, over)).fetchall():

@@ -285,7 +285,9 @@ class SqliteLedger:
             lambda tx: reads.find_events(tx, type_=type_, correlation_id=correlation_id, since=since, limit=limit)
         )
 
-    async def feed(self, position: str | None, *, limit: int, lifecycle: str | None = None) -> FeedPage:
+    async def feed(
+        self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
+    ) -> FeedPage:
         return await self._reader.run(lambda tx: reads.feed(tx, position, limit=limit, lifecycle=lifecycle))
 
     async def recorded(self, events: Sequence[Event]) -> list[Recorded]:

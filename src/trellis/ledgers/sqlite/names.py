@@ -57,7 +57,8 @@ class Names:
         return rows[0][0] if rows else self._db.execute(_Sql.add_key, (name, limit)).fetchall()[0][0]
 
     def set_key_limit(self, name: str, limit: int, actor: str) -> int:
-        return self._db.execute(_Sql.set_key_limit, (name, limit, self.actor_id(actor))).fetchall()[0][0]
+        values = {"name": name, "limit": limit, "actor": self.actor_id(actor)}
+        return self._db.execute(_Sql.set_key_limit, values).fetchall()[0][0]
 
     def _learn_type(self, lifecycle: int, name: str) -> int:
         self._bound(self._types)

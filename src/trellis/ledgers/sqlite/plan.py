@@ -201,6 +201,13 @@ def lifecycle_code(name: str | None) -> int | None:
     return LIFECYCLES[name].code
 
 
+def lifecycle_bits(names: str | frozenset[str] | None) -> int | None:
+    """A number with the bit of every lifecycle that a caller named; None stays None."""
+    if names is None:
+        return None
+    return sum(1 << (lifecycle_code(name) or 0) for name in ({names} if isinstance(names, str) else names))
+
+
 def step_between(lifecycle: Lifecycle, source: int, target: str, role: Role) -> Step | Illegal:
     """The unfenced step of `role` from a stored state to a named one, or why there is none."""
     name = STATE_NAMES[lifecycle.code, source]

@@ -28,7 +28,17 @@ from trellis.ledgers.children import Mark, children_after
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import HELD, PARKED, READY, RESTING, STATE_NAMES, US, lifecycle_code, place_code
+from trellis.ledgers.sqlite.plan import (
+    HELD,
+    PARKED,
+    READY,
+    RESTING,
+    STATE_NAMES,
+    US,
+    lifecycle_bits,
+    lifecycle_code,
+    place_code,
+)
 from trellis.lifecycles import BY_CODE, Phase, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
@@ -127,11 +137,11 @@ def events(tx: Transaction, job_id: JobId) -> list[Event]:
     return [] if key is None else [rows.event(row) for row in tx.db.execute(_Sql.events, (key,))]
 
 
-def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | None) -> FeedPage:
+def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None) -> FeedPage:
     """A filtered page goes on after everything it looked at, so that a consumer of a rare kind gets ahead."""
     after = _position(position)
     end: int = tx.db.execute(_Sql.feed_end).fetchall()[0][0]
-    values = {"after": after, "end": end, "lifecycle": lifecycle_code(lifecycle), "limit": page_size(limit)}
+    values = {"after": after, "end": end, "lifecycles": lifecycle_bits(lifecycle), "limit": page_size(limit)}
     found = tx.db.execute(_Sql.feed, values).fetchall()
     reached = found[-1][15] if len(found) == limit else max(end, after)
     positions = tuple(_text(row[15]) for row in found)

@@ -29,6 +29,12 @@ begin
   if l.cancel_at is not null and _cancel_now(l.id, p_actor, p_now, p_batch, 'cancel_holder_gone') is not null then return 'cancelled'; end if;
   if s.runs_code then t.deaths := t.deaths + 1; end if;
   delete from lease d where d.id = l.id;
+  if s.stays and exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0) then
+    -- Its key hands out nothing now: it waits with the others, without a slot.
+    delete from slot o where o.id = t.id;
+    perform _put_waiting(t, true, null, p_now);
+    return 'stayed';
+  end if;
   if s.stays then
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
                        flags)

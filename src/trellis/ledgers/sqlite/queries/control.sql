@@ -30,7 +30,7 @@ UPDATE trellis_follower SET place = coalesce(:place, place), until = :until WHER
 UPDATE trellis_follower SET place = '!' || ltrim(place, '!') WHERE name = ? AND place IS NOT NULL RETURNING name;
 
 -- name: over_limit
-SELECT max(0, (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL) - k.slots)
+SELECT max(0, (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL) - iif(k.stopped, 0, k.slots))
 FROM trellis_concurrency_key k WHERE k.id = ?;
 
 -- name: ready_of_key

@@ -19,5 +19,6 @@ SELECT id FROM trellis_concurrency_key WHERE name = ?;
 INSERT INTO trellis_concurrency_key (name, slots) VALUES (?, ?) RETURNING id;
 
 -- name: set_key_limit
-INSERT INTO trellis_concurrency_key (name, slots, changed_by) VALUES (?, ?, ?)
-ON CONFLICT (name) DO UPDATE SET slots = excluded.slots, changed_by = excluded.changed_by RETURNING id;
+INSERT INTO trellis_concurrency_key (name, slots, changed_by, stopped) VALUES (:name, max(:limit, 1), :actor, :limit = 0)
+ON CONFLICT (name) DO UPDATE SET slots = iif(excluded.stopped, slots, excluded.slots), changed_by = excluded.changed_by,
+  stopped = excluded.stopped RETURNING id;

@@ -162,7 +162,7 @@ SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.ty
   e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
 JOIN trellis_actor a ON a.id = e.actor
-WHERE e.seq > :after AND e.seq <= :end AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
+WHERE e.seq > :after AND e.seq <= :end AND (:lifecycles IS NULL OR (:lifecycles >> j.lifecycle) & 1)
 ORDER BY e.seq LIMIT :limit;
 
 -- name: feed_end

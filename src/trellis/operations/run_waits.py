@@ -1,0 +1,44 @@
+"""What a run waits for while upstream is away, in sentences: since when, what for, and how the projector gets on."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from trellis.engine.records import FollowerSeen
+from trellis.operations.explain import Explanation, duration
+from trellis.runs.projector import FOLLOWS_AS
+from trellis.runs.waits import UpstreamWait
+
+
+def with_wait(told: Explanation, wait: UpstreamWait, followers: Iterable[FollowerSeen], now: datetime) -> Explanation:
+    """The explanation of a run that waits for upstream, with what it waits for."""
+    about = (wait_words(wait, now), *projector_words(followers, now))
+    see = "trellis followers\tsee how far the projector has come"
+    return replace(told, why=(*told.why, *about), you_can=(*told.you_can, see))
+
+
+def wait_words(wait: UpstreamWait, now: datetime) -> str:
+    """Since when and what for, and that nobody has to do anything about the run itself."""
+    since = f"{wait.since:%Y-%m-%d %H:%M:%S} UTC ({duration(wait.lasted_s(now))})"
+    return f"It waits since {since}: {wait.reason.rstrip('.')}. That takes nothing from its time, and then it goes on."
+
+
+def projector_words(followers: Iterable[FollowerSeen], now: datetime) -> Iterator[str]:
+    """Whether a projector is at work, and since when it has something to publish."""
+    seen = next((one for one in followers if one.name == FOLLOWS_AS), None)
+    if seen is None:
+        yield "No projector has ever been at work here: start `trellis up --roles projector`."
+        return
+    if seen.until <= now:
+        yield (
+            f"No projector is at work: {seen.actor} was the last, until {_moment(seen.until, now)};"
+            " start `trellis up --roles projector`."
+        )
+    if seen.unread_since is not None:
+        yield f"The projector has still to publish or record what happened since {_moment(seen.unread_since, now)}."
+    elif seen.until > now:
+        yield f"The projector {seen.actor} is at work, and nothing is unread."
+
+
+def _moment(at: datetime, now: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC, {duration((now - at).total_seconds())} ago"

@@ -1,0 +1,103 @@
+"""A run that waits for upstream says since when and what for."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.cli.conftest import Terminal
+from tests.cli.test_runs import VIOLIN, planted
+from trellis.engine.holding import journalled
+from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
+from trellis.engine.records import FollowerSeen
+from trellis.instance import open_instance
+from trellis.lifecycles import Role
+from trellis.operations.run_waits import projector_words, wait_words
+from trellis.runs.layer import TriggerKind
+from trellis.runs.orchestrator import TYPE
+from trellis.runs.waits import UpstreamWait, UpstreamWaits
+from trellis.settings import Settings
+
+__all__ = ["planted"]
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+REASON = "steps/02-execute-agent.json is not published yet"
+
+
+async def waiting_run(url: str) -> str:
+    """A run whose driver has noted a wait, and a projector that is at work no more."""
+    async with open_instance(Settings.model_validate({}), url) as instance:
+        run_id = await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+        claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type=TYPE),), lifecycle="run")
+        turn = Turn(actor=instance.actor(Role.ORCHESTRATOR), claim=claim)
+        (claimed,) = (await instance.ledger.turn(turn)).claimed
+
+        async def keep(entry: str, body: bytes) -> bytes:
+            return await journalled(instance.ledger, claimed.lease, entry, body)
+
+        await UpstreamWaits({}, keep).begin(REASON, await instance.ledger.now() - timedelta(minutes=3))
+        projector = Actor(role=Role.PROJECTOR, name="projector@gone")
+        following = await instance.ledger.follow(projector, "projector", lease_s=5.0)
+        assert following is not None
+        await instance.ledger.unfollow(following)
+        return run_id
+
+
+@pytest.mark.requirement("D14", "OBS-7")
+def test_explain_and_show_say_what_a_run_waits_for(planted: Terminal):
+    run_id = asyncio.run(waiting_run(planted.url))
+    told = " ".join(planted("job", "explain", run_id).out.split())
+    assert f"(3 min): {REASON}." in told
+    assert "No projector is at work: projector@gone was the last, until" in told
+    assert "The projector has still to publish or record what happened since" in told
+    assert f"trellis job cancel {run_id}" in told
+    record = planted("runs", "show", run_id, "--json").record
+    assert record["waits"]["reason"] == REASON
+    assert f"{record['waits']['since']}: {REASON}" in " ".join(planted("runs", "show", run_id).out.split())
+    assert planted("runs", "cancel", run_id, "--hard").code == 0
+    assert REASON not in planted("job", "explain", run_id).out
+
+
+def test_a_wait_is_told_with_its_length():
+    wait = UpstreamWait(NOW - timedelta(minutes=4), "The object store did not answer get 'a': 503; try again.")
+    assert wait_words(wait, NOW) == (
+        "It waits since 2026-03-01 11:56:00 UTC (4 min): The object store did not answer get 'a': 503; try again."
+        " That takes nothing from its time, and then it goes on."
+    )
+
+
+@pytest.mark.parametrize(
+    "until_s, unread_s, words",
+    [
+        (5, None, ["The projector p is at work, and nothing is unread."]),
+        (
+            5,
+            90,
+            [
+                "The projector has still to publish or record what happened since 2026-03-01 11:58:30 UTC, 1 min 30 s ago."
+            ],
+        ),
+        (
+            -60,
+            90,
+            [
+                "No projector is at work: p was the last, until 2026-03-01 11:59:00 UTC, 1 min ago; start `trellis up --roles projector`.",
+                "The projector has still to publish or record what happened since 2026-03-01 11:58:30 UTC, 1 min 30 s ago.",
+            ],
+        ),
+    ],
+    ids=["idle", "behind", "gone"],
+)
+def test_how_the_projector_gets_on_is_told(until_s: int, unread_s: int | None, words: list[str]):
+    seen = FollowerSeen(
+        name="projector",
+        actor="p",
+        until=NOW + timedelta(seconds=until_s),
+        waits=True,
+        unread_since=None if unread_s is None else NOW - timedelta(seconds=unread_s),
+    )
+    assert list(projector_words([seen], NOW)) == words
+
+
+def test_a_ledger_that_no_projector_ever_followed_says_so():
+    assert "start `trellis up --roles projector`" in "".join(projector_words([], NOW))
