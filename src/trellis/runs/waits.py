@@ -45,6 +45,12 @@ def read_waits(journal: Mapping[str, bytes]) -> list[UpstreamWait]:
     return found
 
 
+def open_of(journal: Mapping[str, bytes]) -> UpstreamWait | None:
+    """The wait that a run is in; None when it waits for nothing."""
+    waits = read_waits(journal)
+    return waits[-1] if waits and waits[-1].until is None else None
+
+
 class UpstreamWaits:
     """The waits of one run in the hands of its driver."""
 
