@@ -1,4 +1,4 @@
-"""What a run waits for while upstream is away or its agent is stopped, in sentences: since when, what for, how the projector gets on."""
+"""What a run waits for while upstream is away or its agent is stopped, in sentences."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
