@@ -13,6 +13,7 @@ from trellis.engine.records import FollowerSeen
 from trellis.instance import open_instance
 from trellis.lifecycles import Role
 from trellis.operations.run_waits import projector_words, wait_words
+from trellis.runs.errors import AgentStopped
 from trellis.runs.layer import TriggerKind
 from trellis.runs.orchestrator import TYPE
 from trellis.runs.waits import UpstreamWait, UpstreamWaits
@@ -24,10 +25,10 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 REASON = "steps/02-execute-agent.json is not published yet"
 
 
-async def waiting_run(url: str) -> str:
-    """A run whose driver has noted a wait, and a projector that is at work no more."""
+async def waiting_runs(url: str, reason: str, *, is_bounded: bool) -> list[str]:
+    """Two runs, of which the first has noted a wait, and a projector that is at work no more."""
     async with open_instance(Settings.model_validate({}), url) as instance:
-        run_id = await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+        runs = [await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL) for _ in range(2)]
         claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type=TYPE),), lifecycle="run")
         turn = Turn(actor=instance.actor(Role.ORCHESTRATOR), claim=claim)
         (claimed,) = (await instance.ledger.turn(turn)).claimed
@@ -35,17 +36,18 @@ async def waiting_run(url: str) -> str:
         async def keep(entry: str, body: bytes) -> bytes:
             return await journalled(instance.ledger, claimed.lease, entry, body)
 
-        await UpstreamWaits({}, keep).begin(REASON, await instance.ledger.now() - timedelta(minutes=3))
+        since = await instance.ledger.now() - timedelta(minutes=3)
+        await UpstreamWaits({}, keep).begin(reason, since, is_bounded=is_bounded)
         projector = Actor(role=Role.PROJECTOR, name="projector@gone")
         following = await instance.ledger.follow(projector, "projector", lease_s=5.0)
         assert following is not None
         await instance.ledger.unfollow(following)
-        return run_id
+        return [str(run) for run in runs]
 
 
 @pytest.mark.requirement("D14", "OBS-7")
 def test_explain_and_show_say_what_a_run_waits_for(planted: Terminal):
-    run_id = asyncio.run(waiting_run(planted.url))
+    run_id, behind = asyncio.run(waiting_runs(planted.url, REASON, is_bounded=True))
     told = " ".join(planted("job", "explain", run_id).out.split())
     assert f"(3 min): {REASON}." in told
     assert "No projector is at work: projector@gone was the last, until" in told
@@ -56,6 +58,16 @@ def test_explain_and_show_say_what_a_run_waits_for(planted: Terminal):
     assert f"{record['waits']['since']}: {REASON}" in " ".join(planted("runs", "show", run_id).out.split())
     assert planted("runs", "cancel", run_id, "--hard").code == 0
     assert REASON not in planted("job", "explain", run_id).out
+    assert REASON not in planted("job", "explain", behind).out
+
+
+@pytest.mark.requirement("D24")
+def test_runs_of_a_stopped_agent_say_how_to_let_them_go_on(planted: Terminal):
+    reason = str(AgentStopped(slug=VIOLIN, status="paused"))
+    for run_id in asyncio.run(waiting_runs(planted.url, reason, is_bounded=False)):
+        told = " ".join(planted("job", "explain", run_id).out.split())
+        assert f"Agent {VIOLIN} is paused; only an active agent runs: `trellis agents activate {VIOLIN}`." in told
+        assert "projector" not in told
 
 
 def test_a_wait_is_told_with_its_length():

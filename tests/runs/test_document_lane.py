@@ -1,4 +1,4 @@
-"""What people wait for is published before the audit records of plain jobs, and nothing is lost or doubled for it; on both ledgers."""
+"""Documents are published before the audit records of plain jobs; nothing is lost or doubled; on both ledgers."""
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Load, a projector that is stopped and an object store that is away delay runs; they fail none and disable no agent."""
+"""Load, a stopped projector and an object store that is away delay runs; they fail none and disable no agent."""
 
 import asyncio
 import json
@@ -141,7 +141,7 @@ async def opened(url: str, folder: Path) -> AsyncGenerator[Platform]:
 async def test_all_runs_complete_under_load_with_projector_and_store_away_for_two_minutes_each(
     either_url: str, tmp_path: Path, figures: Callable[..., None]
 ):
-    """100,000 plain jobs, and 20 runs that are begun before, between and in the two outages; real time, both outages whole."""
+    """100,000 plain jobs, and 20 runs that are begun before, between and in both outages, in real time."""
     jobs, away_s, each = 100_000, 120.0, 5
     clock = SystemClock()
     async with opened(either_url, tmp_path) as platform, platform.serving(is_of_runs), asyncio.TaskGroup() as group:

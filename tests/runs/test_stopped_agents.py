@@ -1,4 +1,4 @@
-"""Runs of an agent that was stopped wait until it is active again; they do not fail, and take no place of another agent's."""
+"""Runs of a stopped agent wait until it is active again; they do not fail, and take no other agent's place."""
 
 import asyncio
 import itertools

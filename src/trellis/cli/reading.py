@@ -33,13 +33,21 @@ async def surroundings(ledger: Ledger, job: Job) -> Surroundings:
 
 
 async def open_wait(ledger: Ledger, job: Job) -> "UpstreamWait | None":
-    """What a run waits for whose projector or object store is away; None for every other job."""
+    """What a run waits for whose projector or object store is away, or whose agent is stopped; None for every other job.
+
+    Of a stopped agent the run that began first says it for those behind it.
+    """
     if job.lifecycle != RUN.name or job.place is Place.ENDED:
         return None
-    from trellis.runs.waits import read_waits  # no other job needs the parts that runs have
+    from trellis.runs.waits import open_of  # no other job needs the parts that runs have
 
-    waits = read_waits(await ledger.read_journal(job.job_id))
-    return waits[-1] if waits and waits[-1].until is None else None
+    wait = open_of(await ledger.read_journal(job.job_id))
+    if wait is None and job.place is Place.PARKED and job.concurrency_key is not None:
+        where = JobFilter(lifecycle=RUN.name, state="running", concurrency_key=job.concurrency_key)
+        for begun in (await ledger.jobs(where, limit=1)).jobs:
+            wait = open_of(await ledger.read_journal(begun.job_id))
+        return None if wait is None or wait.is_bounded else wait
+    return wait
 
 
 async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:

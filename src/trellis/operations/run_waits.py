@@ -1,4 +1,4 @@
-"""What a run waits for while upstream is away, in sentences: since when, what for, and how the projector gets on."""
+"""What a run waits for while upstream is away or its agent is stopped, in sentences."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -11,7 +11,9 @@ from trellis.runs.waits import UpstreamWait
 
 
 def with_wait(told: Explanation, wait: UpstreamWait, followers: Iterable[FollowerSeen], now: datetime) -> Explanation:
-    """The explanation of a run that waits for upstream, with what it waits for."""
+    """The explanation of a run that waits for upstream or for its agent, with what it waits for."""
+    if not wait.is_bounded:
+        return replace(told, why=(*told.why, wait_words(wait, now)))
     about = (wait_words(wait, now), *projector_words(followers, now))
     see = "trellis followers\tsee how far the projector has come"
     return replace(told, why=(*told.why, *about), you_can=(*told.you_can, see))

@@ -1,8 +1,9 @@
 """Runs of an agent that was stopped stay queued until it is active again, or somebody cancels them (D24).
 
-Which run may begin is decided by the ledger's claim, and that an agent is stopped stands in its file. So the first driver that finds an agent
-stopped takes the limit of its concurrency key away: no run of it is handed out any more, and none takes the place of another agent's. This
-service gives the limit back once the file says that the agent may run, or is gone or unreadable: then its runs end, and say so.
+Which run may begin is decided by the ledger's claim, and that an agent is stopped stands in its file. So the first
+driver that finds an agent stopped takes the limit of its concurrency key away: no run of it is handed out any more, and
+none takes the place of another agent's. This service gives the limit back once the file says that the agent may run, or
+is gone or unreadable: then its runs end, and say so.
 """
 
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class AgentGate:
         return self.poll_s
 
     async def _is_to_open(self, key: str) -> bool:
-        """Whether nobody has a place of this key although its agent may run: otherwise its runs only wait for each other."""
+        """Whether nobody has a place of this key although its agent may run. Else its runs only wait for each other."""
         for place in (Place.HELD, Place.READY):
             where = JobFilter(lifecycle=RUN.name, concurrency_key=key, place=place)
             if (await self.ledger.jobs(where, limit=1)).jobs:

@@ -1,9 +1,11 @@
-"""How long a run has waited: for its documents to be published, for an object store that does not answer, for its agent to be active.
+"""How long a run has waited: for its documents to be published, for an object store that does not answer, or for its
+agent to be active.
 
 What holds:
-- a wait is in the run's journal, as the entry that says since when and for what, and the entry that says until when. So whoever drives the
-  run next counts the same waits, and whoever asks about the run is told;
-- at most one wait of a run is open at a time, and at most WAITS_MAX are kept. Beyond that they are not told apart from work any more.
+- a wait is in the run's journal, as the entry that says since when and for what, and the entry that says until when.
+  So whoever drives the run next counts the same waits, and whoever asks about the run is told;
+- at most one wait of a run is open at a time, and at most WAITS_MAX are kept. Beyond that they are not told apart from
+  work any more.
 """
 
 import json
@@ -43,6 +45,12 @@ def read_waits(journal: Mapping[str, bytes]) -> list[UpstreamWait]:
         ended = journal.get(UNTIL_ENTRY.format(number=len(found) + 1))
         found.append(_read(body, ended))
     return found
+
+
+def open_of(journal: Mapping[str, bytes]) -> UpstreamWait | None:
+    """The wait that a run is in; None when it waits for nothing."""
+    waits = read_waits(journal)
+    return waits[-1] if waits and waits[-1].until is None else None
 
 
 class UpstreamWaits:
