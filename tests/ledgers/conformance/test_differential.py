@@ -9,9 +9,9 @@ from tests.ledgers.conformance.opening import SQLITE_START_S, postgres_rig, sqli
 from tests.ledgers.conformance.story import Player, Story
 from tests.servers.postgres import PostgresServer
 
-STEPS = 90
-SEEDS = 8
-MANY_SEEDS = 300
+STEPS = 70
+SEEDS = 5
+MANY_SEEDS = 200
 
 
 async def play(server: PostgresServer, folder: Path, seed: int, steps: int) -> None:

@@ -95,10 +95,11 @@ begin
                                           for update skip locked) returning p.* into head;
       exit when not found;
       insert into slot (ckey, n, id) values (k.id, seat, head.id);
+      -- It keeps its place among those of its class: it has waited since then.
       insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
-                         lifecycle, prio, flags)
+                         lifecycle, prio, flags, pos)
       values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
-              head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags);
+              head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags, head.pos);
       promoted := promoted + 1;
     end loop;
     promoted := promoted + _let_urgent_pass(k.id);
@@ -127,9 +128,9 @@ begin
     values (behind.id, behind.ckey, behind.until, behind.type, behind.version, behind.epoch, behind.owner, behind.generation,
             behind.attempt, behind.max_attempts, behind.deaths, behind.state, behind.lifecycle, behind.prio, behind.flags, behind.pos);
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
-                       prio, flags)
+                       prio, flags, pos)
     values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
-            head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags);
+            head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags, head.pos);
     passed := passed + 1;
   end loop;
   return passed;
