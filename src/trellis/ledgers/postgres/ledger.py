@@ -306,7 +306,7 @@ class PostgresLedger(Reads):
         except OutcomeUnknown as error:  # of all that went together; this caller asks again for its own
             raise OutcomeUnknown(verb="move", request=move.request_id) from error
         self._bell.ring()
-        return moves.answer(move, row)
+        return moves.answer(move, row, actor.role)
 
     async def _move_batch(self, asked: Sequence[tuple[Move, tuple[object, ...]]]) -> list[Row]:
         told = [arguments for _, arguments in asked]
@@ -334,7 +334,7 @@ class PostgresLedger(Reads):
         row = rows[0]
         if row["outcome"] == "requested":
             return CancelRequested(job_id=job_id, state=moves.state_name(row["lifecycle"], row["source"]))
-        return moves.moved(job_id, row, "cancelled")
+        return moves.moved(job_id, row, Trigger.CANCEL, actor.role)
 
     async def requeue(
         self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
@@ -344,7 +344,7 @@ class PostgresLedger(Reads):
         chosen, rows = await self._admin_lane.call(
             "requeue", request_id, lambda c, _: requeue(c, asked, jobs, limit=limit)
         )
-        told = {row["job_id"]: moves.moved(row["job_id"], row, "requeue") for row in rows}
+        told = {row["job_id"]: moves.moved(row["job_id"], row, Trigger.REQUEUE, actor.role) for row in rows}
         missing = [job_id for job_id in chosen if job_id not in told]
         if missing:
             raise JobNotFound(job_id=missing[0])

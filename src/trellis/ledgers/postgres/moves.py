@@ -6,20 +6,12 @@ from math import isfinite
 from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import Epoch, JobId, JobKey, Lease, Move, Moved, NotMoved
 from trellis.engine.text import storable
+from trellis.ledgers import refusals
 from trellis.ledgers.postgres.connection import Connection, Row
-from trellis.lifecycles import BY_CODE, Phase
+from trellis.ledgers.refusals import check_death
+from trellis.lifecycles import BY_CODE, Phase, Role
 
 MOVES = "select * from moves($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
-REFUSALS = {
-    "undeclared": "not declared",
-    "actor": "this role may not",
-    "fenced": "only its holder may, with its epoch",
-    "version": "the job has another version",
-    "key": "its concurrency key is at its limit",
-    "reason": "a dead letter needs reason, stage and error",
-    "same": "it is there already",
-    "engine": "the engine itself makes this step, as a part of another",
-}
 
 
 def arguments(actor: int, move: Move) -> tuple[object, ...]:
@@ -54,17 +46,24 @@ def _ms(option: str, seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def answer(move: Move, row: Row) -> Moved | NotMoved:
-    """What a row says about a move; raises JobNotFound."""
+def answer(move: Move, row: Row, role: Role) -> Moved | NotMoved:
+    """What a row says about a move in this role; raises JobNotFound, OptionInvalid."""
+    if row["outcome"] == "missing":
+        raise JobNotFound(job_id=move.job_id)
+    lifecycle, source = BY_CODE[row["lifecycle"]], state_name(row["lifecycle"], row["source"])
     match row["outcome"]:
-        case "missing":
-            raise JobNotFound(job_id=move.job_id)
-        case "unknown":
-            lifecycle = BY_CODE[row["lifecycle"]]
-            reason, state = f"{lifecycle.name} has no such state", state_name(row["lifecycle"], row["source"])
-            return NotMoved(job_id=move.job_id, state=state, target=move.target, reason=reason)
+        case "reason":
+            check_death(lifecycle.by_name[move.target], None)
+            reason = ""
+        case "version":
+            reason = refusals.wrong_version(row["version"], move.version)
+        case "key":
+            reason = refusals.KEY_IS_FULL
+        case "unknown" | "undeclared" | "actor" | "fenced" | "engine":
+            reason = str(refusals.movable(lifecycle, source, move.target, role))
         case _:
-            return moved(move.job_id, row, move.target)
+            return moved(move.job_id, row, move.target, role)
+    return NotMoved(job_id=move.job_id, state=source, target=move.target, reason=reason)
 
 
 def state_name(lifecycle: int, code: int) -> str:
@@ -72,15 +71,17 @@ def state_name(lifecycle: int, code: int) -> str:
     return BY_CODE[lifecycle].state_of(code).name
 
 
-def moved(job_id: str, row: Row, wanted: str) -> Moved | NotMoved:
-    """The answer of a function that moves one job."""
+def moved(job_id: str, row: Row, trigger: str, role: Role) -> Moved | NotMoved:
+    """The answer of a function that moves one job by a trigger."""
     lifecycle, outcome = BY_CODE[row["lifecycle"]], row["outcome"]
     source = lifecycle.state_of(row["source"]).name
     if outcome == "same":
         return Moved(job_id=JobId(job_id), source=source, target=source, version=row["version"], repeated=True)
     if outcome not in {"moved", "repeated"}:
-        target = lifecycle.state_of(row["target"]).name if row["target"] else wanted
-        return NotMoved(job_id=JobId(job_id), state=source, target=target, reason=REFUSALS[outcome])
+        declared, reason = lifecycle.pull(source, trigger), refusals.not_pulled(lifecycle, source, trigger, role)
+        return NotMoved(
+            job_id=JobId(job_id), state=source, target=declared.target if declared else trigger, reason=reason
+        )
     target = lifecycle.state_of(row["target"])
     lease = None
     if target.phase is Phase.HELD:

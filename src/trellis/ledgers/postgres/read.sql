@@ -202,7 +202,8 @@ select j.job_id from ended n join job j on j.id = n.id join job_type t on t.id =
  order by n.id limit $1
 
 -- name: requested
-select j.job_id from event e join job j on j.id = e.id where e.request = $1 order by j.id
+select j.job_id from event e join job j on j.id = e.id join event_type t on t.type = e.type and t.name = 'job_requeued'
+ where e.request = $1 order by j.id
 
 -- name: queues
 select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked, c.held,

@@ -28,6 +28,7 @@ from trellis.engine.jobs import (
 from trellis.engine.text import storable
 from trellis.ledgers.postgres.connection import Connection, Row
 from trellis.ledgers.postgres.lanes import Lane
+from trellis.ledgers.refusals import check_death, not_advanced
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Transition, Trigger
 
 TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"
@@ -52,6 +53,9 @@ class Steps:
         return bool(self.others) and not (self.done or self.starts)
 
 
+_BURIED = {one.name: {state.name for state in one.states if state.dead_letter} for one in LIFECYCLES.values()}
+
+
 @lru_cache(maxsize=1024)
 def declared(lifecycle: str, source: str, trigger: str, role: Role) -> Transition | None:
     """The transition a holder's step pulls; None when there is none that this role may make."""
@@ -61,20 +65,12 @@ def declared(lifecycle: str, source: str, trigger: str, role: Role) -> Transitio
 
 def _refused(advance: Advance, role: Role) -> InvalidTransition:
     transition = LIFECYCLES[advance.lease.lifecycle].pull(advance.source, advance.trigger)
-    if transition is None:
-        reason = "not declared"
-    elif not transition.fenced:
-        reason = "no step of a holder"
-    elif role not in transition.actors:
-        reason = "this role may not"
-    else:
-        reason = "it names no artifact" if transition.finalizes else "this step finalizes no artifact"
     return InvalidTransition(
         job_id=advance.lease.job_id,
         source=advance.source,
         target=transition.target if transition else advance.trigger,
-        actor=role,
-        reason=reason,
+        actor=role.value,
+        reason=not_advanced(transition, role, advance) or "not declared",
     )
 
 
@@ -85,12 +81,15 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
     steps = Steps(lifecycle=LIFECYCLES[name])
     done, starts, others = steps.done, steps.starts, steps.others
     last_done = last_start = last_other = None
-    for advance in ordered:
+    for n, advance in enumerate(ordered, start=1):
         (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes, guarded = advance
         transition = declared(lifecycle, source, trigger, role)
         if transition is None or transition.finalizes is (finalizes is None):
             raise _refused(advance, role)
-        # What follows a step that goes one by one does too: it must come after it.
+        if death is not None or transition.target in _BURIED[lifecycle]:
+            check_death(LIFECYCLES[lifecycle].by_name[transition.target], death)
+        # What follows a step that goes one by one does too: it must come after it. So does a start that another step follows: whether
+        # it was made before cannot be told without knowing how many follow.
         plain = cause is data is death is version is finalizes is None and not guarded
         if lifecycle != name or key == last_other or not plain:
             last_other = key
@@ -98,7 +97,7 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
         elif trigger == Trigger.COMPLETE and steps.done_source in {None, source} and key != last_done:
             steps.done_source, last_done = source, key
             done.append(advance)
-        elif trigger == Trigger.START and key != last_start:
+        elif trigger == Trigger.START and key != last_start and (n == len(ordered) or ordered[n].lease.key != key):
             last_start = key
             starts.append(advance)
         else:

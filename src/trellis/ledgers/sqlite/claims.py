@@ -122,7 +122,7 @@ def _wanted(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -
             left = min(burst, tokens + rate * (tx.now - filled_at) / US)
             room = min(count, int(left))
         if held_max is not None:
-            room = min(room, held_max - tx.db.execute(_Sql.held_of_type, (number,)).fetchall()[0][0])
+            room = min(room, held_max - tx.db.execute(_Sql.held_of_type, (one.type,)).fetchall()[0][0])
         if not paused and room > 0:
             wanted[number] = _Wanted(number, one, lease_length_us(one.lease_s, one.heartbeat_s), room, left)
     return list(wanted.values())

@@ -20,10 +20,10 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import JobFilter
 from trellis.engine.text import storable
+from trellis.ledgers import refusals
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
-    ENGINES_OWN,
     HELD,
     ROLE_CODES,
     STATE_NAMES,
@@ -38,11 +38,10 @@ from trellis.ledgers.sqlite.plan import (
     lifecycle_code,
     place_code,
     state_of,
-    step_between,
 )
 from trellis.ledgers.sqlite.steps import Batch, find, job_id_of
 from trellis.ledgers.sqlite.steps import Sql as StepSql
-from trellis.lifecycles import BY_CODE, Illegal, Phase, Trigger, event_code
+from trellis.lifecycles import BY_CODE, Phase, Trigger, event_code
 from trellis.lifecycles.lifecycle import ROLES
 
 REQUEUED = event_code("job_requeued")
@@ -64,15 +63,15 @@ def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     if before is not None:
         return before
     if request.version is not None and request.version != row.version:
-        return _no(row, request.job_id, request.target, f"the job has version {row.version}, not {request.version}")
+        return _no(row, request.job_id, request.target, refusals.wrong_version(row.version, request.version))
     lifecycle = BY_CODE[row.lifecycle]
     name = STATE_NAMES[row.lifecycle, row.state]
     if request.target == name and not any(t.source == t.target == name for t in lifecycle.transitions):
         return Moved(job_id=request.job_id, source=name, target=name, version=row.version, repeated=True)
-    step = step_between(lifecycle, row.state, request.target, actor.role)
-    if isinstance(step, Illegal) or step.trigger in ENGINES_OWN:
-        reason = step.reason if isinstance(step, Illegal) else ENGINES_OWN[step.trigger]
-        return _no(row, request.job_id, request.target, reason)
+    transition = refusals.movable(lifecycle, name, request.target, actor.role)
+    if isinstance(transition, str):
+        return _no(row, request.job_id, request.target, transition)
+    step = STEPS[row.lifecycle, row.state, transition.trigger]
     full = _key_is_full(tx, row) if step.held else None
     if full is not None:
         return _no(row, request.job_id, request.target, full)
@@ -142,11 +141,8 @@ def cancel(
         return before
     name = STATE_NAMES[row.lifecycle, row.state]
     step = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
-    if step is None:
-        ended = state_of(row.lifecycle, row.state).phase is Phase.ENDED
-        return _no(row, job_id, Trigger.CANCEL, f"it ended as {name}" if ended else f"{name} declares no cancel")
-    if not step.allows(ROLE_CODES[actor.role]):
-        return _no(row, job_id, step.target_name, f"{actor.role.value} may not cancel it")
+    if step is None or not step.allows(ROLE_CODES[actor.role]):
+        return _not_pulled(row, job_id, Trigger.CANCEL, actor)
     if mode is CancelMode.SOFT and row.place == HELD:
         if row.cancel_at is None:
             tx.db.execute(_Sql.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
@@ -162,7 +158,8 @@ def asked(tx: Transaction, row: Standing) -> bytes | None:
     if not rows:
         return None
     name, role, cause = rows[0]
-    return json.dumps({"asked_by": name, "asked_as": ROLES[int(role)].value, "reason": cause}).encode()
+    about = {"asked_by": name, "asked_as": ROLES[int(role)].value, "reason": cause}
+    return json.dumps(about, ensure_ascii=False).encode()
 
 
 def requeue(
@@ -174,9 +171,11 @@ def requeue(
     limit: int,
     cause: str | None,
 ) -> list[Moved | NotMoved]:
-    """Open the next generation of jobs that declare it."""
+    """Open the next generation of jobs that declare it, oldest first, so that it gets a free slot of its key first."""
     ids = _meant(tx, jobs, request_id, limit) if isinstance(jobs, JobFilter) else jobs
-    return [_requeue_one(tx, actor, job_id, request_id, cause) for job_id in ids]
+    oldest_first = sorted(dict.fromkeys(ids), key=lambda job_id: find(tx, job_id).id)
+    answers = {job_id: _requeue_one(tx, actor, job_id, request_id, cause) for job_id in oldest_first}
+    return [answers[job_id] for job_id in ids]
 
 
 def _requeue_one(
@@ -186,12 +185,9 @@ def _requeue_one(
     before = _made_before(tx, row, job_id, request_id)
     if before is not None:
         return before
-    name = STATE_NAMES[row.lifecycle, row.state]
     step = STEPS.get((row.lifecycle, row.state, Trigger.REQUEUE))
-    if step is None:
-        return _no(row, job_id, Trigger.REQUEUE, f"{name} declares no requeue")
-    if not step.allows(ROLE_CODES[actor.role]):
-        return _no(row, job_id, step.target_name, f"{actor.role.value} may not requeue it")
+    if step is None or not step.allows(ROLE_CODES[actor.role]):
+        return _not_pulled(row, job_id, Trigger.REQUEUE, actor)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
 
 
@@ -238,12 +234,18 @@ def _made_before(tx: Transaction, row: Standing, job_id: JobId, request_id: Requ
 def _key_is_full(tx: Transaction, row: Standing) -> str | None:
     if row.ckey is None or row.slot is not None:
         return None
-    name, room = tx.db.execute(StepSql.key_room, (row.ckey,)).fetchall()[0]
-    return None if room > 0 else f"concurrency key {name} is at its limit"
+    room: int = tx.db.execute(StepSql.key_room, (row.ckey,)).fetchall()[0][0]
+    return None if room > 0 else refusals.KEY_IS_FULL
 
 
 def _lease(row: Standing, epoch: int, job_id: JobId) -> Lease:
     return Lease(JobKey(row.id), Epoch(epoch), job_id, BY_CODE[row.lifecycle].name)
+
+
+def _not_pulled(row: Standing, job_id: JobId, trigger: str, actor: Actor) -> NotMoved:
+    step, state = STEPS.get((row.lifecycle, row.state, trigger)), STATE_NAMES[row.lifecycle, row.state]
+    reason = refusals.not_pulled(BY_CODE[row.lifecycle], state, trigger, actor.role)
+    return _no(row, job_id, step.target_name if step else trigger, reason)
 
 
 def _no(row: Standing, job_id: JobId, target: str, reason: str) -> NotMoved:

@@ -13,7 +13,6 @@ from trellis.engine.text import storable
 from trellis.lifecycles import (
     BY_CODE,
     LIFECYCLES,
-    Illegal,
     Lifecycle,
     Phase,
     Role,
@@ -180,11 +179,6 @@ STATE_CODES: dict[tuple[str, str], int] = {
     for state in lifecycle.states
 }
 FINAL_STATES = frozenset(final_states())
-ENGINES_OWN = {
-    Trigger.COMPENSATED: "the engine itself records that a compensation succeeded",
-    Trigger.FINALIZE: "only the completion of its job finalizes an artifact",
-}
-"""Steps that nobody asks for by name, and why: each is a part of another job's step."""
 ROLE_CODES: dict[Role, int] = {role: role.code for role in Role}
 
 
@@ -206,20 +200,6 @@ def lifecycle_bits(names: str | frozenset[str] | None) -> int | None:
     if names is None:
         return None
     return sum(1 << (lifecycle_code(name) or 0) for name in ({names} if isinstance(names, str) else names))
-
-
-def step_between(lifecycle: Lifecycle, source: int, target: str, role: Role) -> Step | Illegal:
-    """The unfenced step of `role` from a stored state to a named one, or why there is none."""
-    name = STATE_NAMES[lifecycle.code, source]
-    declared = [t for t in lifecycle.transitions if t.source == name and t.target == target]
-    for transition in declared:
-        if role in transition.actors and not transition.fenced:
-            return STEPS[lifecycle.code, source, transition.trigger]
-    answer = lifecycle.between(name, target, role)
-    if isinstance(answer, Illegal):
-        return answer
-    reason = "only the lease holder may"
-    return Illegal(lifecycle=lifecycle.name, source=name, target=target, trigger=None, actor=role, reason=reason)
 
 
 def landing(step: Step, *, keyed: bool, delay_us: int | None) -> tuple[int, int | None]:

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import LiteralString
 
-from trellis.engine.errors import JobNotFound, OptionInvalid
+from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import DeathCertificate, JobId, JobKey
 from trellis.engine.text import storable
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.refusals import check_death
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import READY, STEPS, Act, Standing, Who
+from trellis.ledgers.sqlite.plan import READY, STEPS, Act, Standing, Who, state_of
 from trellis.lifecycles import Opens, Trigger
 
 PROMOTED_MAX = 1_000
@@ -64,12 +65,9 @@ class Batch:
         else:
             jobs.append(row.id)
         step = act.step
-        if death is not None and not death.last_error:
-            raise OptionInvalid(option="last_error", value="", expected="a dead letter says what went wrong")
+        check_death(state_of(step.lifecycle, step.target), death)
         if death is not None and step.ended:
             self.deaths.append((row.id, death))
-        elif step.dead_letter:
-            raise OptionInvalid(option="death", value=None, expected=f"{step.target_name} needs a dead letter")
         if step.opens == Opens.GENERATION:
             self.restarted.append(row.id)
         if row.compensates is not None and step.success:

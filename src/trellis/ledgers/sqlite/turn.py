@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from trellis.engine.errors import InvalidTransition, UnknownLifecycle
 from trellis.engine.jobs import Actor, Advance, Applied, JobKey, LeaseLost, Turn, TurnResult
+from trellis.ledgers.refusals import check_death, not_advanced
 from trellis.ledgers.sqlite.claims import claim
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.moves import asked
@@ -43,7 +44,7 @@ def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnRes
 
 def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance]) -> list[Applied | LeaseLost]:
     """One outcome for each advance, in order. Steps of one job in one turn see each other."""
-    steps = [_declared(actor, who, advance) for advance in advances]
+    steps = [_declared(actor, advance) for advance in advances]
     outcomes: list[Applied | LeaseLost] = []
     batch, moved = Batch(), set[int]()
     rows = standings(tx, (advance.lease.key for advance in advances))
@@ -72,26 +73,18 @@ def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance])
     return outcomes
 
 
-def _declared(actor: Actor, who: Who, advance: Advance) -> Step:
+def _declared(actor: Actor, advance: Advance) -> Step:
     """The holder's step, or why there is none: asked before anything is written."""
     name = advance.lease.lifecycle
     lifecycle = LIFECYCLES.get(name)
     if lifecycle is None:
         raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
-    step = STEPS.get((lifecycle.code, STATE_CODES.get((name, advance.source), 0), advance.trigger))
-    if step is None:
-        target, reason = advance.trigger, "not declared"
-    elif not step.allows(who.role):
-        target, reason = step.target_name, "another role makes this step"
-    elif not step.fenced:
-        target, reason = step.target_name, "it is not the lease holder's step"
-    elif step.finalizes and advance.finalizes is None:
-        target, reason = step.target_name, "it names no artifact"
-    elif advance.finalizes is not None and not step.finalizes:
-        target, reason = step.target_name, "this step finalizes no artifact"
-    else:
-        return step
-    raise _refusal(actor, advance, target, reason)
+    transition = lifecycle.pull(advance.source, advance.trigger)
+    reason = not_advanced(transition, actor.role, advance)
+    if transition is None or reason is not None:
+        raise _refusal(actor, advance, transition.target if transition else advance.trigger, reason or "not declared")
+    check_death(lifecycle.by_name[transition.target], advance.death)
+    return STEPS[lifecycle.code, STATE_CODES[name, advance.source], advance.trigger]
 
 
 def _refusal(actor: Actor, advance: Advance, target: str, reason: str) -> InvalidTransition:
@@ -148,7 +141,7 @@ def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, 
         data = asked(tx, row)
     act = Act(step, who, place, wait, cause=advance.cause, data=data)
     batch.add(row, act, advance.death)
-    if advance.spare_attempt:
+    if advance.spare_attempt and not step.held and not step.ended:
         batch.spared.append(row.id)
     if advance.result is not None and step.success:
         kept_until = None if advance.result_ttl_s is None else tx.now + int(advance.result_ttl_s * US)
@@ -164,7 +157,7 @@ def _repeated_or_lost(
     is only told to have been made while the lease lives: its caller would go on.
     """
     lease, made = advance.lease, (step.source, step.target, step.event)
-    if step.held and (row is None or row.epoch != lease.epoch):
+    if step.held and (row is None or row.epoch != lease.epoch or (later == 0 and row.place != HELD)):
         return LeaseLost(lease)
     if advance.version is None:
         rows = tx.db.execute(Sql.last_step_of_epoch, (lease.key, lease.epoch, later)).fetchall()

@@ -97,14 +97,45 @@ begin
                                           for update skip locked) returning p.* into head;
       exit when not found;
       insert into slot (ckey, n, id) values (k.id, seat, head.id);
+      -- It keeps its place among those of its class: it has waited since then.
       insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
-                         lifecycle, prio, flags)
+                         lifecycle, prio, flags, pos)
       values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
-              head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags);
+              head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags, head.pos);
       promoted := promoted + 1;
     end loop;
+    promoted := promoted + _let_urgent_pass(k.id);
   end loop;
   return promoted;
+end $$;
+
+-- A parked job of a more urgent class takes the slot of a ready one that nobody has claimed yet. The caller has locked the key.
+create or replace function _let_urgent_pass(p_key bigint) returns int language plpgsql set search_path from current as $$
+declare
+  head parked;
+  behind ready;
+  passed int := 0;
+begin
+  loop
+    select q.* into head from parked q where q.ckey = p_key order by q.prio, q.pos limit 1 for update skip locked;
+    exit when not found;
+    select r.* into behind from slot o join ready r on r.id = o.id where o.ckey = p_key and r.prio > head.prio
+     order by r.prio desc, r.pos desc limit 1 for update of r skip locked;
+    exit when not found;
+    delete from ready r where r.id = behind.id;
+    delete from parked p where p.id = head.id;
+    update slot o set id = head.id where o.id = behind.id;
+    insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
+                        prio, flags, pos)
+    values (behind.id, behind.ckey, behind.until, behind.type, behind.version, behind.epoch, behind.owner, behind.generation,
+            behind.attempt, behind.max_attempts, behind.deaths, behind.state, behind.lifecycle, behind.prio, behind.flags, behind.pos);
+    insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
+                       prio, flags, pos)
+    values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
+            head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags, head.pos);
+    passed := passed + 1;
+  end loop;
+  return passed;
 end $$;
 
 create or replace function _free_slots(p_ids bigint[], p_keys bigint[], p_wait boolean) returns void language plpgsql
@@ -113,6 +144,11 @@ begin
   delete from slot s where s.id = any(p_ids);
   perform _promote(p_keys, p_wait);
 end $$;
+
+-- Whether a state has a timer: elsewhere a time to rest until means nothing, unless the job can be claimed after it.
+create or replace function _is_timed(p_lifecycle smallint, p_state smallint) returns boolean language sql stable set search_path from current as $$
+  select exists (select from transition r where r.lifecycle = p_lifecycle and r.source = p_state and r.trigger in ('due', 'exhaust'))
+$$;
 
 -- Put a waiting job where its state and delay say. A null delay in a claimable state means now, elsewhere "until moved".
 create or replace function _put_waiting(t token, p_claimable boolean, p_due timestamptz, p_now timestamptz) returns void
@@ -171,7 +207,8 @@ end $$;
 -- Who asked for the soft cancel that is being carried out, and why; null when nobody did. `p_epoch` is the job's epoch now: that of
 -- the lease, or one more when the lease was revoked.
 create or replace function _asked(p_id bigint, p_epoch int) returns bytea language sql stable set search_path from current as $$
-  select convert_to(json_build_object('asked_by', a.name, 'asked_as', r.name, 'reason', w.cause)::text, 'UTF8')
+  select convert_to(format('{"asked_by": %s, "asked_as": %s, "reason": %s}', to_json(a.name), to_json(r.name),
+                           coalesce(to_json(w.cause)::text, 'null')), 'UTF8')
     from wish w join actor a on a.id = w.actor join role r on r.role = a.role
    where w.id = p_id and w.epoch between p_epoch - 1 and p_epoch
 $$;
@@ -195,6 +232,7 @@ begin
   select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
   t.version := t.version + 1;
   t.state := x.target;
+  if s.phase = 0 and not s.claimable and p_due is not null and not _is_timed(x.lifecycle, x.target) then p_due := null; end if;
   if p_spare then t.max_attempts := t.max_attempts + 1; end if;
   if x.opens = 1 then t.attempt := t.attempt + 1; end if;
   if x.opens = 2 then

@@ -18,14 +18,17 @@ declare
   l lifecycle;
   at timestamptz := trellis.now();
   no bigint;
+  may_rest boolean;
 begin
   perform _check_links(a.role, p_parents);
   perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role);
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
+  may_rest := l.initial_claimable or _is_timed(p_lifecycle, l.initial);
   no := _open_batch();
   with i as materialized (
     select nextval('job_id_seq') as id, u.*,
-           case when u.run_at > at then u.run_at when u.delay > 0 then at + u.delay * interval '1 s'
+           case when not may_rest then null
+                when greatest(u.run_at, at + u.delay * interval '1 s') > at then greatest(u.run_at, at + u.delay * interval '1 s')
                 else at + l.initial_timer_s * interval '1 s' end as due_at,
            case when u.deadline is not null then at + u.deadline * interval '1 s' end as deadline_at
       from unnest(p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines,
@@ -145,7 +148,8 @@ begin
     perform _refuse_full(p_ckey, p_waiting_max);
   end if;
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
-  due := case when p_run_at > p_now then p_run_at when p_delay > 0 then p_now + p_delay * interval '1 s'
+  due := greatest(p_run_at, p_now + p_delay * interval '1 s');
+  due := case when not (l.initial_claimable or _is_timed(p_lifecycle, l.initial)) then null when due > p_now then due
               else p_now + l.initial_timer_s * interval '1 s' end;
   if p_compensates is not null then
     select j.id into original from job j where j.job_id = p_compensates;

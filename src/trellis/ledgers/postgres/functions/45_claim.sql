@@ -93,11 +93,12 @@ $$;
 -- What a claim hands out comes as one row of arrays, in claim order, because rows of many columns cost more to pass on than to
 -- find. Wide things (a large payload, a checkpoint, what few jobs have) follow as rows of their own.
 -- The jobs of a claim that was made before, as far as they are still held under it.
-create or replace function _claimed_before(p_claim bigint, p_actor int) returns claimed language sql stable set search_path from current as $$
+create or replace function _claimed_before(p_claim bigint, p_actor int, p_lifecycle smallint, p_types int[]) returns claimed language sql stable set search_path from current as $$
   select array_agg(d.id), array_agg(d.epoch), array_agg(d.state), array_agg(d.type), array_agg(d.attempt), array_agg(d.generation),
          array_agg(d.max_attempts), array_agg(d.deaths), array_agg(j.job_id), array_agg(null::bytea), array_agg(j.correlation_id),
          array_agg(d.prio), array_agg(null::bigint), array_agg(d.id)
-    from (select * from lease d where d.claim = p_claim and d.owner = p_actor order by d.id) d join job j on j.id = d.id
+    from (select * from lease d where d.claim = p_claim and d.owner = p_actor and d.lifecycle = p_lifecycle and d.type = any(p_types)
+           order by d.id) d join job j on j.id = d.id
 $$;
 
 create or replace function _claim(
@@ -121,13 +122,13 @@ begin
     raise exception 'role % may not claim here', p_role using errcode = 'TR002';
   end if;
   select k.no into claim_no from claim k where k.claim_id = p_claim;
-  if claim_no is not null then return _claimed_before(claim_no, p_actor); end if;
+  if claim_no is not null then return _claimed_before(claim_no, p_actor, l.lifecycle, p_types); end if;
   picked := _pick(l.lifecycle, p_types, p_prios, p_lows, p_start + p_prefetch, p_now, p_isolates);
   if cardinality(picked) = 0 then return null; end if;
   insert into claim (claim_id, at) values (p_claim, p_now) on conflict do nothing returning no into claim_no;
   if claim_no is null then
     select k.no into claim_no from claim k where k.claim_id = p_claim;
-    return _claimed_before(claim_no, p_actor);
+    return _claimed_before(claim_no, p_actor, l.lifecycle, p_types);
   end if;
   p_batch := coalesce(p_batch, _open_batch());
   with taken as (

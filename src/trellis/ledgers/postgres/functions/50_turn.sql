@@ -109,7 +109,7 @@ begin
         if x.finalizes then perform _finalize(t, x, o.finalizes, p_actor, p_role, p_now, p_batch); end if;
         t := _step(t, x, p_actor, p_role, p_now, p_batch,
                    case when o.delay > 0 then p_now + o.delay * interval '1 s' when not s.claimable then p_now end,
-                   coalesce(o.spare, false), o.cause, null, convert_to(o.data, 'UTF8'), o.reason, o.stage, o.error);
+                   coalesce(o.spare, false) and s.phase = 0, o.cause, null, convert_to(o.data, 'UTF8'), o.reason, o.stage, o.error);
         if o.result is not null and s.success then
           insert into result (id, at, expires_at, body)
           values (t.id, p_now, p_now + o.ttl * interval '1 s', decode(o.result, 'base64'));
@@ -121,7 +121,7 @@ begin
     else
       -- A step that let go of a job to be cancelled left the cancel in its place, one epoch on, in the holder's name.
       return query select coalesce(c.kind, r.kind), r.id, coalesce(c.version, r.version)
-        from _was_applied(o.id, o.epoch, x.target, x.event, o.version, o.finalizes, o.later) r
+        from _was_applied(o.id, o.epoch, x.source, x.target, x.event, o.version, o.finalizes, o.later) r
         left join lateral (select 2::smallint as kind, e.version from event e join transition n on n.lifecycle = e.lifecycle
                               and n.source = e.from_state and n.trigger = 'cancel' and n.target = e.to_state and n.event = e.type
                             where s.phase = 0 and e.id = o.id and e.epoch = o.epoch + 1 and e.actor = p_actor
@@ -133,20 +133,26 @@ begin
 end $$;
 
 -- For a step that found no lease to move: kind 2 when the last event of its epoch is this very step, or the last but so many as follow
--- it in the same turn (and, where it led to a held state, the job still has that epoch; where it names an artifact, it finalized that
+-- it in the same turn, or the one at the version that it names (and, where it led to a held state, the job still has that epoch; where it names an artifact, it finalized that
 -- one), else 1 (lost).
 create or replace function _was_applied(
-  p_id bigint, p_epoch int, p_target smallint, p_type smallint, p_version int, p_artifact text, p_later int)
+  p_id bigint, p_epoch int, p_source smallint, p_target smallint, p_type smallint, p_version int, p_artifact text, p_later int)
 returns table (kind smallint, id bigint, version int) language sql stable set search_path from current as $$
-  select case when e.to_state = p_target and e.type = p_type and (p_version is null or e.version = p_version + 1)
+  select case when e.to_state = p_target and e.type = p_type and (p_source is null or e.from_state = p_source)
+                   and (p_version is null or e.version = p_version + 1)
                    and (not exists (select from state s where s.lifecycle = e.lifecycle and s.state = p_target and s.phase = 1)
                         or exists (select from lease d where d.id = p_id and d.epoch = p_epoch)
-                        or (p_later > 0 and exists (select from ended n where n.id = p_id and n.epoch = p_epoch)))
+                        or (p_later > 0 and exists (
+                              select from ended n where n.id = p_id and n.epoch = p_epoch union all
+                              select from ready n where n.id = p_id and n.epoch = p_epoch union all
+                              select from resting n where n.id = p_id and n.epoch = p_epoch union all
+                              select from parked n where n.id = p_id and n.epoch = p_epoch)))
                    and (p_artifact is null or _is_final(p_id, p_artifact)) then 2 else 1 end::smallint,
          p_id, e.version
     from (select) one left join lateral (
-      select o.to_state, o.version, o.type, o.lifecycle from event o where o.id = p_id and o.epoch = p_epoch
-       order by o.version desc offset p_later limit 1) e on true
+      select o.from_state, o.to_state, o.version, o.type, o.lifecycle from event o
+       where o.id = p_id and o.epoch = p_epoch and (p_version is null or o.version = p_version + 1)
+       order by o.version desc offset case when p_version is null then p_later else 0 end limit 1) e on true
 $$;
 
 -- Answers: kind 1 to 3 about steps (lost, repeated, applied; `part` says whether as a start, a completion or another step), 0 for
@@ -199,7 +205,7 @@ begin
       for told in select w.*, c.cancel_at from (select u.id, u.epoch from unnest(p_starts, p_start_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m
         left join lease c on c.id = m.id and c.epoch = m.epoch,
-        lateral _was_applied(m.id, m.epoch, c.state, l.start_event[array_position(l.start_to, c.state)], null, null, 0) w loop
+        lateral _was_applied(m.id, m.epoch, null, c.state, l.start_event[array_position(l.start_to, c.state)], null, null, 0) w loop
         -- Somebody asked for a stop before user code began: nothing has to be waited for.
         if told.cancel_at is not null and told.kind = 1 then perform _cancel_now(told.id, p_actor, now_at, batch_no, 'cancel_let_go'); end if;
         kind := told.kind; id := told.id; version := told.version; part := 0;
@@ -248,7 +254,7 @@ begin
     if coalesce(cardinality(got), 0) < cardinality(p_done) then
       for told in select w.* from (select u.id, u.epoch from unnest(p_done, p_done_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m,
-        lateral _was_applied(m.id, m.epoch, l.done_to[p_done_source], l.done_event[p_done_source], null, null, 0) w loop
+        lateral _was_applied(m.id, m.epoch, p_done_source, l.done_to[p_done_source], l.done_event[p_done_source], null, null, 0) w loop
         kind := told.kind; id := told.id; version := told.version; part := 1;
         return next;
       end loop;

@@ -6,7 +6,8 @@ create or replace function _seat(p_id bigint, p_key bigint) returns boolean lang
 declare cap_now int;
 begin
   if exists (select from slot o where o.id = p_id) then return true; end if;
-  perform _make_keys(array[p_key]);
+  -- Nobody of its key may ever have been parked: then the job itself says what the key's limit is.
+  insert into concurrency_key (id, name, cap) select j.ckey, j.key_name, j.key_cap from job j where j.id = p_id on conflict do nothing;
   select k.cap into cap_now from concurrency_key k where k.id = p_key for update;
   insert into slot (ckey, n, id)
   select p_key, s.n, p_id from generate_series(1, cap_now) s(n)

@@ -132,12 +132,12 @@ begin
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
                        flags)
     select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
-      from rested where ckey is null order by rested.due_at
+      from rested where ckey is null order by rested.id
   ), to_parked as (
     insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
                         flags)
     select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
-      from rested where ckey is not null order by rested.due_at
+      from rested where ckey is not null order by rested.id
   )
   select count(*), array_agg(distinct rested.ckey) filter (where rested.ckey is not null) into moved, keys from rested;
   if keys is not null then perform _promote(keys, false); end if;

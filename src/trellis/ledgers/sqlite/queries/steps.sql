@@ -68,7 +68,7 @@ ORDER BY version LIMIT 1;
 SELECT version, source, target, type FROM trellis_event WHERE job = ? AND version = ? AND epoch = ?;
 
 -- name: key_room
-SELECT k.name, iif(k.stopped, 0, k.slots) - (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL)
+SELECT iif(k.stopped, 0, k.slots) - (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL)
 FROM trellis_concurrency_key k WHERE k.id = ?;
 
 -- name: key_limit

@@ -29,8 +29,9 @@ UPDATE trellis_job SET deaths = deaths + 1 WHERE id = ?;
 -- name: lose_in_place
 UPDATE trellis_job SET epoch = epoch + 1, place = ?, slot = NULL, length = NULL, cancel_at = NULL WHERE id = ?;
 
+-- Behind whatever is ready by now.
 -- name: becomes_claimable
-UPDATE trellis_job SET place = ?, pos = (SELECT max(seq) FROM trellis_event), due_at = NULL WHERE id = ?;
+UPDATE trellis_job SET place = ?, pos = (SELECT max(seq) + 1 FROM trellis_event), due_at = NULL WHERE id = ?;
 
 -- name: rests_on
 UPDATE trellis_job SET due_at = NULL WHERE id = ?;

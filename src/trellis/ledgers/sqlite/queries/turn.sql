@@ -34,7 +34,7 @@ INSERT INTO trellis_claim (claim_id, at, leases) VALUES (?, ?, ?);
 SELECT name, paused, rate, burst, tokens, filled_at, held_max FROM trellis_type_control;
 
 -- name: held_of_type
-SELECT count(*) FROM trellis_job WHERE place = 4 AND type = ?;
+SELECT count(*) FROM trellis_job WHERE place = 4 AND type IN (SELECT id FROM trellis_job_type WHERE name = ?);
 
 -- name: spend_tokens
 UPDATE trellis_type_control SET tokens = ?, filled_at = ? WHERE name = ?;

@@ -1,0 +1,371 @@
+"""One random story of verbs, played through two ledgers at once: every answer and every record of both must be the same.
+
+What happens next is drawn from a seed and from what the first ledger says; the second must have said the same until then,
+or the story has ended with the difference. Leases are compared without the ledger's own number of the job.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from tests.ledgers.conformance.rig import ADMIN, HEARTBEAT_S, LEASE_S, SWEEPER, Rig, actor, answer_of
+from trellis.engine.errors import TrellisError
+from trellis.engine.jobs import (
+    Advance,
+    Applied,
+    CancelMode,
+    Claim,
+    Claimed,
+    ClaimId,
+    DeathCertificate,
+    JobId,
+    JobKey,
+    Lease,
+    LeaseLost,
+    Move,
+    Moved,
+    NewJob,
+    Priority,
+    ReasonCode,
+    RequestId,
+    Stage,
+    Turn,
+    TurnResult,
+    TypeClaim,
+)
+from trellis.engine.records import Job, JobFilter, Place, SweepOptions, SweepReport
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Trigger
+
+TOLD_MAX = 40
+"""How many of the last steps a difference is shown with."""
+LIVES = ("leased-job", "leased-job", "leased-job", "leased-job", "bus-job", "queue-job", "run", "nlm-job", "proposal")
+TYPES = ("a", "b")
+KEYS = (None, None, None, "k1", "k2")
+DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+Act = Callable[["Player"], Awaitable[object]]
+
+
+@dataclass(kw_only=True)
+class Player:
+    """One ledger with its own view of what it gave out."""
+
+    rig: Rig
+    leases: list[Lease] = field(default_factory=list)
+
+    def note(self, answer: object) -> None:
+        if isinstance(answer, TurnResult):
+            self.leases += [one.lease for one in answer.claimed]
+        elif isinstance(answer, Moved) and answer.lease is not None:
+            self.leases.append(answer.lease)
+
+
+@dataclass(kw_only=True)
+class Story:
+    """A seed, the two ledgers and what was done so far."""
+
+    seed: int
+    players: tuple[Player, Player]
+    random: Random = field(init=False)
+    told: list[str] = field(default_factory=list)
+    jobs: list[JobId] = field(default_factory=list)
+    claims: list[str] = field(default_factory=list)
+    requests: list[RequestId] = field(default_factory=list)
+    numbers: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+
+    async def play(self, steps: int) -> None:
+        for number in range(steps):
+            told, act = await self._next()
+            self.told.append(told)
+            answers = [await answer_of(act(player)) for player in self.players]
+            for player, answer in zip(self.players, answers, strict=True):
+                player.note(answer)
+            self._compare("the answer", *map(bare, answers))
+            if number % 8 == 7 or number == steps - 1:
+                await self._compare_records()
+
+    def _compare(self, what: str, first: object, second: object) -> None:
+        if first != second:
+            story = "\n  ".join(self.told[-TOLD_MAX:])
+            raise AssertionError(
+                f"seed {self.seed}: {what} differs after step {len(self.told)}\n  {first}\n  {second}\n  {story}"
+            )
+
+    async def _compare_records(self) -> None:
+        """Whole records: rows, events, dead letters, results and journals."""
+        found = [await _records(player.rig) for player in self.players]
+        for name, first in found[0].items():
+            second = found[1][name]
+            for one, other in zip(first, second, strict=False):
+                self._compare(name, one, other)
+            self._compare(f"the number of {name}", len(first), len(second))
+
+    # --- what happens next ---------------------------------------------------------------------------------------
+
+    async def _next(self) -> tuple[str, Act]:
+        chosen = self.random.choices(
+            (
+                self._submit,
+                self._claim,
+                self._turn,
+                self._renew,
+                self._cancel,
+                self._sweep,
+                self._pass_time,
+                self._move,
+                self._requeue,
+                self._control,
+                self._note,
+            ),
+            (16, 18, 30, 4, 9, 12, 12, 10, 4, 4, 3),
+        )[0]
+        return await chosen()
+
+    def _number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def _request(self) -> RequestId:
+        if self.requests and self.random.random() < 0.15:
+            return self.random.choice(self.requests)
+        self.requests.append(RequestId(f"request-{self._number()}"))
+        return self.requests[-1]
+
+    async def _some_job(self) -> Job | None:
+        recent = self.jobs[-12:] if self.random.random() < 0.8 else self.jobs
+        return await self.players[0].rig.ledger.job(self.random.choice(recent)) if recent else None
+
+    async def _submit(self) -> tuple[str, Act]:
+        rng = self.random
+        name = rng.choice(LIVES)
+        again = bool(self.jobs) and rng.random() < 0.06
+        limited = rng.choice(KEYS)
+        alike = NewJob(
+            job_id=rng.choice(self.jobs) if again else JobId("job"),
+            type=rng.choice(TYPES),
+            payload=b'"p"',
+            lifecycle=name,
+            delay_s=rng.choice((0.0, 0.0, 0.0, 7.0)),
+            deadline_s=rng.choice((None, None, 20.0, 45.0)),
+            max_deaths=rng.choice((0, 1, 2)),
+            concurrency_key=limited,
+            concurrency_limit=2 if limited == "k2" else 1,
+            idempotency_key=rng.choice((None, None, None, "i1", "i2", "i3")),
+            fingerprint=rng.choice((b"one", b"one", b"two")),
+            id_is_given=again or rng.random() < 0.5,
+            correlation_id=rng.choice((None, "c")),
+        )
+        jobs = [replace(alike, priority=rng.choice(tuple(Priority)), max_attempts=rng.choice((1, 2, 3)))]
+        if not again:
+            more = 2 if alike.idempotency_key is None and rng.random() < 0.3 else 0
+            jobs = [replace(job, job_id=JobId(f"job-{self._number()}")) for job in (*jobs, *[jobs[0]] * more)]
+        submit = LIFECYCLES[name].pull(None, Trigger.SUBMIT)
+        assert submit is not None
+        by = actor(rng.choice(sorted(submit.actors)))
+        self.jobs += [job.job_id for job in jobs if job.job_id not in self.jobs]
+        return f"submit {jobs}", lambda player: player.rig.ledger.submit(by, jobs)
+
+    def _new_claim(self, lifecycle: str) -> Claim:
+        rng = self.random
+        if self.claims and rng.random() < 0.1:
+            claim_id = rng.choice(self.claims[-4:])
+        else:
+            claim_id = f"claim-{self._number()}"
+            self.claims.append(claim_id)
+        return Claim(
+            claim_id=ClaimId(claim_id),
+            types=tuple(TypeClaim(type=t, lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S) for t in rng.sample(TYPES, 1)),
+            start=rng.choice((0, 1, 2)),
+            prefetch=rng.choice((0, 1)),
+            lifecycle=lifecycle,
+        )
+
+    async def _claim(self) -> tuple[str, Act]:
+        name = self.random.choice(LIVES)
+        claim = self._new_claim(name)
+        by = actor(_role_of(LIFECYCLES[name], Trigger.CLAIM), self.random.choice(("w1", "w1", "w2")))
+        return f"claim {claim} by {by}", lambda player: player.rig.ledger.turn(Turn(actor=by, claim=claim))
+
+    async def _turn(self) -> tuple[str, Act]:
+        """A step of a holder, now and then two or three, now and then of somebody who is no holder any more."""
+        held = self.players[0].leases
+        if not held:
+            return await self._claim()
+        rng = self.random
+        first = -1 - rng.randrange(min(len(held), 8 if rng.random() < 0.8 else 40))
+        lifecycle = LIFECYCLES[held[first].lifecycle]
+        steps = [await self._step(first)]
+        while rng.random() < 0.25 and len(steps) < 3:
+            other = -1 - rng.randrange(min(len(held), 6))
+            if held[other].lifecycle == lifecycle.name:
+                steps.append(await self._step(other if rng.random() < 0.5 else first))
+        fenced = [t for t in lifecycle.transitions if t.fenced]
+        roles = sorted({role for t in fenced for role in t.actors})
+        by = actor(rng.choice(roles), rng.choice(("w1", "w2")))
+        told = f"steps {[(held[n].job_id, held[n].epoch, options) for n, options in steps]} by {by}"
+
+        def act(player: Player) -> Awaitable[object]:
+            advances = tuple(Advance(lease=player.leases[n], **options) for n, options in steps)
+            return player.rig.ledger.turn(Turn(actor=by, advances=advances))
+
+        return told, act
+
+    async def _step(self, n: int) -> tuple[int, dict[str, Any]]:
+        rng, lease = self.random, self.players[0].leases[n]
+        lifecycle = LIFECYCLES[lease.lifecycle]
+        job = await self.players[0].rig.ledger.job(lease.job_id)
+        assert job is not None
+        fenced = [t for t in lifecycle.transitions if t.fenced]
+        fitting = [t for t in fenced if t.source == job.state] if rng.random() < 0.8 else fenced
+        transition = rng.choice(fitting or fenced)
+        buried = lifecycle.by_name[transition.target].dead_letter
+        return n, {
+            "source": transition.source,
+            "trigger": transition.trigger,
+            "delay_s": rng.choice((0.0, 0.0, 7.0)),
+            "spare_attempt": rng.random() < 0.2,
+            "cause": rng.choice((None, None, "because")),
+            "data": rng.choice((None, None, b'{"a": 1}')),
+            "result": rng.choice((None, b'"r"')),
+            "death": DEATH if buried else rng.choice((None, None, None, DEATH)),
+            "version": rng.choice((None, None, None, job.version, job.version - 1)),
+            "unless_cancelled": rng.random() < 0.1,
+        }
+
+    async def _renew(self) -> tuple[str, Act]:
+        count = self.random.choice((1, 3, 6))
+        by = actor(Role.WORKER, "w1")
+        return f"renew {count}", lambda player: player.rig.ledger.renew(by, list(dict.fromkeys(player.leases[-count:])))
+
+    async def _cancel(self) -> tuple[str, Act]:
+        rng, job = self.random, await self._some_job()
+        if job is None:
+            return await self._submit()
+        mode, grace_s, request = rng.choice(tuple(CancelMode)), rng.choice((5.0, 20.0)), self._request()
+        by = actor(rng.choice((Role.CONTROL_PLANE, Role.SUBMITTER, Role.ORCHESTRATOR, Role.NLM_BACKEND, Role.FRONTEND)))
+        told = f"cancel {job.job_id} {mode} {grace_s} {request} by {by.role}"
+        return told, lambda player: player.rig.ledger.cancel(
+            by, job.job_id, mode, request, grace_s=grace_s, cause=rng.choice(("asked",))
+        )
+
+    async def _sweep(self) -> tuple[str, Act]:
+        options = SweepOptions(elect=False, windows_s={("queue-job", "FAILED"): 30.0})
+        return "sweep", lambda player: player.rig.ledger.sweep(SWEEPER, options)
+
+    async def _pass_time(self) -> tuple[str, Act]:
+        seconds = self.random.choice((1.0, 4.0, 8.0, 8.0, 31.0))
+        return f"{seconds} s pass", lambda player: player.rig.advance(seconds)
+
+    async def _move(self) -> tuple[str, Act]:
+        rng, job = self.random, await self._some_job()
+        if job is None:
+            return await self._submit()
+        lifecycle = LIFECYCLES[job.lifecycle]
+        fitting = [t for t in lifecycle.transitions if t.source == job.state and not t.fenced]
+        if fitting and rng.random() < 0.8:
+            transition = rng.choice(fitting)
+            target, role = transition.target, rng.choice(sorted(transition.actors))
+        else:
+            target, role = rng.choice(lifecycle.states).name, rng.choice(tuple(Role))
+        buried = lifecycle.by_name[target].dead_letter
+        move = Move(
+            job_id=job.job_id,
+            target=target,
+            request_id=self._request(),
+            version=rng.choice((None, None, job.version, job.version + 1)),
+            delay_s=rng.choice((None, None, 7.0)),
+            cause=rng.choice((None, "moved")),
+            data=rng.choice((None, b"{}")),
+            death=DEATH if buried else rng.choice((None, None, DEATH)),
+        )
+        return f"move {move} by {role}", lambda player: player.rig.ledger.move(actor(role), move)
+
+    async def _requeue(self) -> tuple[str, Act]:
+        rng, job = self.random, await self._some_job()
+        if job is None:
+            return await self._submit()
+        some = await self.players[0].rig.ledger.dead_letters(JobFilter(), limit=3)
+        which = [job.job_id] if rng.random() < 0.5 or not some else [letter.job_id for letter in some]
+        meant = which if rng.random() < 0.8 else JobFilter(type=rng.choice(TYPES), lifecycle=rng.choice(LIVES))
+        request, role = self._request(), rng.choice((Role.CONTROL_PLANE,) * 5 + (Role.WORKER,))
+        meant = list(dict.fromkeys(meant)) if isinstance(meant, list) else meant
+        return f"requeue {meant} {request} by {role}", lambda player: player.rig.ledger.requeue(
+            actor(role), meant, request, limit=2, cause="again"
+        )
+
+    async def _control(self) -> tuple[str, Act]:
+        rng, type_ = self.random, self.random.choice(TYPES)
+        match rng.randrange(4):
+            case 0:
+                paused = rng.random() < 0.3
+                return f"pause {type_} {paused}", lambda p: p.rig.ledger.pause(ADMIN, type_, paused=paused)
+            case 1:
+                rate, burst = rng.choice((None, None, 0.5, 2.0)), rng.choice((1, 3))
+                return f"rate {type_} {rate} {burst}", lambda p: p.rig.ledger.limit_rate(ADMIN, type_, rate, burst)
+            case 2:
+                limit = rng.choice((None, 1, 3))
+                return f"held {type_} {limit}", lambda p: p.rig.ledger.limit_held(ADMIN, type_, limit)
+            case _:
+                key, limit = rng.choice(("k1", "k2")), rng.choice((1, 2, 3))
+                return f"key {key} {limit}", lambda p: p.rig.ledger.limit_key(ADMIN, key, limit)
+
+    async def _note(self) -> tuple[str, Act]:
+        held = self.players[0].leases
+        if not held:
+            return await self._claim()
+        n, entry = -1 - self.random.randrange(min(len(held), 8)), self.random.choice(("e1", "e2"))
+        body = f'"{self._number()}"'.encode()
+        if self.random.random() < 0.5:
+            return f"checkpoint {held[n]}", lambda p: p.rig.ledger.save_checkpoint(p.leases[n], body)
+        return f"journal {held[n]} {entry}", lambda p: p.rig.ledger.journal(p.leases[n], entry, body)
+
+
+def bare(answer: object) -> object:  # noqa: PLR0911 - one answer for each kind
+    """An answer without what each ledger numbers for itself; a refusal by its kind and its words."""
+    if isinstance(answer, Lease):
+        return answer._replace(key=JobKey(0))
+    if isinstance(answer, TurnResult):
+        return [bare(one) for one in answer.outcomes], [bare(one) for one in answer.claimed]
+    if isinstance(answer, TrellisError):
+        return type(answer).__name__, str(answer)
+    if isinstance(answer, SweepReport):
+        return replace(answer, next_due_s=None)  # one looks an interval ahead, the other as far as there is something
+    if isinstance(answer, list):
+        return [bare(one) for one in answer]
+    if isinstance(answer, Moved):
+        return replace(answer, lease=None), bare(answer.lease)
+    if isinstance(answer, Claimed | Applied | LeaseLost):
+        return tuple(map(bare, answer))
+    return answer
+
+
+async def _records(rig: Rig) -> dict[str, list[Any]]:
+    ledger = rig.ledger
+    found = [history async for history in ledger.histories()]
+    found.sort(key=lambda history: history.job.job_id)
+    letters = await ledger.dead_letters(JobFilter(), limit=500)
+    return {
+        "rows": [await ledger.job(history.job.job_id) for history in found],
+        "events": [event for history in found for event in history.events],
+        "dead letters": sorted(
+            (one for h in found for one in h.dead_letters), key=lambda one: (one.job_id, one.version)
+        ),
+        "listed dead letters": sorted(letters, key=lambda one: (one.job_id, one.version)),
+        "results": [await ledger.result(history.job.job_id) for history in found if history.job.place is Place.ENDED],
+        "journals": [await ledger.read_journal(history.job.job_id) for history in found if history.job.epoch],
+        "queues": sorted(
+            (
+                replace(one, oldest_ready_s=None)
+                for one in await ledger.queues()
+                if one.ready + one.resting + one.parked + one.held
+            ),
+            key=lambda one: (one.type, one.lifecycle),
+        ),
+    }
+
+
+def _role_of(lifecycle: Lifecycle, trigger: str) -> Role:
+    return next(min(t.actors) for t in lifecycle.transitions if t.trigger == trigger)
