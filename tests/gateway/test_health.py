@@ -14,7 +14,9 @@ import pytest
 from tests.faults.proxy import Proxy, proxied
 from tests.gateway.door import KEY, opened, token
 from tests.gateway.serving import settings_in
+from trellis.engine import outages
 from trellis.engine.errors import LedgerUnavailable, SettingsInvalid
+from trellis.engine.outages import Outage
 from trellis.gateway import GatewayOptions, create_app
 from trellis.instance import open_instance
 from trellis.web import health as health_module
@@ -145,8 +147,11 @@ async def test_a_process_without_a_gateway_answers_at_its_own_address(monkeypatc
             assert (await client.post("/system/live")).status_code == 405
 
 
-async def test_a_dependency_that_stays_down_is_logged_once_and_its_return_too(caplog: pytest.LogCaptureFixture):
+async def test_a_dependency_that_stays_down_is_logged_once_and_its_return_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     caplog.set_level(logging.INFO, "trellis")
+    monkeypatch.setattr(outages, "LEDGER", Outage("ledger_unavailable"))
     health = Health({"ledger": fails})
     for _ in range(20):
         assert not (await health.ready()).is_ready
