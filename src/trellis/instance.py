@@ -59,6 +59,7 @@ from trellis.runs.work import Work
 from trellis.settings import Settings
 from trellis.storage.address import s3_credentials
 from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, open_memory
+from trellis.storage.memory.belonging import check_belonging, repository_id
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 from trellis.wiring import (
@@ -430,9 +431,17 @@ class Instance:
 
 @asynccontextmanager
 async def open_instance(
-    settings: Settings, ledger_url: str, *, name: str | None = None, part: str | None = None
+    settings: Settings,
+    ledger_url: str,
+    *,
+    name: str | None = None,
+    part: str | None = None,
+    uses_memory: bool = True,
 ) -> AsyncGenerator[Instance]:
-    """Open everything, and prove that the object store keeps conditional writes. Closes what it opened."""
+    """Open everything, and prove that the object store keeps conditional writes. Closes what it opened.
+
+    Raises MemoryOfAnother where the memory is used and belongs to another instance.
+    """
     found = places(settings, ledger_url)
     ledger = await open_ledger(found.ledger, part=part)
     try:
@@ -447,6 +456,9 @@ async def open_instance(
                 key=settings.nlm_key,
             )
             memory = await asyncio.to_thread(open_memory, found.memory)
+            if uses_memory:
+                repository = await asyncio.to_thread(repository_id, memory.path, new_id)
+                await check_belonging(objects, repository, memory.path)
             try:
                 instance = Instance(
                     places=found,

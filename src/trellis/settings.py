@@ -342,6 +342,13 @@ def _unknown(key: str, written: Callable[[str], str]) -> str:
     return f"there is no setting {written(key)}; {hint}"
 
 
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with each variable that looks like a setting and is none."""
+    found: list[str] = []
+    _from_environment(environment, found.append)
+    return found
+
+
 def _from_environment(environment: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, str]:
     """The settings among the variables; what a cluster injects for a Service is passed over without a word."""
     named: dict[str, str] = {}

@@ -32,7 +32,7 @@ class Up:
 
     @property
     def address(self) -> str:
-        found = re.search(r"^gateway +(\S+)$", self.said, re.MULTILINE)
+        found = re.search(r'(?:^|")gateway +([^\s"]+)', self.said, re.MULTILINE)
         assert found is not None, self.said
         return found[1]
 
@@ -48,10 +48,12 @@ def up(folder: Path, *arguments: str, **environment: str) -> Iterator[Up]:
         stderr=subprocess.PIPE,
     )
     try:
-        assert process.stdout is not None
+        as_json = environment.get("TRELLIS_LOG_FORMAT") == "json"
+        spoken = process.stderr if as_json else process.stdout
+        assert spoken is not None
         said = ""
         while "Ctrl-C" not in said:
-            line = process.stdout.readline()
+            line = spoken.readline()
             assert line, said + (process.stderr.read() if process.stderr else "")
             said += line
         yield Up(process, said)

@@ -14,11 +14,15 @@ import pytest
 from tests.faults.proxy import Proxy, proxied
 from tests.gateway.door import KEY, opened, token
 from tests.gateway.serving import settings_in
-from trellis.engine.errors import LedgerUnavailable, SettingsInvalid
+from trellis.engine import outages
+from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown, SettingsInvalid, TrellisError
+from trellis.engine.outages import Outage
 from trellis.gateway import GatewayOptions, create_app
 from trellis.instance import open_instance
+from trellis.storage.objects import StoreUnfit
 from trellis.web import health as health_module
 from trellis.web.health import PROBE_S, Health, health_listener
+from trellis.web.problems import STATUS_OF_CODE, of_error
 from trellis.wiring import new_id
 
 PATIENCE_S = 15.0
@@ -100,6 +104,25 @@ def test_the_whole_answer_takes_less_than_a_second():
     assert PROBE_S < 1.0
 
 
+@pytest.mark.requirement("D27")
+@pytest.mark.parametrize(
+    "error",
+    [
+        LedgerUnavailable(reason="nothing listens at db.internal, port 5432"),
+        StoreUnfit(url="s3://bucket?endpoint=http://db.internal:8333", reason="it answers without an ETag"),
+    ],
+)
+def test_a_problem_does_not_say_where_servers_are(error: TrellisError):
+    problem = of_error(error)
+    assert STATUS_OF_CODE[problem.code] == 502
+    assert "db.internal" not in problem.detail
+    assert "try again" in problem.detail
+
+
+def test_a_problem_with_an_unknown_outcome_says_how_to_learn_it():
+    assert "ask again with the same id" in of_error(OutcomeUnknown(verb="submit", request="x")).detail
+
+
 # --- a process without a gateway -------------------------------------------------------------------------------------
 
 
@@ -145,8 +168,11 @@ async def test_a_process_without_a_gateway_answers_at_its_own_address(monkeypatc
             assert (await client.post("/system/live")).status_code == 405
 
 
-async def test_a_dependency_that_stays_down_is_logged_once_and_its_return_too(caplog: pytest.LogCaptureFixture):
+async def test_a_dependency_that_stays_down_is_logged_once_and_its_return_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     caplog.set_level(logging.INFO, "trellis")
+    monkeypatch.setattr(outages, "LEDGER", Outage("ledger_unavailable"))
     health = Health({"ledger": fails})
     for _ in range(20):
         assert not (await health.ready()).is_ready

@@ -46,7 +46,7 @@ from trellis.operations.doctor import (
     work_findings,
 )
 from trellis.operations.explain import counted, duration
-from trellis.settings import FILE_NAME, PREFIX, Settings
+from trellis.settings import FILE_NAME, PREFIX, Settings, unknown_variables
 from trellis.wiring import development_key_path, identify, make_development_key, outgoing_tls, principal_for
 
 SECTION = "Ledger"
@@ -218,6 +218,11 @@ async def doctor(cli: Cli) -> int:
         settings = cli.settings
     except TrellisError as error:
         found.append(_failed("settings", error, None))
+    remedy = "correct the variable or take it away"
+    found += [
+        Finding(check="settings", severity=Severity.WARNING, detail=text, remedy=remedy)
+        for text in unknown_variables(os.environ)
+    ]
     url = None
     if settings is not None or cli.ledger is not None or cli.data is not None:
         url = cli.url

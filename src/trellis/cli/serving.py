@@ -18,7 +18,7 @@ from trellis.cli.serving_bus import (
 )
 from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
 from trellis.cli.together import together
-from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, Choices, part_of, say_ready, say_services
+from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, Choices, part_of, say_ready, say_services, uses_memory
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
@@ -49,7 +49,9 @@ async def serve_all(
         settings = addressed(cli.settings, listening, nlm)
         async with AsyncExitStack() as stack:
             name = process_name("up")
-            instance = await stack.enter_async_context(open_instance(settings, cli.url, name=name, part=part_of(roles)))
+            instance = await stack.enter_async_context(
+                open_instance(settings, cli.url, name=name, part=part_of(roles), uses_memory=uses_memory(roles))
+            )
             if choices.demo:
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")

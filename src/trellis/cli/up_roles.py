@@ -25,6 +25,8 @@ ROLES = (
     SAFETY_KERNEL,
 )
 
+USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
@@ -34,6 +36,11 @@ class Choices:
     port: int | None
     demo: bool
     app: str | None
+
+
+def uses_memory(roles: frozenset[str] | None) -> bool:
+    """Whether one of these roles reads or changes the memory of agents."""
+    return roles is None or not roles.isdisjoint(USES_MEMORY)
 
 
 def part_of(roles: frozenset[str] | None) -> str:

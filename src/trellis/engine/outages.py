@@ -11,6 +11,8 @@ from trellis.engine.errors import LedgerError, TrellisError
 from trellis.engine.logs import Log, log_of
 
 SUMMARY_S = 60.0
+STALE_S = 3 * SUMMARY_S
+"""Whoever failed so long ago, and has not come back since, does not keep an outage open."""
 TRACEBACKS_MAX = 100
 """How many distinct errors are remembered; a further one has no traceback."""
 RECOVERED = "recovered"
@@ -24,15 +26,18 @@ class Outage:
     def __init__(self, event: str, log: Log = _log) -> None:
         self._event, self._log = event, log
         self._failing: WeakKeyDictionary[Failures, str] = WeakKeyDictionary()
-        self._began = self._logged = 0.0
+        self._began = self._logged = self._last = 0.0
         self._failures = 0
         self._kind: type[BaseException] | None = None
 
     def failed(self, source: "Failures", error: BaseException, *, name: str, now: float) -> None:
         """Somebody called `name` has failed because of it. Logged when it is the first, another kind of error, or a minute later."""
+        if not 0 <= now - self._last <= STALE_S:
+            self._failing.clear()
         first = not self._failing
         if first:
             self._began, self._failures = now, 0
+        self._last = now
         self._failing[source] = name
         self._failures += 1
         if first or type(error) is not self._kind:
@@ -50,6 +55,10 @@ class Outage:
         if self._failing.pop(source, None) is not None and not self._failing:
             for_s = round(max(now - self._began, 0.0), 1)
             self._log.info(RECOVERED, after=self._event, for_s=for_s, failures=self._failures)
+
+    def left(self, source: "Failures") -> None:
+        """Whoever had failed because of it has ended."""
+        self._failing.pop(source, None)
 
 
 LEDGER = Outage("ledger_unavailable")
@@ -96,6 +105,12 @@ class Failures:
         self.count = 0
         if self._open is not None:
             self._open.succeeded(self, now=now)
+            self._open = None
+
+    def left(self) -> None:
+        """Whoever failed has ended: it cannot say any more whether it is over."""
+        if self._open is not None:
+            self._open.left(self)
             self._open = None
 
     def _is_new(self, error: BaseException) -> bool:

@@ -67,6 +67,7 @@ async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: a
         else:
             failures.succeeded(now=clock.monotonic())
         await sleep_or_stop(clock, stop, backoff_s(failures.count, rng.random()) if failures.count else pause)
+    failures.left()
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,8 @@ import logging
 import pytest
 
 from tests.faults.proxy import proxied
+from trellis.engine import outages
+from trellis.engine.outages import Outage
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
 
@@ -21,9 +23,10 @@ def _first_line() -> asyncio.Event:
 
 @pytest.mark.requirement("OBS-1")
 async def test_a_short_outage_of_the_server_is_logged_with_its_end_though_no_call_fails(
-    postgres_url: str, caplog: pytest.LogCaptureFixture
+    postgres_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     caplog.set_level(logging.INFO, "trellis")
+    monkeypatch.setattr(outages, "LEDGER", Outage("ledger_unavailable"))
     options = LaneOptions(call_timeout_s=0.1, connect_timeout_s=0.1)
     async with proxied(postgres_url, seed=1, aimed=False) as (proxy, url):
         ledger = await open_ledger(url, options=options)

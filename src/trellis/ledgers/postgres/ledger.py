@@ -78,7 +78,7 @@ class PostgresLedger(Reads):
 
     def __init__(self, url: str, options: LaneOptions, *, hints: bool) -> None:
         self.url = url
-        failures = Failures("connections")
+        self._failures = failures = Failures("connections")
         self._submit_lane = Lane(url, options, failures)
         marks = turns.Marks()
         self._turners = [turns.Turner(Lane(url, options, failures), marks) for _ in range(self.turns_at_once)]
@@ -147,6 +147,7 @@ class PostgresLedger(Reads):
             self._ping_lane,
         )
         await asyncio.gather(*(lane.close() for lane in lanes))
+        self._failures.left()
 
     async def ping(self) -> None:
         await self._ping_lane.call("ping", "", lambda c, _: c.execute("select 1"), window_s=0)

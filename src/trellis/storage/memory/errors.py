@@ -10,6 +10,7 @@ Refused
 TrellisError
 └── RepositoryError             the repository itself
     ├── MemoryMissing
+    ├── MemoryOfAnother
     ├── MemoryDamaged
     ├── MemoryUnavailable
     └── MemoryBusy
@@ -50,6 +51,12 @@ class RepositoryError(TrellisError):
 
 class MemoryMissing(RepositoryError):
     """There is no memory repository at {path}: {reason}."""
+
+
+class MemoryOfAnother(RepositoryError):
+    """The memory repository at {path} is not the one of this instance: set TRELLIS_MEMORY to where its other processes have it. If that one is lost for good, remove {key} from the object store to go on with this one."""
+
+    code = "CONFLICT"
 
 
 class MemoryDamaged(RepositoryError):
