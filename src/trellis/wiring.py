@@ -22,6 +22,7 @@ from trellis.engine.authority import Principal
 from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, SettingsInvalid, TokenRefused
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.private_files import read_private
 from trellis.http.address import is_gateway_url
 from trellis.identity import Identity, TrustedKey, issue, key_set, private_key, symmetric_key, verify
 from trellis.ledgers import open_ledger
@@ -289,7 +290,7 @@ def trusted_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
 def token_key(url: str, settings: Settings) -> TrustedKey:
     """The key that `token issue` signs with; raises KeyUnusable."""
     if settings.token_signing_key_file is not None:
-        body = _private(settings.token_signing_key_file)
+        body = read_private(settings.token_signing_key_file)
         return private_key(body, issuer=settings.token_issuer or "")
     if settings.token_jwks_file is not None:
         reason = f"tokens come from {settings.token_issuer}; TRELLIS_TOKEN_SIGNING_KEY_FILE names its private JWK"
@@ -474,21 +475,9 @@ def read_key(path: Path) -> bytes:
 def read_keys(path: Path) -> tuple[bytes, ...]:
     """The keys in a private file, one in a line; raises KeyUnusable."""
     try:
-        lines = _private(path).decode("ascii").split()
+        lines = read_private(path).decode("ascii").split()
     except UnicodeDecodeError as error:
         raise KeyUnusable(reason=f"{path} holds no key") from error
     if not 1 <= len(lines) <= KEY_LINES_MAX or not all(_HEX.fullmatch(line) for line in lines):
         raise KeyUnusable(reason=f"{path} holds no key: it must be {2 * KEY_BYTES} hexadecimal digits or more")
     return tuple(bytes.fromhex(line) for line in lines)
-
-
-def _private(path: Path) -> bytes:
-    """The bytes of a file that its owner alone can read; raises KeyUnusable."""
-    try:
-        mode = path.stat().st_mode
-        body = path.read_bytes()
-    except OSError as error:
-        raise KeyUnusable(reason=f"the key {path} cannot be read: {error.strerror}") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise KeyUnusable(reason=f"others can read {path}; run: chmod 600 {path}")
-    return body
