@@ -69,6 +69,7 @@ def bus_options(settings: Settings) -> BusOptions:
         key_file=settings.bus_key_file,
         keys_dir=settings.bus_keys_dir,
         require_signatures=settings.bus_require_signatures,
+        signature_window_s=settings.bus_signature_window_s,
         creds_file=settings.bus_creds_file,
         ca_file=settings.bus_ca_file,
     )

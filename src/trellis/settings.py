@@ -121,6 +121,8 @@ class Settings(pydantic.BaseModel):
     """Public keys of those who send us packets, `<sender id>.pem` each."""
     bus_require_signatures: bool = False
     """Whether packets without a good signature are refused; needs `bus_keys_dir`."""
+    bus_signature_window_s: float = pydantic.Field(300.0, ge=1.0, le=3600.0)
+    """How far the time in a signed packet may be from the time at which the bus took it: clocks that differ by more are refused."""
     bus_creds_file: Path | None = None
     """A NATS credentials file, or one with the seed of a user's nkey alone."""
     bus_ca_file: Path | None = None

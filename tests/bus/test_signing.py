@@ -1,19 +1,22 @@
 """Keys and signatures: as the SDK makes and checks them, and what is refused."""
 
 import logging
+import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cap.packet_boundary import finalize_packet, parse_packet, verify_packet
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, rsa, utils
 
 from tests.bus.test_cap import AT, BODIES, PLAIN, packet_of
 from trellis.bus.envelope import PacketRefused
 from trellis.bus.messages import ErrorCode, JobProgress, Packet
 from trellis.bus.wire.cap import decode, encode
-from trellis.bus.wire.signing import Keys, read_keys
+from trellis.bus.wire.signing import Delivery, Keys, read_keys
 from trellis.engine.errors import SettingsInvalid
 
 OURS, THEIRS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -28,13 +31,20 @@ def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
+def private_file(path: Path, body: bytes) -> Path:
+    """A key file as it must be: only its owner can read it."""
+    path.touch(mode=0o600)
+    path.write_bytes(body)
+    return path
+
+
 def public_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Maker:
-    (tmp_path / "own.pem").write_bytes(pem(OURS))
+    private_file(tmp_path / "own.pem", pem(OURS))
     folder = tmp_path / "known"
     folder.mkdir()
     (folder / "w-1.pem").write_bytes(public_pem(THEIRS))
@@ -54,7 +64,8 @@ def signed_by_sdk(key: ec.EllipticCurvePrivateKey, sender_id: str = "w-1") -> by
 def test_the_sdk_accepts_our_signature_on_every_message(keys: Maker):
     for body in BODIES.values():
         packet = packet_of(body)
-        message = parse_packet(encode(packet, keys()))
+        message = parse_packet(encode(packet, keys(), subject="job.code.review", message_id="m-1"))
+        assert message.signature_metadata.audience == "job.code.review"
         assert verify_packet(message, {"w-1": OURS.public_key()}, LOG)
         message.trace_id += "x"
         assert not verify_packet(message, {"w-1": OURS.public_key()}, LOG)
@@ -89,12 +100,130 @@ def test_what_is_not_signed_by_its_sender_is_refused_where_signatures_are_requir
     assert refused.value.error_code is (ErrorCode.SIGNATURE_MISSING if missing else ErrorCode.SIGNATURE_INVALID)
 
 
-def test_where_signatures_are_not_required_only_a_wrong_one_of_a_known_sender_is_refused(keys: Maker):
+def test_where_signatures_are_not_required_those_who_have_no_key_here_need_none(keys: Maker):
     relaxed = keys(required=False)
-    decode(encode(packet_of(JobProgress(job_id="j")), PLAIN), relaxed)
+    decode(encode(packet_of(JobProgress(job_id="j"), "w-2"), PLAIN), relaxed)
     decode(signed_by_sdk(THEIRS, "w-2"), relaxed)
     with pytest.raises(PacketRefused):
         decode(signed_by_sdk(OURS), relaxed)
+
+
+@pytest.mark.requirement("BUS-2", "D62")
+@pytest.mark.parametrize("sender_id", ["w-1", "trellis"])
+def test_leaving_a_signature_out_does_not_help_where_the_senders_key_is_known(keys: Maker, sender_id: str):
+    stripped = parse_packet(signed_by_sdk(THEIRS if sender_id == "w-1" else OURS, sender_id))
+    stripped.ClearField("signature")
+    with pytest.raises(PacketRefused, match="must sign") as refused:
+        decode(stripped.SerializeToString(), keys(required=False))
+    assert refused.value.error_code is ErrorCode.SIGNATURE_MISSING
+
+
+def test_a_sender_whose_key_file_is_half_written_stays_known(keys: Maker, tmp_path: Path):
+    relaxed = keys(required=False)
+    (tmp_path / "known" / "w-1.pem").write_bytes(b"half a key")
+    for data in (encode(packet_of(JobProgress(job_id="j")), PLAIN), signed_by_sdk(THEIRS)):
+        with pytest.raises(PacketRefused):
+            decode(data, relaxed)
+
+
+# --- for which subject, and when -------------------------------------------------------------------------------------
+
+
+def own(keys: Keys, *, subject: str = "worker.w-1.jobs", message_id: str = "m-1") -> bytes:
+    """A packet of ours, as it goes out to this subject."""
+    packet = packet_of(JobProgress(job_id="j"), "trellis")
+    return encode(packet, keys, subject=subject, message_id=message_id)
+
+
+def came(subject: str = "worker.w-1.jobs", *, after_s: float = 0.0, **how: Any) -> Delivery:
+    return Delivery(subject=subject, at=AT + timedelta(seconds=after_s), **how)
+
+
+@pytest.mark.requirement("BUS-2", "D62")
+def test_a_packet_that_was_signed_for_one_subject_is_refused_on_another(keys: Maker):
+    made = keys()
+    data = own(made)
+    assert decode(data, made, delivery=came()).sender_id == "trellis"
+    with pytest.raises(PacketRefused, match=r"signed for worker\.w-1\.jobs"):
+        decode(data, made, delivery=came("worker.w-2.jobs"))
+
+
+def test_nobody_can_change_what_a_signature_is_bound_to(keys: Maker):
+    made = keys()
+    for change in ("audience", "all of it"):
+        changed = parse_packet(own(made))
+        if change == "audience":
+            changed.signature_metadata.audience = "worker.w-2.jobs"
+        else:
+            changed.ClearField("signature_metadata")
+        with pytest.raises(PacketRefused, match="not its sender's"):
+            decode(changed.SerializeToString(), made, delivery=came("worker.w-2.jobs"))
+
+
+@pytest.mark.requirement("BUS-2", "D62")
+@pytest.mark.parametrize("form", ["ours", "the SDK's"])
+@pytest.mark.parametrize("after_s, taken", [(0, True), (299, True), (-299, True), (301, False), (-301, False)])
+def test_a_signed_packet_is_taken_while_it_is_fresh(keys: Maker, form: str, after_s: float, *, taken: bool):
+    made = keys()
+    data = own(made) if form == "ours" else signed_by_sdk(THEIRS)
+    if taken:
+        decode(data, made, delivery=came(after_s=after_s))
+        return
+    with pytest.raises(PacketRefused, match="300 s is the limit; compare the clocks") as refused:
+        decode(data, made, delivery=came(after_s=after_s))
+    assert refused.value.error_code is ErrorCode.SIGNATURE_INVALID
+
+
+@pytest.mark.requirement("BUS-2", "D62")
+@pytest.mark.parametrize("form", ["ours", "the SDK's"])
+def test_a_signed_packet_that_is_sent_again_is_refused(keys: Maker, form: str):
+    made = keys()
+    data = own(made) if form == "ours" else signed_by_sdk(THEIRS)
+    decode(data, made, delivery=came(after_s=1))
+    for again in (data, same_with_another_signature(data)):
+        with pytest.raises(PacketRefused, match="it was sent before"):
+            decode(again, made, delivery=came(after_s=2))
+    decode(data, made, delivery=came(after_s=2, listener=7))  # another listener has not had it
+    decode(own(made, message_id="m-2"), made, delivery=came(after_s=2))  # it says the same, and is another
+
+
+def same_with_another_signature(data: bytes) -> bytes:
+    """Whoever sees a signature can make a second one that is good for the same bytes: (r, n - s)."""
+    message = parse_packet(data)
+    r, s = utils.decode_dss_signature(message.signature)
+    order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+    message.signature = utils.encode_dss_signature(r, order - s)
+    return message.SerializeToString(deterministic=True)
+
+
+def test_a_packet_of_a_stream_may_come_again_from_its_own_place(keys: Maker):
+    made = keys()
+    data = own(made)
+    for _ in range(2):  # the first time its handler failed
+        decode(data, made, delivery=came(sequence=4))
+    with pytest.raises(PacketRefused, match="it was sent before"):
+        decode(data, made, delivery=came(sequence=5))
+
+
+# --- key files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("AUTH-5")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path, mode: int):
+    file = private_file(tmp_path / "own.pem", pem(OURS))
+    file.chmod(mode)
+    with pytest.raises(SettingsInvalid, match=r"others can read .*; run: chmod 600"):
+        read_keys(sender_id="trellis", key_file=file, keys_dir=None, required=False)
+
+
+@pytest.mark.requirement("AUTH-5")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_private_key_of_another_user_is_refused(tmp_path: Path):
+    file = private_file(tmp_path / "own.pem", pem(OURS))
+    os.chown(file, 12_345, -1)
+    with pytest.raises(SettingsInvalid, match="belongs to another user"):
+        read_keys(sender_id="trellis", key_file=file, keys_dir=None, required=False)
 
 
 def test_a_key_that_is_added_later_is_found(keys: Maker, tmp_path: Path):
@@ -150,8 +279,7 @@ def _rsa() -> bytes:
     [(b"nonsense", "no private key"), (_rsa(), "P-256"), (pem(ec.generate_private_key(ec.SECP384R1())), "P-256")],
 )
 def test_a_key_file_that_is_none_is_named(tmp_path: Path, content: bytes, complaint: str):
-    file = tmp_path / "own.pem"
-    file.write_bytes(content)
+    file = private_file(tmp_path / "own.pem", content)
     with pytest.raises(SettingsInvalid, match=complaint) as error:
         read_keys(sender_id="trellis", key_file=file, keys_dir=None, required=False)
     assert "own.pem" in str(error.value)

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.text import Text
 
+from tests.bus.test_signing import private_file
 from tests.cli.conftest import Terminal
 from trellis.bus.ends.aftermath import FOLLOWS_AS, Aftermath
 from trellis.bus.ends.following import Follower
@@ -456,7 +457,7 @@ def test_doctor_looks_at_the_keys_of_the_bus(local: Terminal, tmp_path: Path, mo
     def written(name: str, curve: ec.EllipticCurve) -> Path:
         private = ec.generate_private_key(curve)
         plain = serialization.NoEncryption(), serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
-        (tmp_path / name).write_bytes(private.private_bytes(plain[2], plain[1], plain[0]))
+        private_file(tmp_path / name, private.private_bytes(plain[2], plain[1], plain[0]))
         public = private.public_key().public_bytes(plain[2], serialization.PublicFormat.SubjectPublicKeyInfo)
         (tmp_path / name).with_suffix(".public").write_bytes(public)
         return tmp_path / name

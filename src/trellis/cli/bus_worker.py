@@ -95,6 +95,7 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
         key_file=settings.bus_key_file,
         keys_dir=settings.bus_keys_dir,
         require_signatures=settings.bus_require_signatures,
+        signature_window_s=settings.bus_signature_window_s,
         creds_file=settings.bus_creds_file,
         ca_file=settings.bus_ca_file,
     )

@@ -14,7 +14,7 @@ from tests.bus.interop.plane import FAILED, OURS, SUCCEEDED, TOPIC, Plane, new_i
 from tests.bus.interop.sdk import fail, sdk_agent, sdk_worker, succeed
 from tests.bus.test_signing import OURS as OUR_KEY
 from tests.bus.test_signing import THEIRS as THEIR_KEY
-from tests.bus.test_signing import pem, public_pem
+from tests.bus.test_signing import pem, private_file, public_pem
 from tests.servers.nats import NatsServer
 from trellis.bus.asking import Asking
 from trellis.bus.messages import direct_subject
@@ -148,7 +148,7 @@ async def test_progress_that_a_handler_sends_starts_its_job_and_keeps_it(interop
 
 @pytest.fixture
 def key_files(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "own.pem").write_bytes(pem(OUR_KEY))
+    private_file(tmp_path / "own.pem", pem(OUR_KEY))
     (tmp_path / "known").mkdir()
     for sender in ("sdk-1", "agent-1", "client-1"):
         (tmp_path / "known" / f"{sender}.pem").write_bytes(public_pem(THEIR_KEY))

@@ -342,7 +342,7 @@ async def test_a_packet_that_the_server_never_takes_is_refused_and_costs_no_conn
         async with net_at(server.url) as net:
             bus = await net.bus()
             link = bus._connection.current
-            empty = len(bus._encoded(ended("job-1"), "t"))
+            empty = len(bus._encoded(RESULT, ended("job-1"), "t"))
             for chars in (1_980 - empty, 5_000):  # the first is too large only with its message id
                 large = replace(ended("job-1"), error_message="x" * chars)
                 with pytest.raises(PacketWrong, match="the server takes 2000"):

@@ -15,7 +15,7 @@ from cap.runtime import Agent, InMemoryBlobStore
 from cap.worker import run_worker
 
 from tests.bus.test_cap import FULL
-from tests.bus.test_signing import OURS, THEIRS, pem, public_pem
+from tests.bus.test_signing import OURS, THEIRS, pem, private_file, public_pem
 from tests.bus.wire.conftest import Heard, Net
 from tests.servers.nats import caught_up
 from trellis.bus.errors import NoResponders
@@ -105,7 +105,7 @@ async def test_an_sdk_workers_failure_is_read(nats_net: Net):
 
 @pytest.fixture
 def key_files(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "own.pem").write_bytes(pem(OURS))
+    private_file(tmp_path / "own.pem", pem(OURS))
     (tmp_path / "known").mkdir()
     (tmp_path / "known" / "sdk-1.pem").write_bytes(public_pem(THEIRS))
     return {"key_file": tmp_path / "own.pem", "keys_dir": tmp_path / "known", "require_signatures": True}

@@ -2,8 +2,10 @@
 
 What comes in is refused with the code that CAP gives to the mistake (`PacketRefused`); what goes out passes the SDK's validator, or
 is not sent. Fields of CAP that have no meaning here (identities, resource references, session tokens) are neither sent nor kept.
+`signing` says what a signature covers.
 """
 
+import hashlib
 import importlib
 import json
 import math
@@ -34,7 +36,7 @@ from trellis.bus.messages import (
     Status,
 )
 from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, JobRequest
-from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.signing import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, Delivery, Keys, Signed
 from trellis.engine.extras import Extra, extra_needed
 
 PROTOCOL_VERSION = 1
@@ -65,8 +67,8 @@ def load() -> None:
     _validator()
 
 
-def encode(packet: Packet, keys: Keys) -> bytes:
-    """The packet on the wire, signed when we have a key; raises PacketWrong."""
+def encode(packet: Packet, keys: Keys, *, subject: str = "", message_id: str = "") -> bytes:
+    """The packet on the wire, signed when we have a key, for this subject alone; raises PacketWrong."""
     check(packet)
     message = _sdk("buspacket_pb2").BusPacket(
         trace_id=packet.trace_id, sender_id=packet.sender_id, protocol_version=PROTOCOL_VERSION
@@ -82,6 +84,7 @@ def encode(packet: Packet, keys: Keys) -> bytes:
     if faults:
         raise PacketWrong(detail="; ".join(f"{fault.field}: {fault.message}" for fault in faults)[:DETAIL_CHARS_MAX])
     if keys.own is not None:
+        _bind(message, keys, subject, message_id)
         message.signature = keys.sign(message.SerializeToString(deterministic=True))
     data: bytes = message.SerializeToString(deterministic=True)
     if len(data) > PACKET_BYTES_MAX:
@@ -91,21 +94,21 @@ def encode(packet: Packet, keys: Keys) -> bytes:
     return data
 
 
-def decode(data: bytes, keys: Keys, subject: str = "") -> Packet:
+def decode(data: bytes, keys: Keys, subject: str = "", *, delivery: Delivery | None = None) -> Packet:
     """The packet that came in. On the subject of submissions a request is held to the rules for requests from outside.
 
-    Raises PacketRefused.
+    A signed packet is also held against how it was delivered, by whoever says that. Raises PacketRefused.
     """
     message = _parsed(data)
     _check_version(message)
     if message.WhichOneof("payload") not in _READERS:
         raise _refused(message, ErrorCode.UNKNOWN_PAYLOAD, "there is no payload that this side knows")
-    _check_signature(message, keys)
+    _check_signature(message, keys, delivery)
     _check_meaning(message)
     return Packet(
         trace_id=message.trace_id,
         sender_id=message.sender_id,
-        created_at=_time(message),
+        created_at=_moment(message, message.created_at, "created_at"),
         body=_read(message, subject),
     )
 
@@ -130,17 +133,43 @@ def _check_version(message: Any) -> None:
         raise _refused(message, ErrorCode.VERSION_MISMATCH, detail)
 
 
-def _check_signature(message: Any, keys: Keys) -> None:
+def _check_signature(message: Any, keys: Keys, delivery: Delivery | None) -> None:
     signature: bytes = message.signature
-    if not signature and not keys.required:
+    if not keys.must_sign(message.sender_id):
         return
     unsigned = type(message)()
     unsigned.CopyFrom(message)
     unsigned.ClearField("signature")
-    fault = keys.fault(message.sender_id, unsigned.SerializeToString(deterministic=True), signature)
+    covered: bytes = unsigned.SerializeToString(deterministic=True)
+    fault = keys.fault(message.sender_id, covered, signature)
     if fault is not None:
         missing = fault is ErrorCode.SIGNATURE_MISSING
-        raise _refused(message, fault, "it is not signed" if missing else "its signature is not its sender's")
+        detail = "it is not signed, and its sender must sign" if missing else "its signature is not its sender's"
+        raise _refused(message, fault, detail)
+    misuse = None if delivery is None else keys.misuse(_signed(message, covered), delivery)
+    if misuse is not None:
+        raise _refused(message, ErrorCode.SIGNATURE_INVALID, misuse)
+
+
+def _signed(message: Any, covered: bytes) -> Signed:
+    said = message.signature_metadata
+    bound = message.HasField("signature_metadata") and said.profile_version == PROFILE
+    return Signed(
+        digest=hashlib.sha256(covered).digest(),
+        created_at=_moment(message, message.created_at, "created_at"),
+        audience=said.audience if bound else None,
+        expires_at=_moment(message, said.expires_at, "signature_metadata.expires_at") if bound else None,
+    )
+
+
+def _bind(message: Any, keys: Keys, subject: str, message_id: str) -> None:
+    """Say in the envelope, under the signature, for which subject it is and until when, and tell it from every other packet."""
+    if not subject:
+        return
+    said = message.signature_metadata
+    said.profile_version, said.algorithm, said.audience, said.key_id = PROFILE, ALGORITHM, subject, message.sender_id
+    said.message_id = hashlib.sha256(message_id.encode()).digest()[:MESSAGE_ID_BYTES]
+    said.expires_at.seconds = message.created_at.seconds + math.ceil(keys.window_s)
 
 
 def _check_meaning(message: Any) -> None:
@@ -159,11 +188,11 @@ def _check_meaning(message: Any) -> None:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
 
 
-def _time(message: Any) -> datetime:
+def _moment(message: Any, said: Any, name: str) -> datetime:
     try:
-        return _EPOCH + timedelta(seconds=message.created_at.seconds, microseconds=message.created_at.nanos // 1000)
+        return _EPOCH + timedelta(seconds=said.seconds, microseconds=said.nanos // 1000)
     except OverflowError:
-        raise _refused(message, ErrorCode.MALFORMED_PACKET, "created_at is out of range") from None
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{name} is out of range") from None
 
 
 def _read(message: Any, subject: str) -> Body:

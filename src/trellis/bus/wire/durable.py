@@ -43,14 +43,14 @@ class Place:
 
 
 class Durable:
-    """Listens to one subject in the name of a group. `hear` says whether the packet is done with."""
+    """Listens to one subject in the name of a group. `hear` is told where a stream kept the packet, and says whether it is done with."""
 
     def __init__(
         self,
         connection: NatsConnection,
         subject: str,
         group: str,
-        hear: Callable[[Msg], Awaitable[bool]],
+        hear: Callable[[Msg, Msg.Metadata | None], Awaitable[bool]],
         *,
         clock: Clock,
     ) -> None:
@@ -155,7 +155,7 @@ class Durable:
             self._ended.set()
 
     async def _work(self, message: Msg) -> None:
-        done = await self._hear(message)
+        done = await self._hear(message, message.metadata)
         try:
             deliveries = message.metadata.num_delivered
             if done:
@@ -188,7 +188,7 @@ class Durable:
 
     async def _heard(self, message: Msg) -> None:
         async def work() -> None:
-            await self._hear(message)
+            await self._hear(message, None)
 
         await self._handling.start(work)
 

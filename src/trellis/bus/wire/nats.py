@@ -5,6 +5,7 @@ A packet that cannot be taken is dropped; an alert with CAP's code for it goes t
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 
@@ -22,7 +23,7 @@ from trellis.bus.wire.cap import decode, encode
 from trellis.bus.wire.connection import INBOX, NO_RESPONDERS, Link, NatsConnection, status_of, subscribe, unsubscribe
 from trellis.bus.wire.durable import Durable
 from trellis.bus.wire.handling import CLOSE_S_MAX, Handling, handled
-from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.signing import Delivery, Keys
 from trellis.bus.wire.streams import TOO_LARGE, Streams, refusal_in
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
@@ -57,6 +58,7 @@ class NatsBus:
         self._limit = AlertLimit(clock)
         self._streams = Streams(connection, clock=clock)
         self._listening: set[Direct | Durable] = set()
+        self._listeners = itertools.count(1)
 
     @property
     def connected(self) -> bool:
@@ -75,7 +77,7 @@ class NatsBus:
     ) -> None:
         """See the port."""
         check_subject(subject)
-        data = self._encoded(body, trace_id)
+        data = self._encoded(subject, body, trace_id)
         link = self._connection.up()
         headers = {MESSAGE_ID: message_id} if message_id else None
         if kept and await self._streams.keep(link, subject):
@@ -97,7 +99,7 @@ class NatsBus:
     async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
         """See the port."""
         check_subject(subject)
-        data = self._encoded(body, trace_id)
+        data = self._encoded(subject, body, trace_id)
         link = self._connection.up()
         try:
             return await within(self._clock, timeout_s, self._asked(link, subject, data))
@@ -111,14 +113,17 @@ class NatsBus:
         check_subject(subject, patterns=True)
         if durable and group is None:
             raise BusError(detail="a durable listener needs a group: it is the group's place in the stream")
+        listener = next(self._listeners)
+
+        async def hear(message: Msg, kept: Msg.Metadata | None) -> bool:
+            return await self._heard(message, handler, self._delivery(message, listener, kept))
+
         if durable and group is not None:
-            made: Direct | Durable = Durable(
-                self._connection, subject, group, lambda message: self._heard(message, handler), clock=self._clock
-            )
+            made: Direct | Durable = Durable(self._connection, subject, group, hear, clock=self._clock)
             if self.connected:
                 await made.settled()
         else:
-            made = Direct(self._connection, subject, group or "", lambda message: self._heard(message, handler))
+            made = Direct(self._connection, subject, group or "", hear)
             await made.begin()
         self._listening.add(made)
         return made
@@ -154,9 +159,9 @@ class NatsBus:
             kind = TooLargeToKeep if refusal.code == TOO_LARGE else NotKept
             raise kind(subject=subject, detail=refusal.why)
 
-    def _encoded(self, body: Body, trace_id: str) -> bytes:
+    def _encoded(self, subject: str, body: Body, trace_id: str) -> bytes:
         packet = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
-        return encode(packet, self._keys)
+        return encode(packet, self._keys, subject=subject, message_id=self._new_id())
 
     async def _asked(self, link: Link, subject: str, data: bytes) -> Packet:
         reply, told = self._connection.expect(link)
@@ -170,7 +175,7 @@ class NatsBus:
         if _nobody(answer):
             raise NoResponders(subject=subject)
         try:
-            return decode(answer.data, self._keys)
+            return decode(answer.data, self._keys, delivery=Delivery(subject=reply, at=self._now()))
         except PacketRefused as error:
             await self._refuse(answer.subject, error)
             raise BusUnavailable(url=self.url, detail=f"the answer cannot be used: {error.detail}") from error
@@ -178,7 +183,7 @@ class NatsBus:
     async def _answer(self, reply: str, body: Body, trace_id: str) -> None:
         """An answer that is lost is asked for again, so nobody waits for it to arrive."""
         try:
-            await self._connection.send(self._connection.up(), reply, self._encoded(body, trace_id))
+            await self._connection.send(self._connection.up(), reply, self._encoded(reply, body, trace_id))
         except BusUnavailable as error:
             log.debug("answer_lost", error=str(error))
         except BusError as error:  # No bus will ever take it: that it is asked for again would not help.
@@ -186,10 +191,17 @@ class NatsBus:
 
     # -- coming in --------------------------------------------------------------------------------------------------
 
-    async def _heard(self, message: Msg, handler: Handler) -> bool:
+    def _delivery(self, message: Msg, listener: int, kept: Msg.Metadata | None) -> Delivery:
+        """What a stream kept is as old as it was when the stream took it; anybody else's word about that is worth nothing."""
+        if kept is None:
+            return Delivery(subject=message.subject, at=self._now(), listener=listener)
+        place = kept.sequence.stream
+        return Delivery(subject=message.subject, at=kept.timestamp, listener=listener, sequence=place)
+
+    async def _heard(self, message: Msg, handler: Handler, delivery: Delivery) -> bool:
         """Whether the packet is done with: handled, or of no use."""
         try:
-            packet = decode(message.data, self._keys, message.subject)
+            packet = decode(message.data, self._keys, message.subject, delivery=delivery)
         except PacketRefused as error:
             return await self._refuse(message.subject, error)
         reply = _reply_of(message)
@@ -212,7 +224,7 @@ class NatsBus:
     async def _alert(self, subject: str, error: PacketRefused, left_out: int) -> None:
         trace_id = error.trace_id or self._new_id()
         try:
-            data = self._encoded(alert_of(subject, error, left_out), trace_id)
+            data = self._encoded(ALERT, alert_of(subject, error, left_out), trace_id)
             await self._connection.send(self._connection.up(), ALERT, data)
         except BusError as failed:
             log.debug("alert_lost", error=str(failed))
@@ -222,7 +234,11 @@ class Direct:
     """A subscription to what is sent while it listens."""
 
     def __init__(
-        self, connection: NatsConnection, subject: str, group: str, hear: Callable[[Msg], Awaitable[bool]]
+        self,
+        connection: NatsConnection,
+        subject: str,
+        group: str,
+        hear: Callable[[Msg, Msg.Metadata | None], Awaitable[bool]],
     ) -> None:
         self._connection = connection
         self._subject, self._group, self._hear = subject, group, hear
@@ -260,7 +276,7 @@ class Direct:
 
     async def _start(self, message: Msg) -> None:
         async def work() -> None:
-            await self._hear(message)
+            await self._hear(message, None)
 
         await self._handling.start(work)
 

@@ -29,6 +29,8 @@ class BusOptions:
     keys_dir: Path | None = None
     """Public keys of others, `<sender id>.pem`."""
     require_signatures: bool = False
+    signature_window_s: float = 300.0
+    """How far the time in a signed packet may be from the time at which the bus took it."""
     creds_file: Path | None = None
     """A NATS credentials file, or one with the seed of a user's nkey alone."""
     ca_file: Path | None = None
@@ -52,6 +54,7 @@ async def open_bus(
         key_file=options.key_file,
         keys_dir=options.keys_dir,
         required=options.require_signatures,
+        window_s=options.signature_window_s,
     )
     connection = NatsConnection(
         NatsOptions(
