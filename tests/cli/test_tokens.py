@@ -121,3 +121,21 @@ def test_a_key_pair_goes_into_a_private_file_and_its_public_half_to_standard_out
     again = local("token", "key", "2026-03", "--out", str(private))
     assert (again.code, "cannot be written" in again.err) == (1, True)
     assert json.loads(private.read_text()) == kept
+
+
+@pytest.mark.requirement("D62")
+def test_a_token_is_bound_to_a_tenant_and_to_an_agent(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    unbound = local("token", "issue", "--role", "agent-runtime")
+    assert (unbound.code, "--agent" in unbound.err) == (2, True)
+    bound = local("token", "issue", "--role", "agent-runtime", "--agent", "archivist-violin", "--json").record
+    assert bound["agent"] == "archivist-violin"
+    ours = local("token", "issue", "--role", "submitter", "--sub", "ada", "--tenant", "acme").out.strip()
+    theirs = local("token", "issue", "--role", "submitter", "--sub", "ada", "--tenant", "globex").out.strip()
+    monkeypatch.setenv("TRELLIS_TOKEN", ours)
+    job_id = local.submit("t")
+    assert local("job", "show", job_id, "--json").record["events"][0]["actor"] == "<tenant=acme>ada"
+    monkeypatch.setenv("TRELLIS_TOKEN", theirs)
+    refused = local("job", "cancel", job_id)
+    assert (refused.code, "rule jobs.cancel" in refused.err) == (1, True)
+    monkeypatch.setenv("TRELLIS_TOKEN", ours)
+    assert local("job", "cancel", job_id).code == 0
