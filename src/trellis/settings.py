@@ -242,8 +242,8 @@ class Settings(pydantic.BaseModel):
     def token_may_go_to(self, setting: str) -> bool:
         """Whether the token may be sent to the address that this setting (`gateway`, `nlm_backend`) has.
 
-        `trellis.toml` lies in the working folder, which may be a stranger's. An address in it gets no token of the environment,
-        only one that the same file names and that lies in the same folder.
+        `trellis.toml` lies in the working folder, which may be a stranger's. An address in it gets no token of the
+        environment, only one that the same file names and that lies in the same folder.
         """
         if setting not in self._from_file or (self.token is None and self.token_file is None):
             return True
@@ -261,8 +261,9 @@ class Settings(pydantic.BaseModel):
         """Raise SettingsInvalid where the token may not go to the gateway of these settings."""
         if not self.token_may_go_to("gateway"):
             detail = (
-                f"it names the gateway {self.gateway}, and the token does not lie in that folder: a file in the working folder "
-                f"does not decide where a token goes. If you mean this gateway, set {PREFIX}GATEWAY or give --gateway"
+                f"it names the gateway {self.gateway}, and the token does not lie in that folder: a file in the "
+                "working folder does not decide where a token goes. If you mean this gateway, "
+                f"set {PREFIX}GATEWAY or give --gateway"
             )
             raise SettingsInvalid(source=str(self._file), detail=detail)
 

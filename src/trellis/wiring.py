@@ -326,7 +326,10 @@ class ComponentToken:
 
 
 def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
-    """What a component shows in this role: the configured token if it gives the role and may go there, else tokens signed here. Raises KeyUnusable."""
+    """What a component shows in this role: the configured token if it gives the role and may go there, else made ones.
+
+    Raises KeyUnusable.
+    """
     shown = settings.shown_token() if settings.token_may_go_to("nlm_backend") else None
     if shown is not None:
         with suppress(TokenRefused):  # made for something else than this gateway

@@ -9,7 +9,10 @@ import pytest
 
 from trellis.cli.output import Output, harmless
 
-HIDDEN = "\x00\x07\x1b\x7f\x85\x9b\u00ad\u061c\u200b\u200d\u200f\u202e\u2028\u2060\u2066\u3164\ufeff\ufe0f\U000e0041\U000e0100"
+HIDDEN = (
+    "\x00\x07\x1b\x7f\x85\x9b\u00ad\u061c\u200b\u200d\u200f\u202e\u2028\u2060\u2066\u3164\ufeff\ufe0f"
+    "\U000e0041\U000e0100"
+)
 
 
 class _Terminal(io.StringIO):

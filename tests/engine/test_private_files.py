@@ -36,7 +36,7 @@ def modes(top: Path) -> dict[str, int]:
 
 
 async def make_all(folder: Path) -> dict[str, int]:
-    """A ledger, the NLM backend's ledger, an object and a commit of memory, as an instance in this folder has them; their modes."""
+    """The modes of two ledgers, an object and a commit of memory, made as an instance makes them."""
     url, settings = f"sqlite:///{folder}/trellis.db", Settings.model_validate({})
     async with open_instance(settings, url) as instance:
         await instance.objects.put("agents/violin/notes/a.md", b"secret")

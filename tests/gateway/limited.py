@@ -1,6 +1,6 @@
 """A server in a process of its own that may have few files open: `python -m tests.gateway.limited LIMIT`.
 
-It prints its port and answers until its standard input ends; then it prints the exceptions that the event loop was told of.
+It prints its port and answers until its standard input ends; then it prints the errors that the event loop was told of.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Connections: which one gives way when there are too many, and that strangers use up no descriptors and fill no log."""
+"""Connections: which one gives way when there are too many; strangers use up no descriptors and fill no log."""
 
 import asyncio
 import contextlib
@@ -254,7 +254,7 @@ def test_more_idle_connections_than_descriptors_keep_nobody_out():
 async def test_when_descriptors_run_out_all_the_same_the_one_in_reserve_turns_clients_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Somebody else in this process took all of them: who comes is closed at once, or accepted later, and the log has one line."""
+    """Somebody else took them all: who comes is closed at once, or accepted later, and the log has one line."""
     accept, failures = socket.socket.accept, iter(range(1))
 
     def failing(self: socket.socket) -> Any:
@@ -281,7 +281,7 @@ HEAD = (
 @pytest.mark.prove
 @pytest.mark.requirement("D25")
 def test_an_owner_is_answered_among_stalled_bodies_and_idle_connections(tmp_path: Path):
-    """A whole gateway that may have 1,024 files open, 135 bodies that stall one byte short, and 2,000 idle connections."""
+    """A whole gateway that may have 1,024 files open, 135 bodies that stall one byte short, 2,000 idle connections."""
     program = f"ulimit -n 1024; exec {sys.executable} -m trellis up --roles gateway --port 0"
     log = tmp_path / "up.log"
     with log.open("w") as out, subprocess.Popen(["sh", "-c", program], cwd=tmp_path, stdout=out, stderr=out) as process:
@@ -295,8 +295,8 @@ def test_an_owner_is_answered_among_stalled_bodies_and_idle_connections(tmp_path
             stalled = f"{HEAD}webhook-timestamp: {int(time.time())}\r\n\r\n".encode() + b"x" * 59_999
             body = b'{"type": "a", "payload": "' + b"x" * 5_000 + b'"}'
             head = (
-                f"POST /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {issued.stdout.strip()}\r\nConnection: close\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                f"POST /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {issued.stdout.strip()}\r\n"
+                f"Connection: close\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             )
             with many(port, 135, stalled), many(port, 2_000):
                 for _ in range(10):

@@ -65,7 +65,10 @@ class Cli:
 
     @property
     def gateway_url(self) -> str | None:
-        """The gateway meant: `--gateway`, else the settings' unless a ledger is named; raises OptionInvalid, SettingsInvalid."""
+        """The gateway meant: `--gateway`, else the settings' unless a ledger is named.
+
+        Raises OptionInvalid, SettingsInvalid.
+        """
         named = self.ledger is not None or self.data is not None
         if self.gateway is not None and named:
             raise OptionInvalid(option="--gateway", value=self.gateway, expected="give it or a ledger, not both")

@@ -34,11 +34,15 @@ _WORDS = {"state": "status"}
 YIELD_ROOM = 8
 """What a column that gives way is left at least."""
 _UNSEEN = re.compile(
-    "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f]|\\r(?!\\n)"  # control characters; a return alone writes over its line
-    "|[\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\u2028\\u2029\\ufff9-\\ufffb]"  # the direction and the order of writing
-    "|[\\u00ad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200d\\u2060-\\u2065\\u206a-\\u206f\\u2800\\u3164"
-    "\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufff8\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e0fff]"
-    "|[\\ud800-\\udfff]"  # half of a pair
+    # Control characters; a return alone writes over its line.
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)"
+    # The direction and the order of writing.
+    r"|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029\ufff9-\ufffb]"
+    # What is shown as nothing.
+    r"|[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f\u2800\u3164]"
+    r"|[\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    # Half of a pair.
+    r"|[\ud800-\udfff]"
 )
 """What commands a terminal, and what nobody sees: Unicode's controls, and the code points that are shown as nothing."""
 UNLIMITED_WIDTH = 10_000
@@ -96,7 +100,7 @@ class Output:
         sys.stdout.flush()
 
     def content(self, job_id: str, name: str, body: bytes) -> None:
-        """The bytes as they are for a file or a pipe, made harmless for a terminal; with --json in a record, under this name."""
+        """The bytes as they are for a file or a pipe, harmless on a terminal; with --json in a record, by this name."""
         if not self.as_json:
             if self.console.is_terminal:
                 self.line(body.decode("utf-8", "replace"))
@@ -193,7 +197,7 @@ def _text(cell: str | Text) -> Text:
 
 
 def harmless(text: str) -> str:
-    """With whatever would command a terminal, or would not be seen, written out: errors, ids and proposals may be a stranger's words."""
+    """With whatever would command a terminal, or would not be seen, written out: the words may be a stranger's."""
     return _UNSEEN.sub(lambda found: _written_out(ord(found[0])), text)
 
 

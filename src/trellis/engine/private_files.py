@@ -1,7 +1,7 @@
 """Files that are nobody else's: what this process makes, and the secrets that it is given.
 
-What is made in a store follows the mode of the store's top folder, as in PostgreSQL's data folder: its group may do what that mode
-gives a group, and others nothing. A new top folder is its owner's alone; `chmod` and `chgrp` share it.
+What is made in a store follows the mode of the store's top folder, as in PostgreSQL's data folder: its group may do
+what that mode gives a group, and others nothing. A new top folder is its owner's alone; `chmod` and `chgrp` share it.
 """
 
 import os
@@ -27,7 +27,7 @@ def folder_mode(top: int) -> int:
 
 
 def share(descriptor: int, mode: int) -> None:
-    """Give a new file or folder exactly this mode where a group shares it: the process's umask may have taken from it."""
+    """Give a new file or folder exactly this mode where a group shares it: the umask may have taken from it."""
     if mode & _GROUP:
         os.fchmod(descriptor, mode)
 
@@ -44,7 +44,7 @@ def open_beside(path: Path, beside: Path, flags: int) -> int:
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether users beyond owner and group can get at what is there: by its mode, and through the folder that it is in."""
+    """Whether users beyond owner and group can get at what is there: by its mode, and through its folder."""
     try:
         return bool(path.stat().st_mode & 0o007 and path.absolute().parent.stat().st_mode & 0o001)
     except OSError:
@@ -52,7 +52,10 @@ def is_open_to_others(path: Path) -> bool:
 
 
 def make_private(path: Path) -> None:
-    """Make an empty file that its owner alone can read, unless there is one; what makes that impossible is left to whoever opens it."""
+    """Make an empty file that its owner alone can read, unless there is one.
+
+    An error is left to whoever opens the file, and knows how to say it.
+    """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
     except OSError:

@@ -2,8 +2,8 @@
 
 What holds:
 - the signature is the credential, and nothing of the body is believed before it fits: it makes the sender the NLM backend, for this
-  job. What the headers alone refuse, or the lack of a secret, is refused before any of the body has come. Until then the body
-  counts against the small bounds for senders that are not authenticated (`web.bodies`);
+  job. What the headers alone refuse, or the lack of a secret, is refused before any of the body has come. Until the
+  signature fits the body has the small bounds of senders that are not authenticated (`web.bodies`);
 - one effect for each id, over all replicas and for good: the callback is an object that can be made only once. The same one again
   gets the same answer; another body under its id is refused;
 - only the attempt that is waiting for it is answered: another epoch has lost its lease, another state expects nothing;

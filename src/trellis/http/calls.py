@@ -39,6 +39,7 @@ RETRY_DEFAULT = RetryPolicy(base_s=0.1, max_s=5.0)
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 PROBLEM_BYTES_MAX = 64 * 1024
 KEY_CHARS_MAX = 200
+ALLOW_PLAIN_HTTP = "TRELLIS_GATEWAY_PLAIN_HTTP=1, or CallOptions(plain_http=True),"
 TRY_AGAIN = frozenset({429, 502, 503, 504})
 _UNAVAILABLE = frozenset({502, 503, 504})
 
@@ -213,7 +214,7 @@ class Calls:
         token = self._token()
         if token is not None:
             if is_readable_on_the_way(self.url) and not self.options.plain_http:
-                raise TokenUnprotected(url=self.url)
+                raise TokenUnprotected(url=self.url, allow=ALLOW_PLAIN_HTTP)
             headers["Authorization"] = f"Bearer {_sendable(token)}"
         if ask.body is not None:
             headers["Content-Type"] = "application/json"

@@ -55,7 +55,7 @@ class GatewayUrlInvalid(GatewayError, InputError):
 
 
 class TokenUnprotected(GatewayError, InputError):
-    """The token would go unencrypted to {url}. Use https://, or allow it where the network is yours: TRELLIS_GATEWAY_PLAIN_HTTP=1, or CallOptions(plain_http=True)."""
+    """The token would go unencrypted to {url}. Use https://; where the network is yours, {allow} allows it."""
 
     code = "VALIDATION_FAILED"
 

@@ -1,4 +1,4 @@
-"""What applying a proposal would change now, as a unified diff: the current target against the proposed one. Nothing is written."""
+"""What applying a proposal would change now: a unified diff of the current target against the proposed one."""
 
 import asyncio
 import difflib
@@ -18,7 +18,10 @@ ENDED = frozenset({"applied", "rejected", "expired"})
 async def diff_of(
     document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository, now: datetime
 ) -> str | None:
-    """The difference; None for what changes no text or will not be applied any more. Raises TargetRefused, UpdatesRefused."""
+    """The difference; None for what changes no text or will not be applied any more.
+
+    Raises TargetRefused, UpdatesRefused.
+    """
     content = document["content"]
     if document["status"] in ENDED or not ({"change", "updates"} & content.keys()):
         return None

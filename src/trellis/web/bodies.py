@@ -2,7 +2,8 @@
 
 What two readers could understand differently is refused before anybody reads it; and who may not, has nothing of it read at all.
 A large body is read beside the event loop, and all bodies together have a bound too: no request makes others wait.
-A body that is read before its sender is authenticated, as a signed one is, has small bounds of its own: strangers take nothing of the others'.
+A body that is read before its sender is authenticated, as a signed one is, has small bounds of its own: strangers take
+nothing of what the others may have.
 """
 
 import asyncio
@@ -100,7 +101,10 @@ class BodiesUnderWay:
 
 
 class StrictRequest(Request):
-    """A request whose body is bounded and whose JSON means one thing only. `authenticated`: its sender is, before the body is read."""
+    """A request whose body is bounded and whose JSON means one thing only.
+
+    `authenticated` says that its sender is known before anything of the body is read.
+    """
 
     def __init__(self, request: Request, bytes_max: int, body_s: float = BODY_S, *, authenticated: bool) -> None:
         super().__init__(request.scope, request.receive)

@@ -2,10 +2,11 @@
 
 What holds:
 - a share of the descriptors that the system allows stays free for the ledger, files and outgoing calls;
-- where no connection more may be open, the one that has waited longest for its client is closed: one that lingers after its answer,
-  is idle, sends its headers slowly, or does not read. Only where every connection has a request under way is the new one refused;
-- neither takes more than one step: nothing lingers beyond the limit, and accepting never fails in a loop. If descriptors run
-  out all the same, one that is kept in reserve is given up for as long as it takes to close the new connection.
+- where no connection more may be open, the one that has waited longest for its client is closed: one that lingers after
+  its answer, is idle, sends its headers slowly, or does not read. Only where every connection has a request under way
+  is the new one refused;
+- neither takes more than one step: nothing lingers beyond the limit, and accepting never fails in a loop. If
+  descriptors run out all the same, one that is kept in reserve is given up for as long as it takes to close the new connection.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ class Connection(Protocol):
 
 
 def descriptor_limit(wanted: int) -> int:
-    """How many descriptors this process may have open, after raising the soft limit to `wanted` where the hard one allows it."""
+    """How many files this process may open, after raising the soft limit to `wanted` where that is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -85,7 +86,7 @@ class Connections:
         self._waiting.pop(connection, None)  # type: ignore[call-overload] - one that never waited is not there
 
     def wait(self, connection: Connection, *, first: bool = False) -> None:
-        """It waits for its client, and gives way after those that have waited longer; `first` puts it before all others."""
+        """It waits for its client, and gives way after those that have waited longer, or with `first` before them."""
         if connection in self._open:
             self._waiting[connection] = None
             self._waiting.move_to_end(connection, last=not first)
@@ -97,8 +98,9 @@ class Connections:
     def make_room(self, descriptor: int) -> bool:
         """Whether a new connection with this descriptor may stay, now that another has given way if one had to.
 
-        The system gives out the lowest free descriptor, so a high one says that all below are in use, whoever uses them. Until those
-        with high ones are closed every new connection takes the place of another, also with a low one that became free.
+        The system gives out the lowest free descriptor, so a high one says that all below are in use, by whomever.
+        Until those with high ones are closed every new connection takes the place of another, also with a low one that
+        became free.
         """
         if len(self._open) < self._max and descriptor < self._descriptor_max and not self._beyond:
             return True
@@ -225,7 +227,7 @@ class Acceptor:
         accepted.close()
 
     def _failed(self, error: OSError) -> None:
-        """No descriptor is left, or no memory. Connections that wait give theirs back; else the client that comes is closed."""
+        """No descriptor is left, or no memory: connections that wait give way, else the new client is closed."""
         code = errno.errorcode.get(error.errno or 0, "UNKNOWN")
         self._log.warning("accept_failed", code=code, error=error.strerror)
         if self._connections.give_back(ACCEPTS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Keeps strangers from filling the log: of many like events the first is logged at once, the others as one count a minute."""
+"""Keeps strangers from filling the log: the first of many like events is logged at once, the others as one count."""
 
 from collections.abc import Callable
 from typing import Any

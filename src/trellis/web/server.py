@@ -2,8 +2,8 @@
 
 What holds:
 - an address that others can reach is served only with a key that the operator configured;
-- a connection has a bound on the bytes and the time of its requests' heads and on how long its client may leave an answer unread;
-  `connections` bounds how many are open;
+- a connection has a bound on the bytes and the time of its requests' heads and on how long its client may leave an
+  answer unread; `connections` bounds how many are open;
 - headers that come after a body (trailers) are dropped: none of them is a credential;
 - requests that cannot be read are logged once, and then counted;
 - the process's own signals stay its own. Once `stop` is set nobody new is let in, streams are ended, and requests under way are
@@ -324,7 +324,7 @@ class _Bounded(HttpToolsProtocol):
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of the head; what comes after the body is dropped, because the request has been judged without it."""
+        """A header of the head. What comes after the body is dropped: the request has been judged without it."""
         if self._in_head:
             super().on_header(name, value)
 
