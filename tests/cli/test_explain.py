@@ -107,8 +107,11 @@ def test_a_worker_that_drained_does_not_count():
 
 def test_a_suspect_is_said_to_run_alone():
     alone = worker(info=b'{"types": ["mail.send"], "alone": "j-9"}')
-    assert "held by w-1, where it runs alone." in story(held(deaths=1))
-    assert "ready: a worker may take it now and will run it alone." in story(job(deaths=1), workers=(worker(),))
+    assert "held by w-1, where it runs alone." in story(held(deaths=2))
+    assert "ready: a worker may take it now and will run it alone." in story(job(deaths=2), workers=(worker(),))
+    once = story(job(deaths=1), workers=(worker(),))
+    assert "1 worker died while running it." in once
+    assert "alone" not in once
     assert "w-1 takes nothing more until job j-9 has ended" in story(job(), workers=(alone,))
 
 

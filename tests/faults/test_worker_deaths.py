@@ -176,10 +176,7 @@ async def test_two_hundred_kills_over_ten_thousand_jobs(
 async def test_a_dead_workers_jobs_are_claimed_again_within_the_recovery_time(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):
-    """Idle workers stand by, so that the time is the engine's own: from the kill to the next claim.
-
-    One job each, because a job whose worker died runs alone in the next one.
-    """
+    """Idle workers stand by, so that the time is the engine's own: from the kill to the next claim."""
     go, terms = tmp_path / "go", {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S, "concurrency": 1, "prefetch": 0}
     with Fleet(nursery, ledger_url, tmp_path, terms) as fleet:
         fleet.start(6)
@@ -217,7 +214,7 @@ async def test_a_payload_that_kills_its_worker_twice_is_dead_lettered_and_its_ne
 ):
     with Fleet(nursery, ledger_url, tmp_path, {"lease_s": 1.0, "heartbeat_s": 0.3, "sweep_s": 0.1}) as fleet:
         jobs = await submit_work(ledger, [Work(hold_s=0.05)] * 12, "neighbour")
-        await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("poison"), type=POISON, max_attempts=100)])
+        await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("poison"), type=POISON, max_attempts=100, max_deaths=2)])
         fleet.start(1)
         async with sweeping(ledger):
             for _ in range(2):
@@ -231,6 +228,97 @@ async def test_a_payload_that_kills_its_worker_twice_is_dead_lettered_and_its_ne
     assert "2 times" in letter.last_error
     assert fates == {"succeeded": 12, "dead_lettered": 1}
     assert len({line.pid for line in fleet.lines() if line.job == "poison"}) == 2
+
+
+@pytest.mark.prove
+@pytest.mark.requirement("D33", "DJ-18")
+async def test_one_of_three_workers_dies_with_forty_long_jobs_and_the_others_go_on(
+    ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
+):
+    terms = {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S, "concurrency": 64, "prefetch": 0}
+    with Fleet(nursery, ledger_url, tmp_path, terms) as fleet:
+        (victim,) = fleet.start(1)
+        jobs = await submit_work(ledger, [Work(hold_s=10.0)] * 40, "long")
+        await until(lambda: len(fleet.open_jobs(victim.pid)) == 40, "one worker runs all of them")
+        fleet.start(2)
+        warm = await submit_work(ledger, [Work()] * 20, "warm")
+        await wait_ended(ledger, warm, fleet)
+        await fleet.kill(victim)
+        killed_at = time.monotonic()
+        waits: list[float] = []
+        while time.monotonic() < killed_at + RECOVERY_S + 4:
+            submitted_at = time.monotonic()
+            (unrelated,) = await submit_work(ledger, [Work()], f"unrelated-{len(waits)}")
+            (began,) = await until(
+                lambda: [line for line in fleet.lines() if line.job == unrelated and line.op == "began"],  # noqa: B023
+                "an unrelated job has begun",
+            )
+            waits.append(began.at - submitted_at)
+            await asyncio.sleep(0.1)
+        again = [line.at - killed_at for line in fleet.lines() if line.job in set(jobs) and line.at > killed_at]
+        await wait_ended(ledger, jobs, fleet)
+        fates = await check(ledger, fleet, [*jobs, *warm])
+    figures(
+        unrelated=len(waits), slowest_s=round(max(waits), 2), first_s=round(min(again), 2), last_s=round(max(again), 2)
+    )
+    assert set(fates) == {"succeeded"}
+    assert max(waits) <= 1.0 + noise_s(pace)
+    assert len(again) == 40, "all of them run again, and all at once"
+    assert max(again) <= RECOVERY_S + noise_s(pace)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+@pytest.mark.requirement("DJ-18", "D47")
+async def test_poison_in_a_fleet_kills_as_often_as_declared_and_takes_no_neighbour_with_it(
+    ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures
+):
+    terms = {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S, "concurrency": 8}
+    with Fleet(nursery, ledger_url, tmp_path, terms) as fleet:
+        pills = [JobId(f"poison-{n}") for n in range(3)]
+        jobs = await submit_work(ledger, [Work(hold_s=0.5)] * 60, "neighbour")
+        await ledger.submit(SUBMITTER, [NewJob(job_id=pill, type=POISON, max_attempts=100) for pill in pills])
+        fleet.start(3)
+        async with sweeping(ledger):
+            end = time.monotonic() + 120
+            for job_id in (*jobs, *pills):
+                while (await ledger.job(job_id)).place != "ended":  # type: ignore[union-attr]
+                    assert time.monotonic() < end, f"{job_id} has not ended"
+                    for worker in [one for one in fleet.alive if not one.is_alive]:
+                        fleet.alive.remove(worker)
+                        fleet.start(1)
+                    await asyncio.sleep(0.05)
+        letters = {letter.job_id: letter for letter in await ledger.dead_letters(JobFilter(), limit=10)}
+        fates = await check(ledger, fleet, jobs)
+    assert fates == {"succeeded": 60, "dead_lettered": 3}
+    assert set(letters) == set(pills)
+    assert {letter.reason_code for letter in letters.values()} == {ReasonCode.INFRASTRUCTURE_FAILURE}
+    assert {letter.last_error for letter in letters.values()} == {"its worker died 3 times while running this job"}
+    figures(workers_killed=len(fleet.logs) - len(fleet.alive), declared=3 * len(pills))
+
+
+@pytest.mark.prove
+@pytest.mark.requirement("DJ-7", "D2")
+async def test_handlers_of_a_worker_that_was_stopped_are_told_as_soon_as_it_wakes(
+    ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures
+):
+    go = tmp_path / "go"
+    with Fleet(nursery, ledger_url, tmp_path, {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S}) as fleet:
+        (sleeper,) = fleet.start(1, sweep_s=None)
+        jobs = await submit_work(ledger, [Work(until=str(go), looks=True)] * 4, "long")
+        await until(lambda: len(fleet.open_jobs(sleeper.pid)) == 4, "all jobs have begun")
+        sleeper.send(signal.SIGSTOP)
+        fleet.start(1)
+        await until(lambda: len(fleet.lines()) == 8, "another worker has all of them")
+        sleeper.send(signal.SIGCONT)
+        woke_at = time.monotonic()
+        told = await until(lambda: [x for x in fleet.lines() if x.op == "told"] or None, "the handlers are told")
+        go.touch()
+        await wait_ended(ledger, jobs, fleet)
+        fates = await check(ledger, fleet, jobs)
+    assert fates == {"succeeded": 4}
+    assert {line.pid for line in told} == {sleeper.pid}
+    figures(told_after_s=round(max(line.at for line in told) - woke_at, 3))
 
 
 @pytest.mark.requirement("D2", "DJ-3")

@@ -52,6 +52,8 @@ class Work:
     until: str | None = None
     checkpoint: bool = False
     journal: bool = False
+    looks: bool = False
+    """It stops when it is told to, and leaves a trace of that."""
 
 
 class Trace:
@@ -63,6 +65,15 @@ class Trace:
         os.write(self._fd, json.dumps({**line, **more}).encode() + b"\n")
 
 
+async def told_before(work: Work, ctx: Context) -> bool:
+    """Wait for the file, if any; True when the handler looks and is told to stop before it is there."""
+    while work.until and not os.path.exists(work.until):  # noqa: ASYNC240, PTH110 - another process makes it
+        if work.looks and ctx.cancelled:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
 def make_app(orders: Orders, trace: Trace) -> App:
     app = App(testing=True)
     terms = {"lease_s": orders.lease_s, "heartbeat_s": orders.heartbeat_s, "max_attempts": 100}
@@ -72,8 +83,9 @@ def make_app(orders: Orders, trace: Trace) -> App:
         trace.write("began", ctx)
         if work.hold_s:
             await asyncio.sleep(work.hold_s)
-        while work.until and not os.path.exists(work.until):  # noqa: ASYNC110, ASYNC240, PTH110 - another process makes it
-            await asyncio.sleep(0.02)
+        if await told_before(work, ctx):
+            trace.write("told", ctx)
+            return "told to stop"
         if work.journal:
             await ctx.journal("charge", partial(charge, ctx))
         if work.checkpoint:

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from trellis.engine.deaths import runs_alone
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.lifecycles import LIFECYCLES, Opens, Phase, Role, Trigger
+from trellis.lifecycles.leased_job import LEASED_JOB
 
 BEGUN_BY_TIMER = frozenset(
     one.name
@@ -64,6 +66,12 @@ class Job:
     compensates: JobId | None = None
     payload: bytes | None = None
     progress: bytes | None = None
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it has its worker to itself, as far as a reader can tell: `max_deaths` of 2 brings that one death earlier."""
+        spent = {"attempt": self.attempt, "max_attempts": self.max_attempts}
+        return self.lifecycle == LEASED_JOB.name and runs_alone(deaths=self.deaths, max_deaths=0, **spent)
 
     @property
     def attempts_spent(self) -> int:

@@ -196,7 +196,7 @@ def _place(job: Job, last: Event | None, around: Surroundings) -> str:
         case Place.PARKED:
             return f"parked behind its concurrency key {job.concurrency_key!r}"
         case Place.HELD:
-            return f"held by {job.owner}" + (", where it runs alone" if job.deaths else "")
+            return f"held by {job.owner}" + (", where it runs alone" if job.runs_alone else "")
         case Place.ENDED:
             return f"ended {_ago(job.updated_at, around.now)}"
 
@@ -208,7 +208,7 @@ def _readiness(job: Job, around: Surroundings) -> str:
         return f"ready: the {taker} may take it now"
     if not _serving(job, around):
         return "waiting for a worker: none that serves its type is alive"
-    return "ready: a worker may take it now" + (" and will run it alone" if job.deaths else "")
+    return "ready: a worker may take it now" + (" and will run it alone" if job.runs_alone else "")
 
 
 def _rest(job: Job, last: Event | None, now: datetime) -> str:
@@ -302,7 +302,8 @@ def _why(job: Job, state: State, last: Event | None, around: Surroundings) -> It
     if job.cancel_requested:
         yield "Somebody asked it to stop: its holder learns that with the next heartbeat."
     if job.deaths and state.phase is not Phase.ENDED:
-        yield f"{counted(job.deaths, 'worker')} died while running it, so it runs alone: its worker does nothing else meanwhile."
+        alone = ", so it runs alone: its worker does nothing else meanwhile" if job.runs_alone else ""
+        yield f"{counted(job.deaths, 'worker')} died while running it{alone}."
 
 
 def _last_step(event: Event, now: datetime) -> str:

@@ -40,8 +40,9 @@ SETTLE_S_DEFAULT = 5.0
 class OnLeaseDoubt(StrEnum):
     """What a handler does whose lease may be over by this worker's clock, because the ledger does not answer.
 
-    `continue` is right for most: the ledger forgives an outage, and the epoch refuses whatever comes too late. `stop`
-    cancels the handler; choose it where two overlapping executions would be worse than one interrupted.
+    `continue` is right for most: the ledger forgives an outage, and the epoch refuses whatever comes too late. The handler
+    goes on until it looks at `ctx.cancelled`. `stop` cancels it from outside; choose that where two overlapping executions
+    would be worse than one interrupted, and the handler does not look.
     """
 
     CONTINUE = "continue"
@@ -65,7 +66,9 @@ class JobOptions:
     dlq_on_fail: bool = False
     """Whether a failed job leaves a dead letter as well."""
     max_deaths: int = DEATHS_DEFAULT
-    """Workers that may die while running one job before it is dead-lettered; 0 never does that."""
+    """Workers that may die while running one job before it is dead-lettered; 0 never does that, 1 does it whoever killed the
+    worker. From 2 on the last one finds the job alone in its worker; with 2 it runs alone after its first already.
+    """
     deadline_s: float | None = None
     """From submit to the latest end of a job of this type."""
     timeout_s: float | None = None
