@@ -52,7 +52,7 @@ class ProjectorOptions:
     batch: int = 500
     lease_s: float = 5.0
     poll_s: float = 0.05
-    """How soon it looks again when there was nothing."""
+    """How soon it looks again at the earliest when there was nothing."""
     segment_s: float = 10.0
     """How long a record waits for others to share its segment."""
     alone: frozenset[str] = frozenset()
@@ -292,11 +292,13 @@ class Projector:
     clock: Clock
     options: ProjectorOptions = field(default_factory=ProjectorOptions)
     name: str = "projector"
+    waits_for_events = True
     _following: Following | None = None
     _recorder: Recorder = field(init=False)
     _read_up_to: str | None = None
     _remembered: str | None = None
     _waiting_since: float | None = None
+    _kept_at: float = 0.0
 
     async def run_once(self) -> Projected:
         """One page. What the store does not take now is tried again from the same place."""
@@ -308,7 +310,7 @@ class Projector:
         page = await self.ledger.feed(self._read_up_to, limit=self.options.batch)
         try:
             written = await self._recorder.take(page.events, self._renewing(following))
-            self._read_up_to = page.position if page.events else self._read_up_to
+            self._read_up_to = page.position
             if self._segments_are_due():
                 written += await self._write_segments()
             await self._remember(following)
@@ -349,7 +351,7 @@ class Projector:
         if following.position is None:
             await self.ledger.followed(following, place.to_text(), lease_s=self.options.lease_s)
         self._recorder = Recorder(self.ledger, self.publisher, place.alone)
-        self._following, self._waiting_since = following, None
+        self._following, self._waiting_since, self._kept_at = following, None, self.clock.monotonic()
         self._read_up_to = self._remembered = place.position
         return following
 
@@ -368,11 +370,13 @@ class Projector:
     async def _keep(self, following: Following, place: str | None) -> None:
         if not await self.ledger.followed(following, place, lease_s=self.options.lease_s):
             raise _TakenOver
+        self._kept_at = self.clock.monotonic()
 
     async def _remember(self, following: Following) -> None:
-        """The place, when it is another and nothing before it waits; else only that somebody is here."""
+        """The place, when it is another and nothing before it waits; else only now and then that somebody is here."""
         if self._read_up_to == self._remembered or not self._recorder.segments.settled:
-            await self._keep(following, None)
+            if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
+                await self._keep(following, None)
             return
         await self._keep(following, Place(self._read_up_to, self.options.alone).to_text())
         self._remembered, self._recorder.alone = self._read_up_to, self.options.alone

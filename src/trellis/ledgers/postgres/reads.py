@@ -254,13 +254,14 @@ class Reads:
         return [rows.event(row) for row in found]
 
     async def feed(self, position: str | None, *, limit: int, lifecycle: str | None = None) -> FeedPage:
-        await self.fetch("select sequence_feed()")
         after = _position(position)
         code = lifecycle_named(lifecycle).code if lifecycle else None
         events: list[Event] = []
         positions: list[str] = []
         while len(events) < limit:
-            batches = await self.fetch(Read.feed_batches, after[0], FEED_BATCHES)
+            # A place that was read to its end is not read again.
+            read_to_end = after[1] == ID_MAX
+            batches = await self.fetch(Read.feed_batches, after[0] + read_to_end, FEED_BATCHES)
             if not batches:
                 break
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
