@@ -56,8 +56,8 @@ class Service(Protocol[ReportT]):
 class Hinted(Protocol):
     """A service that has nothing to do before its ledger has new events.
 
-    Its pause is the shortest time between two passes. After it, it waits for a hint of new events; without one it looks
-    again `POLL_S_IDLE` after its last pass.
+    Its pause is the shortest time between two passes. After it, it waits for a hint of new events, but no longer than
+    `POLL_S_IDLE` in all.
     """
 
     waits_for_events: bool
@@ -96,8 +96,9 @@ async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: a
             pause = backoff_s(failures, rng.random())
         elif hinted is not None and 0 < pause < POLL_S_IDLE:
             began = clock.monotonic()
-            hint = hinted.ledger.wait_for_events(mark, POLL_S_IDLE)
-            await sleep_or_stop(clock, stop, POLL_S_IDLE, sooner=hint)
+            # To the next whole second: all that is idle in a process looks at the same time, and the process wakes once.
+            idle = POLL_S_IDLE - began % POLL_S_IDLE
+            await sleep_or_stop(clock, stop, idle, sooner=hinted.ledger.wait_for_events(mark, idle))
             pause -= clock.monotonic() - began
         await sleep_or_stop(clock, stop, pause)
 

@@ -136,7 +136,7 @@ class HealthOptions:
 
     batch: int = 100
     lease_s: float = 15.0
-    poll_s: float = 1.0
+    poll_s: float = 0.5
     keep_every: int = 5
     """After so many passes that found nothing it says that somebody is here."""
 
@@ -161,6 +161,7 @@ class AgentHealth:
     publisher: Publisher
     options: HealthOptions = field(default_factory=HealthOptions)
     name: str = "agent-health"
+    waits_for_events = True
     _following: Following | None = None
     _quiet_passes: int = 0
 

@@ -45,7 +45,7 @@ class Transaction:
     woke: bool = False
     """Something became claimable: whoever waits for work is told after the commit."""
     appended: bool = False
-    """There are new events: whoever waits for events is told after the commit."""
+    """There are new events: whoever waits for those, or for work, is told after the commit."""
 
 
 Work = Callable[[Transaction], Any]
@@ -216,7 +216,7 @@ class Lane:
             return
         if transaction.woke:
             self._on_wake()
-        if transaction.appended:
+        if transaction.appended or transaction.woke:
             self._on_events()
 
     def _one(self, call: _Call, transaction: Transaction, *, alone: bool) -> None:

@@ -130,11 +130,11 @@ class SqliteLedger:
         )
 
     async def close(self) -> None:
-        if self._watch is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._watch.close)
         await self._writer.close()
         if self._reader is not self._writer:
             await self._reader.close()
+        if self._watch is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._watch.close)
 
     # --- write ---------------------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class SqliteLedger:
         return await self._reader.run(lambda tx: reads.feed(tx, position, limit=limit, lifecycle=lifecycle))
 
     async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
-        return await self._reader.run(lambda tx: recorded.recorded(tx, events))
+        return await self._reader.run(lambda tx: recorded.recorded(tx, events)) if events else []
 
     async def feed_end(self) -> str:
         return await self._reader.run(reads.feed_end)

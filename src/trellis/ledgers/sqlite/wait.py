@@ -21,7 +21,7 @@ FIRST_POLL_S = 0.002
 """After the log was written: the commit can be seen as soon as its frames are on the disk."""
 WRITING_S = 0.1
 """How long after a write to the log a commit is expected."""
-UNTOLD_POLL_S = 0.25
+UNTOLD_POLL_S = 0.5
 """Between looks while the log is not written: some file systems do not tell of what another machine writes."""
 
 
