@@ -26,7 +26,7 @@ JOBS = 250_000
 """Each left four events."""
 EMPTY_PLACES = 20_000
 """Older versions opened one with every sweep."""
-WARM_S = 10.0
+WARM_S = 8.0
 MEASURED_S = 10.0
 STATEMENTS_PER_S_MAX = 5.0
 CORE_SHARE_MAX = 0.01
@@ -39,7 +39,7 @@ app = App()
 async def double(ctx: Context, number: int) -> int:
     return 2 * number
 """
-ROLES = ("projector", "orchestrator", "scheduler", "reconciler", "sweeper", "agent-health", "apply-engine")
+ROLES = ("projector", "orchestrator", "reconciler", "scheduler", "sweeper")
 
 
 @contextmanager
@@ -105,6 +105,7 @@ async def all_was_read(url: str) -> None:
 
 @pytest.mark.prove
 @pytest.mark.serial
+@pytest.mark.timeout(1_200)
 @pytest.mark.requirement("D32", "D33")
 def test_no_role_of_an_idle_fleet_asks_more_than_five_times_a_second(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
