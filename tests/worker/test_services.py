@@ -9,6 +9,7 @@ import pytest
 from tests.worker.conftest import Stand
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
 from trellis.engine.records import RetentionOptions, SweepOptions, SweepReport, WorkerSeen
 from trellis.engine.service import Presence, Retention, Sweeper, backoff_s, serve
 from trellis.lifecycles import Role
@@ -74,6 +75,51 @@ async def test_a_service_outlives_bad_passes_and_backs_off():
     await asyncio.wait_for(serving, 60)
 
 
+@dataclass
+class Following(Counting):
+    """A service that waits for events."""
+
+    ledger: Ledger = field(kw_only=True)
+    waits_for_events: bool = True
+
+    def pause_s(self, report: int) -> float:
+        return 0.25
+
+
+@pytest.mark.requirement("D32")
+async def test_a_service_that_waits_for_events_looks_once_a_second(stand: Stand):
+    clock, stop = FakeClock(0.0), asyncio.Event()
+    service = Following(clock, ledger=stand.ledger)
+    serving = asyncio.ensure_future(serve(service, clock, random.Random(1), stop))
+    for _ in range(40):
+        await turns_of_the_loop()
+        clock.advance(0.25)
+    await turns_of_the_loop()
+    assert service.passes == [float(second) for second in range(11)]
+    stop.set()
+    await asyncio.wait_for(serving, 60)
+
+
+@pytest.mark.requirement("D32")
+async def test_an_event_wakes_it_after_its_pause(stand: Stand):
+    clock, stop = FakeClock(0.0), asyncio.Event()
+    service = Following(clock, ledger=stand.ledger)
+    serving = asyncio.ensure_future(serve(service, clock, random.Random(1), stop))
+    await turns_of_the_loop()
+    await stand.submit("t")
+    await turns_of_the_loop()
+    assert service.passes == [0.0], "no sooner than its pause"
+    clock.advance(0.25)
+    await turns_of_the_loop()
+    assert service.passes == [0.0, 0.25]
+    clock.advance(0.5)
+    await stand.submit("t")
+    await turns_of_the_loop()
+    assert service.passes == [0.0, 0.25, 0.75], "at once when the pause is over"
+    stop.set()
+    await asyncio.wait_for(serving, 60)
+
+
 def test_the_backoff_doubles_up_to_its_bound():
     assert [backoff_s(n, 1.0) for n in (1, 2, 3, 10, 1000)] == [0.1, 0.2, 0.4, 5.0, 5.0]
     assert backoff_s(1, 0.0) == 0.05
@@ -95,6 +141,8 @@ async def test_the_elected_sweeper_comes_back_when_the_next_lease_ends_not_an_in
 
 @pytest.mark.requirement("D33")
 async def test_of_two_sweepers_one_is_elected(stand: Stand):
+    await stand.submit("t")
+    await stand.claim("t")
     one, other = (Sweeper(ledger=stand.ledger, actor=SWEEPING) for _ in range(2))
     reports = [await one.run_once(), await other.run_once()]
     assert [report.elected for report in reports] == [True, False]

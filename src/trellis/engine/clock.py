@@ -34,17 +34,21 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> 
     raise TimeoutError
 
 
-async def sleep_or_stop(clock: Clock, stop: asyncio.Event, seconds: float) -> bool:
-    """Sleep, but no longer than until `stop` is set; True when it is."""
+async def sleep_or_stop(
+    clock: Clock, stop: asyncio.Event, seconds: float, *, sooner: Coroutine[Any, Any, None] | None = None
+) -> bool:
+    """Sleep, but no longer than until `stop` is set or `sooner` comes back; True when `stop` is set."""
     if stop.is_set() or seconds <= 0:
+        if sooner is not None:
+            sooner.close()
         await asyncio.sleep(0)
         return stop.is_set()
-    sleeping = asyncio.ensure_future(clock.sleep(seconds))
-    stopping = asyncio.ensure_future(stop.wait())
+    waits = [clock.sleep(seconds), stop.wait(), *(() if sooner is None else (sooner,))]
+    waiting = [asyncio.ensure_future(wait) for wait in waits]
     try:
-        await asyncio.wait({sleeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        sleeping.cancel()
-        stopping.cancel()
-        await asyncio.gather(sleeping, stopping, return_exceptions=True)
+        for wait in waiting:
+            wait.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
     return stop.is_set()

@@ -129,6 +129,7 @@ class Holder(Generic[DrivesT]):
     also: tuple[str, ...] = ()
     """More types of the same lifecycle."""
     claiming: bool = True
+    waits_for_events = True
     _driving: dict[str, _Driving] = field(default_factory=dict[str, _Driving])
     _looking: "asyncio.Task[None] | None" = None
     _look_again: bool = False
@@ -145,6 +146,11 @@ class Holder(Generic[DrivesT]):
     def pause_s(self, report: Pass) -> float:
         """At once while there is more to take and room for it."""
         return 0.0 if report.claimed and len(self._driving) < self.options.concurrency else self.options.poll_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is driven."""
+        return not self._driving
 
     async def accept(self) -> int:
         """Make claimable what only waits for that; how many. A kind of job that needs it says how."""
@@ -287,6 +293,6 @@ class Heartbeat:
         return await self.holder.renew()
 
     def pause_s(self, report: int) -> float:
-        """The heartbeat interval; a failed one is tried again soon."""
-        options = self.holder.options
-        return options.heartbeat_s if report else min(options.heartbeat_s, RENEW_RETRY_S_MIN)
+        """The heartbeat interval, also while nothing is driven; a failed one is tried again soon."""
+        heartbeat_s = self.holder.options.heartbeat_s
+        return heartbeat_s if report or self.holder.is_idle else min(heartbeat_s, RENEW_RETRY_S_MIN)

@@ -207,6 +207,14 @@ class Ledger(Protocol):
         """Return when a hint says that work may be there, or after `timeout_s`. Hints may be lost; polling is the truth."""
         ...
 
+    def events_mark(self) -> int:
+        """A mark for `wait_for_events`. Take it before reading, so that no hint between reading and waiting is lost."""
+        ...
+
+    async def wait_for_events(self, mark: int, timeout_s: float) -> None:
+        """Return when a hint since `mark` says that events were appended, or after `timeout_s`. Hints may be lost."""
+        ...
+
     # --- read ----------------------------------------------------------------------------------------------------
 
     async def job(self, job_id: JobId) -> Job | None:

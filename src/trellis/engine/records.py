@@ -300,6 +300,10 @@ class Signal:
     data: bytes | None
 
 
+SWEEP_QUIET_S = 5.0
+"""How often an elected sweep signs the ledger while nothing is held or falls due; otherwise it signs every time."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepReport:
     """What one sweep did. `next_due_s` is when the next thing falls due, at most the sweep interval away."""

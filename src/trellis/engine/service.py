@@ -2,13 +2,14 @@
 
 A service is frozen options and `run_once() -> report`; `pause_s(report)` says when it wants to run again. `serve` is
 the loop: it waits, backs off while the ledger does not answer, outlives one bad pass, and stops between passes only.
+A service that only has to do when the ledger has new events rests longer while there are none (`Hinted`).
 """
 
 import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.jobs import Actor
@@ -25,6 +26,8 @@ RETENTION_DEFAULT = RetentionOptions()
 RETENTION_INTERVAL_S_DEFAULT = 60.0
 RETENTION_PAUSE_S_MIN = 0.05
 PRESENCE_INTERVAL_S_DEFAULT = 10.0
+POLL_S_IDLE = 1.0
+"""How long anything that is polled for may lie unseen when no hint came (D32)."""
 LOOK_AT_FOLLOWERS = "trellis followers"
 
 _log = log_of("trellis.service")
@@ -49,6 +52,22 @@ class Service(Protocol[ReportT]):
         ...
 
 
+@runtime_checkable
+class Hinted(Protocol):
+    """A service that has nothing to do before its ledger has new events.
+
+    Its pause is the shortest time between two passes. After it, it waits for a hint of new events, but no longer than
+    `POLL_S_IDLE` in all.
+    """
+
+    waits_for_events: bool
+
+    @property
+    def ledger(self) -> Ledger:
+        """Whose events they are."""
+        ...
+
+
 def backoff_s(failures: int, draw: float) -> float:
     """How long to wait after the nth failure in a row (from 1), half of it drawn at random."""
     nominal = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2.0 ** min(failures - 1, 16))
@@ -58,15 +77,25 @@ def backoff_s(failures: int, draw: float) -> float:
 async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: asyncio.Event) -> None:
     """Run a service until `stop` is set. A pass under way is finished first."""
     failures = Failures(service.name, _log)
+    hinted = service if isinstance(service, Hinted) else None
     while not stop.is_set():
         pause = 0.0
+        mark = hinted.ledger.events_mark() if hinted else 0
         try:
             pause = service.pause_s(await service.run_once())
         except Exception as error:  # noqa: BLE001 - a service outlives one bad pass, and tries again ever more slowly
             failures.failed(error, now=clock.monotonic())
         else:
             failures.succeeded(now=clock.monotonic())
-        await sleep_or_stop(clock, stop, backoff_s(failures.count, rng.random()) if failures.count else pause)
+        if failures.count:
+            pause = backoff_s(failures.count, rng.random())
+        elif hinted is not None and 0 < pause < POLL_S_IDLE:
+            began = clock.monotonic()
+            # To the next whole second: all that is idle in a process looks at the same time, and the process wakes once.
+            idle = POLL_S_IDLE - began % POLL_S_IDLE
+            await sleep_or_stop(clock, stop, idle, sooner=hinted.ledger.wait_for_events(mark, idle))
+            pause -= clock.monotonic() - began
+        await sleep_or_stop(clock, stop, pause)
     failures.left()
 
 

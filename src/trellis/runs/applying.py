@@ -88,6 +88,7 @@ class ApplyEngine:
     new_id: Callable[[], str]
     options: ApplyOptions
     name: str = "apply-engine"
+    waits_for_events = True
     _known: dict[JobId, int] = field(default_factory=dict[JobId, int])
     """Failed proposals that wait for a person, with the version at which they do."""
     _cursor: str | None = None

@@ -137,7 +137,9 @@ class HealthOptions:
 
     batch: int = 100
     lease_s: float = 15.0
-    poll_s: float = 1.0
+    poll_s: float = 0.5
+    keep_every: int = 5
+    """After so many passes that found nothing it says that somebody is here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +162,9 @@ class AgentHealth:
     publisher: Publisher
     options: HealthOptions = field(default_factory=HealthOptions)
     name: str = "agent-health"
+    waits_for_events = True
     _following: Following | None = None
+    _quiet_passes: int = 0
 
     async def run_once(self) -> Judged:
         """One page. What could not be done now is tried again from the same place."""
@@ -170,12 +174,18 @@ class AgentHealth:
             return Judged()
         page = await self.ledger.feed(following.position, limit=self.options.batch, lifecycle=RUN.name)
         stopped = [slug for event in page.events if (slug := await self._judge(event)) is not None]
-        self._following = None
         position = page.position if page.position != following.position else None
+        if self._following is not None and self._may_stay_silent(position):
+            return Judged(following=True)
+        self._following = None
         if not await self.ledger.followed(following, position, lease_s=lease_s):
             return Judged(events=len(page.events), stopped=tuple(stopped))
         self._following = Following(name=following.name, epoch=following.epoch, position=page.position)
         return Judged(following=True, events=len(page.events), stopped=tuple(stopped))
+
+    def _may_stay_silent(self, position: str | None) -> bool:
+        self._quiet_passes = 0 if position is not None else self._quiet_passes + 1
+        return self._quiet_passes % self.options.keep_every != 0
 
     def pause_s(self, report: Judged) -> float:
         """At once while there is more."""

@@ -59,7 +59,7 @@ class ProjectorOptions:
     batch: int = 500
     lease_s: float = 5.0
     poll_s: float = 0.05
-    """How soon it looks again when there was nothing."""
+    """How soon it looks again at the earliest when there was nothing."""
     segment_s: float = 10.0
     """How long a record waits for others to share its segment."""
     alone: frozenset[str] = frozenset()
@@ -308,6 +308,7 @@ class Projector:
     clock: Clock
     options: ProjectorOptions = field(default_factory=ProjectorOptions)
     name: str = "projector"
+    waits_for_events = True
     _following: Following | None = None
     _recorder: Recorder = field(init=False)
     _read_up_to: str | None = None
@@ -318,6 +319,7 @@ class Projector:
     """Whether more than a page was unread when the last pass looked."""
     _remembered: str | None = None
     _waiting_since: float | None = None
+    _kept_at: float = 0.0
 
     async def run_once(self) -> Projected:
         """Documents first, then one page. What the store does not take now is tried again from the same place."""
@@ -358,9 +360,8 @@ class Projector:
         ]
         written = await self._recorder.take(events, self._renewing(following))
         self._is_behind = len(page.events) >= self.options.batch
-        if page.events:
-            self._read_up_to = page.position
-            self._documents_up_to = max(ahead, page.position)
+        self._read_up_to = page.position
+        self._documents_up_to = max(ahead, page.position)
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
     def pause_s(self, report: Projected) -> float:
@@ -394,7 +395,7 @@ class Projector:
         if following.position is None:
             await self.ledger.followed(following, place.to_text(), lease_s=self.options.lease_s)
         self._recorder = Recorder(self.ledger, self.publisher, place.alone)
-        self._following, self._waiting_since = following, None
+        self._following, self._waiting_since, self._kept_at = following, None, self.clock.monotonic()
         self._read_up_to = self._remembered = place.position
         self._documents_up_to, self._is_behind = place.documents or place.position, False
         return following
@@ -414,11 +415,13 @@ class Projector:
     async def _keep(self, following: Following, place: str | None) -> None:
         if not await self.ledger.followed(following, place, lease_s=self.options.lease_s):
             raise _TakenOver
+        self._kept_at = self.clock.monotonic()
 
     async def _remember(self, following: Following) -> None:
-        """The place, when it is another and nothing before it waits; else only that somebody is here."""
+        """The place, when it is another and nothing before it waits; else only now and then that somebody is here."""
         if self._read_up_to == self._remembered or not self._recorder.segments.settled:
-            await self._keep(following, None)
+            if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
+                await self._keep(following, None)
             return
         ahead = self._documents_up_to if self._documents_up_to != self._read_up_to else None
         await self._keep(following, Place(self._read_up_to, self.options.alone, ahead).to_text())

@@ -22,7 +22,7 @@ from trellis.runs.timetable import Handled, Registered, Timetable, instant_text
 from trellis.storage.objects import StoreUnavailable
 
 GRACE_S_DEFAULT = 3_600.0
-POLL_S_DEFAULT = 5.0
+POLL_S_DEFAULT = 15.0
 PAUSE_S_MIN = 0.02
 REGISTER_S_DEFAULT = 30.0
 

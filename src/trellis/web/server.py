@@ -36,6 +36,7 @@ from trellis.web.problems import MEDIA_TYPE, Problem, document
 
 ADDRESSES_MAX = 8
 BACKLOG = 2_048
+DATE_HEADER_S = 1.0
 LINGER_S = 2.0
 """How long a client may go on with what nobody wants, so that it can read why."""
 
@@ -138,6 +139,7 @@ async def serve_gateway(
         if end_streams is not None:
             await end_streams()
         server.should_exit = True
+        server.leaving.set()
 
     serving = asyncio.ensure_future(server.serve(sockets=listening.sockets))
     await asyncio.wait([serving, asyncio.ensure_future(server.is_up.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +158,10 @@ async def serve_gateway(
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the process and accepts connections by itself."""
+    """A server that leaves signals to the process, accepts connections by itself, and sleeps while nobody calls.
+
+    `leaving` ends its sleep.
+    """
 
     def __init__(
         self, config: uvicorn.Config, connections: Connections, log: LogLimit, tls: ssl.SSLContext | None
@@ -165,6 +170,7 @@ class _Server(uvicorn.Server):
         self._connections, self._log, self._tls = connections, log, tls
         self.servers = []
         self.is_up = asyncio.Event()
+        self.leaving = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
@@ -177,6 +183,13 @@ class _Server(uvicorn.Server):
     def _protocol(self) -> asyncio.Protocol:
         made: Any = self.config.http_protocol_class
         return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    async def main_loop(self) -> None:
+        """The library's own loop looks ten times a second whether it shall leave; this one is told."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_HEADER_S):
+                    await self.leaving.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

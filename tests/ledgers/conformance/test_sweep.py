@@ -488,6 +488,8 @@ async def test_the_first_sweep_of_a_ledger_forgives_nothing(rig: Rig):
 
 @pytest.mark.requirement("D33")
 async def test_one_sweeper_is_elected_per_interval(rig: Rig):
+    await rig.submit_one()
+    await rig.claim_one()
     ledgers = [rig.ledger, *[await rig.open_another() for _ in range(3)]]
     for _ in range(3):
         reports = await asyncio.gather(*(ledgers[i % 4].sweep(SWEEPER, SweepOptions()) for i in range(12)))

@@ -227,7 +227,15 @@ CALLABLE = {
     "by role: for followers": {"follow", "leave_behind"},
     "only what the login holds": {"renew", "save_checkpoint", "journal_entries", "add_signals", "followed"},
     "reads through row security": {"heads"},
-    "names and positions only": {"register_actor", "type_id", "lock_waiting", "beat", "sequence_feed", "now"},
+    "names and positions only": {
+        "register_actor",
+        "type_id",
+        "lock_waiting",
+        "beat",
+        "sequence_feed",
+        "feed_places",
+        "now",
+    },
     "what a policy asks": {"reads_all", "owns"},
 }
 

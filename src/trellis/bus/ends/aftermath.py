@@ -59,6 +59,7 @@ class Aftermath:
     wake: Callable[[], None] | None = None
     """Called when a job may have become ready."""
     name: str = FOLLOWS_AS
+    waits_for_events = True
     _families: Families = field(init=False)
     _workflows: Workflows = field(init=False)
     _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])

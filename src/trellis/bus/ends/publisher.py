@@ -75,6 +75,7 @@ class Publisher:
     bus: Bus
     follower: Follower
     name: str = FOLLOWS_AS
+    waits_for_events = True
     _sent: set[str] = field(default_factory=set[str])
     """Of what is not remembered yet: what the bus has taken."""
     _not_kept_since: float | None = None

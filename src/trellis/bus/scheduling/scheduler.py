@@ -116,6 +116,7 @@ class Scheduler:
     new_id: Callable[[], str]
     options: SchedulerOptions = field(default_factory=SchedulerOptions)
     name: str = "bus-scheduler"
+    waits_for_events = True
     _families: Families = field(init=False)
     _gone: Recent[str, int] = field(default_factory=lambda: Recent(LANES_MAX))
     """By lane: how many were handed out, for whose turn it is."""
@@ -132,8 +133,6 @@ class Scheduler:
         self._reconciler = replace(self.actor, role=Role.RECONCILER)
         self._tenants = TenantLimits(ledger=self.ledger, topics=self.topics, name=self.actor.name)
         self._waking = Waking(run=self._pass, more=lambda report: report.moved)
-
-    # --- the pass --------------------------------------------------------------------------------------------------
 
     async def run_once(self) -> Passed:
         """Validate, then hand out. Raises LedgerError when the ledger does not answer."""

@@ -1,17 +1,25 @@
-"""Hints that work may be there. A hint may be lost or late: polling is the truth.
+"""Hints that work may be there, or that events were appended. A hint may be lost or late: polling is the truth.
 
 A ring is sent after the commit, on a connection of its own and at most one at a time: NOTIFY inside the writing
-transaction would make every commit of the server wait for every other one.
+transaction would make every commit of the server wait for every other one. Whoever makes new work also appends events,
+so a ring for work is one for events too; rings for events alone are sent at most every `EVENTS_GAP_S`.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from typing import LiteralString
 
 from trellis.engine.errors import TrellisError
 from trellis.ledgers.postgres.connection import LOST, Connection, connect, listens
 from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 
 CHANNEL = "trellis_work"
+EVENTS_CHANNEL = "trellis_events"
+EVENTS_GAP_S = 0.05
+
+RING: LiteralString = f"select pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
+RING_EVENTS: LiteralString = f"select pg_notify('{EVENTS_CHANNEL}', '')"
 
 
 class Doorbell:
@@ -26,12 +34,25 @@ class Doorbell:
         self._lane = Lane(url, options)
         self._heard = asyncio.Event()
         self._listener: Connection | None = None
+        self._listens_to: set[str] = set()
+        self._connecting = asyncio.Lock()
         self._ringing: asyncio.Task[None] | None = None
         self._again = False
+        self._events = 0
+        self._next_event = asyncio.Event()
+        self._ringing_events: asyncio.Task[None] | None = None
+        self._events_again = False
+        self._closing = asyncio.Event()
+
+    @property
+    def events(self) -> int:
+        """How many hints of events there were."""
+        return self._events
 
     def ring(self) -> None:
-        """Tell whoever waits; rings under way swallow the ones that follow, but for one."""
+        """Tell whoever waits for work or events; rings under way swallow the ones that follow, but for one."""
         self._heard.set()
+        self._hear_events()
         if not self._on:
             return
         if self._ringing is not None and not self._ringing.done():
@@ -42,12 +63,30 @@ class Doorbell:
     async def _ring(self) -> None:
         while True:
             self._again = False
-            with contextlib.suppress(TrellisError):
-                await self._lane.call(
-                    "ring", "", lambda c, _: c.execute(f"select pg_notify('{CHANNEL}', '')"), window_s=0
-                )
+            await self._send(RING)
             if not self._again:
                 return
+
+    def ring_events(self) -> None:
+        """Tell whoever waits for events only; those that follow soon make one more ring."""
+        self._hear_events()
+        if not self._on:
+            return
+        self._events_again = True
+        if self._ringing_events is None or self._ringing_events.done():
+            self._ringing_events = asyncio.create_task(self._ring_events())
+
+    async def _ring_events(self) -> None:
+        while self._events_again:
+            self._events_again = False
+            await self._send(RING_EVENTS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVENTS_GAP_S):
+                    await self._closing.wait()
+
+    async def _send(self, ring: LiteralString) -> None:
+        with contextlib.suppress(TrellisError):
+            await self._lane.call("ring", "", lambda c, _: c.execute(ring), window_s=0)
 
     def hush(self) -> None:
         """Forget what was heard: a claim that looks now will see it."""
@@ -55,33 +94,55 @@ class Doorbell:
 
     async def wait(self, timeout_s: float) -> None:
         """Return at the next hint since `hush`, or after the time."""
-        if self._listens:
-            await self._listen()
+        await self._listen(CHANNEL, self._heard.set)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._heard.wait()
 
-    async def _listen(self) -> None:
-        if self._listener is not None and not self._listener.is_closed():
+    async def wait_for_events(self, mark: int, timeout_s: float) -> None:
+        """Return at the next hint since there were `mark` of them, or after the time."""
+        await self._listen(EVENTS_CHANNEL, self._hear_events)
+        if self._events == mark:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._next_event.wait()
+
+    def _hear_events(self) -> None:
+        self._events += 1
+        self._next_event.set()
+        self._next_event = asyncio.Event()
+
+    async def _listen(self, channel: str, hear: Callable[[], None]) -> None:
+        """What was rung before this process listened was not heard: the first time counts as a ring."""
+        if not self._listens:
             return
-        with contextlib.suppress(TrellisError, *LOST):
-            made = await connect(
-                self._url,
-                timeout_s=self._options.connect_timeout_s,
-                application_name=self._options.application_name,
-            )
-            if not listens(made):
-                self._listens = False
-                made.terminate()
+        async with self._connecting:
+            if self._listener is None or self._listener.is_closed():
+                self._listens_to.clear()
+            elif channel in self._listens_to:
                 return
-            self._listener = made
-            await self._listener.add_listener(CHANNEL, lambda *_: self._heard.set())
-            self._heard.set()
+            with contextlib.suppress(TrellisError, *LOST):
+                if not self._listens_to:
+                    self._listener = await connect(
+                        self._url,
+                        timeout_s=self._options.connect_timeout_s,
+                        application_name=self._options.application_name,
+                    )
+                assert self._listener is not None
+                if not listens(self._listener):
+                    self._listens = False
+                    self._listener.terminate()
+                    return
+                await self._listener.add_listener(channel, lambda *_: hear())
+                self._listens_to.add(channel)
+                hear()
 
     async def close(self) -> None:
         """Hang up."""
-        if self._ringing is not None:
-            await asyncio.wait([self._ringing])
+        self._closing.set()
+        ringing = [task for task in (self._ringing, self._ringing_events) if task is not None]
+        if ringing:
+            await asyncio.wait(ringing)
         await self._lane.close()
         if self._listener is not None:
             self._listener.terminate()

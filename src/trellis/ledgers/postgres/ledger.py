@@ -241,6 +241,8 @@ class PostgresLedger(Reads):
         else:
             turner = min(self._turners, key=lambda turner: turner.waiting)
             rows = await turner.turn(actor, steps, claim, types)
+        if rows:
+            self._bell.ring_events()
         return turns.answers(turn.advances, steps, rows, self._type_names, claim)
 
     async def _steps_batch(self, asked: Sequence[turns.Asked]) -> list[list[Row]]:
@@ -335,6 +337,7 @@ class PostgresLedger(Reads):
         row = rows[0]
         if row["outcome"] == "requested":
             return CancelRequested(job_id=job_id, state=moves.state_name(row["lifecycle"], row["source"]))
+        self._bell.ring_events()
         return moves.moved(job_id, row, Trigger.CANCEL, actor.role)
 
     async def requeue(
@@ -370,6 +373,8 @@ class PostgresLedger(Reads):
         report = SweepReport(**dict(rows[0]))
         if report.due or report.expired or report.promoted:
             self._bell.ring()
+        elif report.exhausted or report.deadlines or report.cancelled:
+            self._bell.ring_events()
         return report
 
     async def retain(self, options: RetentionOptions) -> RetentionReport:
@@ -442,6 +447,12 @@ class PostgresLedger(Reads):
 
     async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:  # noqa: ARG002 one bell for all types
         await self._bell.wait(timeout_s)
+
+    def events_mark(self) -> int:
+        return self._bell.events
+
+    async def wait_for_events(self, mark: int, timeout_s: float) -> None:
+        await self._bell.wait_for_events(mark, timeout_s)
 
 
 def _check_claimer(actor: Actor, claim: Claim) -> None:

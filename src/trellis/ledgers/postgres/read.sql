@@ -135,7 +135,7 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
  order by e.at, e.id, e.version limit $3
 
 -- name: feed_batches
-select f.pos, f.batch from feed f where f.pos >= $1 order by f.pos limit $2
+select pos, batch from feed_places($1, $2)
 
 -- name: feed_events
 select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name

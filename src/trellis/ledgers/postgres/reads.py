@@ -263,7 +263,6 @@ class Reads:
     async def feed(
         self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
     ) -> FeedPage:
-        await self.fetch("select sequence_feed()")
         after = _position(position)
         names = frozenset({lifecycle}) if isinstance(lifecycle, str) else lifecycle
         codes = None if names is None else sorted(lifecycle_named(name).code for name in names)
@@ -274,7 +273,9 @@ class Reads:
         events: list[Event] = []
         positions: list[str] = []
         while len(events) < limit:
-            batches = await self.fetch(Read.feed_batches, after[0], at_once)
+            # A place that was read to its end is not read again.
+            read_to_end = after[1] == ID_MAX
+            batches = await self.fetch(Read.feed_batches, after[0] + read_to_end, at_once)
             if not batches:
                 break
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]

@@ -2,6 +2,9 @@
 
 Group commit without timers: the writer takes every call that is waiting, runs them in one transaction with a savepoint
 each, commits once and wakes every event loop once. An idle writer starts at once, so a lone call waits for nothing.
+
+A writer with little to do also folds the write-ahead log back into the database: SQLite itself does that only every few
+thousand pages, which an idle ledger reaches in hours.
 """
 
 import asyncio
@@ -10,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any, LiteralString, TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -25,6 +28,11 @@ CALLS_MAX = 512
 """Calls that share one transaction; the rest make the next one."""
 SHARED_ITEMS_MAX = 1_000
 """Items of calls that are made as one."""
+QUIET_S = 5.0
+QUIET_COMMITS_MAX = 50
+"""A writer that commits no more than so often within `QUIET_S` has little to do."""
+QUIET_PAGES_MAX = 64
+"""Pages of the write-ahead log that a quiet writer leaves there."""
 
 
 @dataclass(slots=True)
@@ -36,6 +44,8 @@ class Transaction:
     now: int
     woke: bool = False
     """Something became claimable: whoever waits for work is told after the commit."""
+    appended: bool = False
+    """There are new events: whoever waits for those, or for work, is told after the commit."""
 
 
 Work = Callable[[Transaction], Any]
@@ -58,8 +68,6 @@ class _Call:
     work: Work
     future: "asyncio.Future[Any]"
     loop: asyncio.AbstractEventLoop
-    peeks: bool
-    """It needs no transaction, and must not take the lock that writers of other processes wait for."""
     shared: Shared | None = None
     answer: Any = None
     error: BaseException | None = None
@@ -83,6 +91,7 @@ class Lane:
         writes: bool,
         room: WaitingRoom | None = None,
         on_wake: Callable[[], None] = lambda: None,
+        on_events: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._db: Database = connection
@@ -90,34 +99,34 @@ class Lane:
         self._clock = clock
         self._names = Names(connection)
         self._on_wake = on_wake
+        self._on_events = on_events
         self._room = room
         if room is not None:
             connection.set_busy_handler(room.wait)
         self._calls: SimpleQueue[_Call | _Stop] = SimpleQueue()
         self._stop: _Stop | None = None
         self._run_batch = self._write if writes else self._read
+        self._changes = connection.total_changes()
+        self._commits = 0
+        self._quiet_since = 0.0
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """The answer of `work`, once what it did is committed."""
-        return await self._send(work, peeks=False)
+        return await self._send(work)
 
     async def share(self, shared: Shared) -> list[Any]:
         """As `run`; calls of one kind that wait together are made as one."""
-        return await self._send(shared.alone, peeks=False, shared=shared)
+        return await self._send(shared.alone, shared=shared)
 
-    async def _send(self, work: Callable[[Transaction], T], *, peeks: bool, shared: Shared | None = None) -> T:
+    async def _send(self, work: Callable[[Transaction], T], *, shared: Shared | None = None) -> T:
         if self._stop is not None:
             raise LedgerUnavailable(reason="this ledger was closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._calls.put(_Call(work, future, loop, peeks, shared))
+        self._calls.put(_Call(work, future, loop, shared))
         return await future
-
-    async def peek(self, pragma: LiteralString) -> int:
-        """One number that needs no transaction of its own."""
-        return await self._send(lambda tx: tx.db.execute(pragma).fetchall()[0][0], peeks=True)
 
     def now(self) -> int:
         """The ledger's time, in microseconds."""
@@ -136,6 +145,7 @@ class Lane:
             if batch:
                 self._run_batch(batch)
                 _answer(batch)
+                self._fold_back_when_quiet()
             if stop is not None:
                 self._finish(stop)
                 return
@@ -177,14 +187,9 @@ class Lane:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def _write(self, batch: list[_Call]) -> None:
-        peeks = [call for call in batch if call.peeks]
-        if peeks:
-            self._read(peeks)
-            batch = [call for call in batch if not call.peeks]
-        if batch:
-            self._commit(batch)
-            if self._room is not None:
-                self._room.leave()
+        self._commit(batch)
+        if self._room is not None:
+            self._room.leave()
 
     def _begin(self) -> None:
         try:
@@ -211,6 +216,8 @@ class Lane:
             return
         if transaction.woke:
             self._on_wake()
+        if transaction.appended or transaction.woke:
+            self._on_events()
 
     def _one(self, call: _Call, transaction: Transaction, *, alone: bool) -> None:
         """Run one call; its own failure undoes its own writes and nothing else."""
@@ -253,6 +260,30 @@ class Lane:
             self._db.execute("ROLLBACK")
         for call in batch:
             call.error = typed(error, self._url, committing=committing)
+
+    def _fold_back_when_quiet(self) -> None:
+        """Move what the log holds into the database and empty the log, unless somebody reads it just now."""
+        changes = self._connection.total_changes()
+        if self._room is None or changes == self._changes:
+            return
+        self._changes = changes
+        self._commits += 1
+        now = self._clock()
+        if 0 <= now - self._quiet_since < QUIET_S:
+            return
+        quiet = self._commits <= QUIET_COMMITS_MAX
+        self._quiet_since, self._commits = now, 0
+        if not quiet:
+            return
+        self._connection.set_busy_handler(None)
+        try:
+            pages, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            if pages > QUIET_PAGES_MAX:
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error:  # a reader or another writer is there: the next one does it
+            pass
+        finally:
+            self._connection.set_busy_handler(self._room.wait)
 
     # --- reading -------------------------------------------------------------------------------------------------
 

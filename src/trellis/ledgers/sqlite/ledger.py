@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 from trellis.engine.authority import check_held_limit, require
-from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.errors import LedgerError, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
     Actor,
@@ -73,7 +75,7 @@ from trellis.ledgers.sqlite.migrate import prepare
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.ledgers.sqlite.queue import WaitingRoom
 from trellis.ledgers.sqlite.turn import turn as take_turn
-from trellis.ledgers.sqlite.wait import Bell, Watch
+from trellis.ledgers.sqlite.wait import Bell, CommitWatch
 
 
 class SqliteLedger:
@@ -85,6 +87,9 @@ class SqliteLedger:
         self.url = target.url
         self._target = target
         self._bell = Bell()
+        self._commits = Bell()
+        self._commits_seen = 0
+        self._events = Bell()
         self._claims = count(1)
         self._found_nothing_at = 0
         connection = connect(target)
@@ -102,6 +107,7 @@ class SqliteLedger:
             writes=True,
             room=None if target.path is None else WaitingRoom(target.path, BUSY_TIMEOUT_S),
             on_wake=self._bell.ring,
+            on_events=self._events.ring,
         )
         # A database in memory belongs to its one connection: its reads go the writer's way.
         self._reader = (
@@ -109,17 +115,26 @@ class SqliteLedger:
             if reading is None
             else Lane(reading, url=self.url, name="trellis-reader", clock=clock, writes=False)
         )
-        self._watch = Watch(self._data_version, self._any_ready)
+        self._watch = None if target.path is None else self._watch_of(target.path)
 
     @classmethod
     async def open(cls, url: str, *, clock: Callable[[], float]) -> "SqliteLedger":
         """Open a ledger, making or upgrading its file as needed."""
         return await asyncio.get_running_loop().run_in_executor(None, cls, parse_url(url), clock)
 
+    def _watch_of(self, path: Path) -> CommitWatch:
+        """Hints of what other processes commit."""
+        log = path.with_name(f"{path.name}-wal")
+        return CommitWatch(
+            lambda: connect(self._target), log, on_commit=self._commits.ring, on_events=self._events.ring
+        )
+
     async def close(self) -> None:
         await self._writer.close()
         if self._reader is not self._writer:
             await self._reader.close()
+        if self._watch is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._watch.close)
 
     # --- write ---------------------------------------------------------------------------------------------------
 
@@ -231,16 +246,38 @@ class SqliteLedger:
         if rung.done():
             self._found_nothing_at = self._bell.rung
             return
-        watching = asyncio.ensure_future(self._watch.for_change(list(types)))
+        elsewhere = asyncio.ensure_future(self._ready_elsewhere(types))
         try:
-            await asyncio.wait({rung, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({rung, elsewhere}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._found_nothing_at = self._bell.rung
             self._bell.leave(rung)
-            watching.cancel()
+            elsewhere.cancel()
 
-    async def _data_version(self) -> int:
-        return await self._writer.peek("PRAGMA data_version")
+    async def _ready_elsewhere(self, types: Sequence[str]) -> None:
+        """Return when another process has committed and there is something to claim of these types."""
+        with nullcontext() if self._watch is None else self._watch.attend():
+            while True:
+                committed = self._commits.wait(self._commits_seen)
+                try:
+                    await committed
+                finally:
+                    self._commits.leave(committed)
+                self._commits_seen = self._commits.rung
+                with suppress(LedgerError):  # a hint less: the caller's own polling says what is wrong
+                    if await self._any_ready(types):
+                        return
+
+    def events_mark(self) -> int:
+        return self._events.rung
+
+    async def wait_for_events(self, mark: int, timeout_s: float) -> None:
+        rung = self._events.wait(mark)
+        try:
+            with nullcontext() if self._watch is None else self._watch.attend():
+                await asyncio.wait({rung}, timeout=timeout_s)
+        finally:
+            self._events.leave(rung)
 
     async def _any_ready(self, types: Sequence[str]) -> bool:
         return await self._reader.run(lambda tx: reads.any_ready(tx, list(types)))
@@ -291,7 +328,7 @@ class SqliteLedger:
         return await self._reader.run(lambda tx: reads.feed(tx, position, limit=limit, lifecycle=lifecycle))
 
     async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
-        return await self._reader.run(lambda tx: recorded.recorded(tx, events))
+        return await self._reader.run(lambda tx: recorded.recorded(tx, events)) if events else []
 
     async def feed_end(self) -> str:
         return await self._reader.run(reads.feed_end)

@@ -141,6 +141,8 @@ def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | 
     """A filtered page goes on after everything it looked at, so that a consumer of a rare kind gets ahead."""
     after = _position(position)
     end: int = tx.db.execute(_Sql.feed_end).fetchall()[0][0]
+    if end <= after:
+        return FeedPage(events=(), positions=(), position=_text(after))
     values = {"after": after, "end": end, "lifecycles": lifecycle_bits(lifecycle), "limit": page_size(limit)}
     found = tx.db.execute(_Sql.feed, values).fetchall()
     reached = found[-1][15] if len(found) == limit else max(end, after)

@@ -100,6 +100,7 @@ def _put_back(
     )
     tx.db.execute(SubmitSql.insert_submission, _submission(job, asked, number))
     tx.db.execute(_Sql.begin_history, (number,))
+    tx.appended = True
     for one in job.records:
         _write_event(tx, lifecycle, one, number, keyed=ckey is not None)
     tx.db.execute(_Sql.end_history, (number,))

@@ -99,6 +99,7 @@ def write_act(tx: Transaction, act: Act, jobs: Sequence[int]) -> None:
     """The events of jobs that make the same step; the database moves the jobs."""
     tx.db.execute(Sql.insert_events, act.bindings(tx.now, array(jobs)))
     tx.woke |= act.place == READY
+    tx.appended = True
 
 
 def array(numbers: Iterable[int]) -> str:

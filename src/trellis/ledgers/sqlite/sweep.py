@@ -10,7 +10,7 @@ from typing import LiteralString
 
 from trellis.engine.deaths import spares_attempt
 from trellis.engine.jobs import Actor, DeathCertificate, ReasonCode, Stage
-from trellis.engine.records import SweepOptions, SweepReport
+from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.moves import asked
@@ -42,6 +42,7 @@ DEADLINE_STATES = json.dumps(
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/sweep.sql"):
     last_tick: LiteralString
     write_tick: LiteralString
+    is_quiet: LiteralString
     amnesty: LiteralString
     overdue_cancels: LiteralString
     expired: LiteralString
@@ -69,12 +70,14 @@ class _Verdict:
 
 
 def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
-    """One pass; does nothing when another sweep passed less than an interval ago."""
+    """One pass; does nothing when another sweep passed less than an interval ago, or when there is nothing to do."""
     interval = int(options.interval_s * US)
     rows = tx.db.execute(_Sql.last_tick).fetchall()
     gap = tx.now - rows[0][0] if rows else None
     if options.elect and gap is not None and 0 <= gap < interval:
         return SweepReport(elected=False, next_due_s=(interval - gap) / US)
+    if options.elect and gap is not None and 0 <= gap < int(SWEEP_QUIET_S * US) and _is_quiet(tx, interval):
+        return SweepReport(elected=False)
     forgiven = _amnesty(tx, gap, interval)
     cancelled = _harden_cancels(tx, actor, options)
     expired, exhausted, also_cancelled = _end_leases(tx, actor, options)
@@ -95,14 +98,20 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
     )
 
 
+def _is_quiet(tx: Transaction, interval: int) -> bool:
+    """Whether there is nothing that time can do before the next sweep."""
+    return bool(tx.db.execute(_Sql.is_quiet, {"soon": tx.now + interval}).fetchall()[0][0])
+
+
 def _amnesty(tx: Transaction, gap: int | None, interval: int) -> int:
     """After an outage of more than half a lease the living must be able to renew before anything is reaped (D31).
 
     A tick that a busy machine made late is no outage.
     """
-    if gap is None or gap <= 2.5 * interval:
+    late = int(2.5 * interval)
+    if gap is None or gap <= late:
         return 0
-    tx.db.execute(_Sql.amnesty, {"now": tx.now, "twice_gap": 2 * gap})
+    tx.db.execute(_Sql.amnesty, {"now": tx.now, "last": tx.now - gap, "late": late})
     return changed(tx)
 
 
@@ -229,8 +238,9 @@ def _heal_keys(tx: Transaction, limit: int) -> int:
     """Every exit hands its slot on by itself; this looks at some keys each time, in turn, so that no slot stays idle."""
     rows = tx.db.execute(_Sql.healed_up_to).fetchall()
     keys = tx.db.execute(_Sql.keys_with_parked, (rows[0][0] if rows else 0, limit)).fetchall()
-    if keys or rows:
-        tx.db.execute(_Sql.write_healed, (keys[-1][0] if len(keys) == limit else 0,))
+    reached = keys[-1][0] if len(keys) == limit else 0
+    if reached != (rows[0][0] if rows else 0):
+        tx.db.execute(_Sql.write_healed, (reached,))
     return promote(tx, [key for (key,) in keys])
 
 

@@ -1,15 +1,28 @@
-"""Waiting for work: a commit of this process wakes at once, one of another process within a poll of `data_version`.
+"""Waiting for work and for events: a commit of this process wakes at once, one of another process a moment later.
 
 Hints may be lost; whoever waits polls the ledger itself as well.
 """
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
 
 from trellis.engine.errors import LedgerError
+from trellis.ledgers.sqlite.connection import Database
+from trellis.ledgers.sqlite.file_watch import FileWatch
 
 POLL_S = 0.015
+"""Between looks at the commits of others while the log is being written, or where nothing says when it is."""
+FIRST_POLL_S = 0.002
+"""After the log was written: the commit can be seen as soon as its frames are on the disk."""
+WRITING_S = 0.1
+"""How long after a write to the log a commit is expected."""
+UNTOLD_POLL_S = 0.5
+"""Between looks while the log is not written: some file systems do not tell of what another machine writes."""
 
 
 class Bell:
@@ -57,27 +70,111 @@ def _wake(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-class Watch:
-    """Polls for commits of other processes while somebody waits."""
+class CommitWatch:
+    """Looks for commits of other connections, in a thread of its own, while somebody waits for one.
+
+    `on_commit` is called after any commit, `on_events` after one that appended events; both from that thread.
+    """
 
     def __init__(
         self,
-        data_version: Callable[[], Awaitable[int]],
-        any_ready: Callable[[Sequence[str]], Awaitable[bool]],
+        open_connection: Callable[[], apsw.Connection],
+        log: Path,
+        *,
+        on_commit: Callable[[], None],
+        on_events: Callable[[], None],
     ) -> None:
-        self._data_version = data_version
-        self._any_ready = any_ready
-        self._seen: int | None = None
+        self._open_connection = open_connection
+        self._log = log
+        self._on_commit = on_commit
+        self._on_events = on_events
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._file: FileWatch | None = None
 
-    async def for_change(self, types: Sequence[str]) -> None:
-        """Return when another process has committed and there is something to claim of these types."""
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                version = await self._data_version()
-                changed = self._seen is not None and version != self._seen
-                self._seen = version
-                if changed and await self._any_ready(types):
-                    return
-            except LedgerError:  # a hint less: the caller's own polling says what is wrong
-                continue
+    @contextmanager
+    def attend(self) -> Generator[None]:
+        """Somebody waits for commits as long as this lasts."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.notify()
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._serve, name="trellis-commits", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting -= 1
+
+    def close(self) -> None:
+        """End the thread; blocks until it has let go of its connection."""
+        with self._changed:
+            self._closed.set()
+            self._changed.notify()
+            if self._file is not None:
+                self._file.interrupt()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            connection = self._open_connection()
+        except LedgerError:  # no hints of others: whoever waits polls
+            return
+        try:
+            self._watch(connection)
+        finally:
+            connection.close()
+
+    def _watch(self, connection: apsw.Connection) -> None:
+        seen, newest = _version(connection), _newest_event(connection)
+        file = self._watch_file()
+        pause_s, written_s = POLL_S, 0.0
+        while self._is_wanted():
+            version = _version(connection)
+            if version != seen:
+                seen, before, newest = version, newest, _newest_event(connection)
+                self._on_commit()
+                if newest != before:
+                    self._on_events()
+                pause_s, written_s = POLL_S, 0.0 if file is not None else written_s
+            if file is None or written_s > 0:
+                self._closed.wait(pause_s)
+                written_s, pause_s = written_s - pause_s, min(2 * pause_s, POLL_S)
+            elif file.wait(UNTOLD_POLL_S):
+                written_s, pause_s = WRITING_S, FIRST_POLL_S
+        if file is not None:
+            with self._changed:
+                self._file = None
+            file.close()
+
+    def _watch_file(self) -> FileWatch | None:
+        with self._changed:
+            if not self._closed.is_set():
+                self._file = FileWatch.of(self._log)
+            return self._file
+
+    def _is_wanted(self) -> bool:
+        """True as soon as somebody waits; False when the ledger is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed.is_set())
+        return not self._closed.is_set()
+
+
+def _version(connection: Database) -> int | None:
+    """A number that changes with every commit of another connection; None when the file does not answer."""
+    return _number(connection, "PRAGMA data_version")
+
+
+def _newest_event(connection: Database) -> int | None:
+    return _number(connection, "SELECT max(seq) FROM trellis_event")
+
+
+def _number(connection: Database, sql: str) -> int | None:
+    try:
+        return connection.execute(sql).fetchall()[0][0]
+    except apsw.Error:  # a hint less
+        return None

@@ -215,6 +215,22 @@ begin
   return coalesce(promoted, 0);
 end $$;
 
+-- Whether there is nothing that time can do before the next sweep: nothing is held or parked, and nothing falls due. The tick is then
+-- written every 5 s only (SWEEP_QUIET_S), as a sign that somebody sweeps.
+create or replace function _is_quiet(p_now timestamptz, p_interval_s float8) returns boolean language sql stable
+set search_path from current as $$
+  select s.tick > p_now - interval '5 s' and s.tick <= p_now and not exists (select from lease)
+     and not exists (select from parked) and not exists (select from resting r where r.due_at <= p_now + p_interval_s * interval '1 s')
+     and not exists (select from deadline o where o.at <= p_now + p_interval_s * interval '1 s')
+    from sweeper s
+$$;
+
+-- Whether some lease, cancel, timer or deadline is over.
+create or replace function _anything_due(p_now timestamptz) returns boolean language sql stable set search_path from current as $$
+  select exists (select from lease d where d.until <= p_now or d.cancel_at <= p_now)
+      or exists (select from resting r where r.due_at <= p_now) or exists (select from deadline o where o.at <= p_now)
+$$;
+
 create or replace function sweep(p_actor int, p_elect boolean, p_interval_s float8, p_limit int, p_windows jsonb)
 returns table (elected boolean, amnesty int, expired int, exhausted int, due int, deadlines int, cancelled int, promoted int,
                next_due_s float8)
@@ -230,6 +246,10 @@ declare
 begin
   perform _require(a.role, 'sweep', array['sweeper', 'control-plane']);
   elected := false; amnesty := 0; expired := 0; exhausted := 0; due := 0; deadlines := 0; cancelled := 0; promoted := 0;
+  if p_elect and _is_quiet(now_at, p_interval_s) then
+    return next;
+    return;
+  end if;
   select s.tick into last from sweeper s for update skip locked;
   if not found or (p_elect and last > now_at - p_interval_s * interval '1 s' and last <= now_at) then
     return next;
@@ -237,27 +257,33 @@ begin
   end if;
   elected := true;
   update sweeper s set tick = now_at, actor = p_actor;
+  -- A lease that was renewed after the last sweep (it ends its length later) was in no outage before that.
   update lease d set until = now_at + _length(d.lease_ms, d.beat_ms)
-   where now_at - last > greatest(_length(d.lease_ms, d.beat_ms) / 2, 2.5 * p_interval_s * interval '1 s')
-     and d.until < now_at + _length(d.lease_ms, d.beat_ms);
+   where now_at - greatest(last, d.until - _length(d.lease_ms, d.beat_ms))
+         > greatest(_length(d.lease_ms, d.beat_ms) / 2, 2.5 * p_interval_s * interval '1 s')
+     and last is not null and d.until < now_at + _length(d.lease_ms, d.beat_ms);
   get diagnostics amnesty = row_count;
-  batch_no := _open_batch();
-  cancelled := _sweep_cancels(p_actor, now_at, batch_no, p_limit);
-  for l in select d.* from lease d where d.until <= now_at order by d.id limit p_limit for update skip locked loop
-    -- One job that cannot be reaped must not keep the others from it.
-    begin
-      what := _reap(l, p_actor, now_at, batch_no);
-    exception when others then
-      what := 'failed';
-      raise warning 'trellis: the lease of job % could not be ended: %', l.id, sqlerrm;
-    end;
-    if what = 'exhausted' then exhausted := exhausted + 1;
-    elsif what = 'cancelled' then cancelled := cancelled + 1;
-    elsif what <> 'failed' then expired := expired + 1; end if;
-  end loop;
-  select w.rested, exhausted + w.spent into due, exhausted
-    from _sweep_due(p_actor, now_at, batch_no, p_limit, p_windows) w(rested, spent);
-  deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
+  if _anything_due(now_at) then
+    batch_no := _open_batch();
+    cancelled := _sweep_cancels(p_actor, now_at, batch_no, p_limit);
+    for l in select d.* from lease d where d.until <= now_at order by d.id limit p_limit for update skip locked loop
+      -- One job that cannot be reaped must not keep the others from it.
+      begin
+        what := _reap(l, p_actor, now_at, batch_no);
+      exception when others then
+        what := 'failed';
+        raise warning 'trellis: the lease of job % could not be ended: %', l.id, sqlerrm;
+      end;
+      if what = 'exhausted' then exhausted := exhausted + 1;
+      elsif what = 'cancelled' then cancelled := cancelled + 1;
+      elsif what <> 'failed' then expired := expired + 1; end if;
+    end loop;
+    select w.rested, exhausted + w.spent into due, exhausted
+      from _sweep_due(p_actor, now_at, batch_no, p_limit, p_windows) w(rested, spent);
+    deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
+    -- Nothing moved after all, so there is no event: an empty place in the feed would be read by every follower.
+    if expired + exhausted + cancelled + due + deadlines = 0 then delete from batch b where b.no = batch_no; end if;
+  end if;
   promoted := _heal_keys();
   perform _ensure_partitions();
   perform sequence_feed();

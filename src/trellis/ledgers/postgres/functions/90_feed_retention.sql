@@ -18,6 +18,15 @@ begin
   update feed_end f set pos = greatest(f.pos, (select max(p.pos) from placed p));
 end $$;
 
+-- The next places of the feed, after what is new has got its place. Where nothing is new this only reads.
+create or replace function feed_places(p_from bigint, p_limit int) returns table (pos bigint, batch bigint)
+language plpgsql security definer set search_path from current as $$
+#variable_conflict use_column
+begin
+  if exists (select from batch) then perform sequence_feed(); end if;
+  return query select f.pos, f.batch from feed f where f.pos >= p_from order by f.pos limit p_limit;
+end $$;
+
 -- Keys that no job refers to any more and whose limit nobody set. Some each time, going round; true when it pays to go on at once.
 -- Locked first and looked at again: a submit that had the key meanwhile has committed its job by then, and one that comes later
 -- waits for us and makes the key anew.

@@ -6,8 +6,17 @@ SELECT value FROM trellis_meta WHERE key = 'sweep_tick';
 -- name: write_tick
 INSERT INTO trellis_meta (key, value) VALUES ('sweep_tick', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
+-- Nothing is held or parked, and nothing falls due before :soon.
+-- name: is_quiet
+SELECT NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 3) AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 4)
+  AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 2 AND due_at IS NOT NULL AND due_at <= :soon)
+  AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE deadline_at <= :soon AND deadline_at IS NOT NULL AND place < 5);
+
+-- A lease that was renewed after the last sweep (it ends its length later) was in no outage before that.
 -- name: amnesty
-UPDATE trellis_job SET until = :now + length WHERE place = 4 AND length < :twice_gap AND until < :now + length;
+UPDATE trellis_job SET until = :now + length
+WHERE place = 4 AND length < 2 * (:now - max(:last, until - length)) AND :now - max(:last, until - length) > :late
+  AND until < :now + length;
 
 -- name: overdue_cancels
 SELECT id FROM trellis_job WHERE place = 4 AND cancel_at <= ? ORDER BY cancel_at LIMIT ?;
