@@ -41,6 +41,8 @@ from trellis.lifecycles.contract import completed_states, final_states
 ID_MAX = 2**63 - 1
 VERSION_MAX = 2**31 - 1
 FEED_BATCHES = 32
+FEED_EMPTY_BATCHES_MAX = 2_048
+"""Places that are read at once where the ones before them had no events."""
 BEGINNING = (0, 0, 0)
 OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
 COMPLETED = completed_states()
@@ -258,10 +260,11 @@ class Reads:
         code = lifecycle_named(lifecycle).code if lifecycle else None
         events: list[Event] = []
         positions: list[str] = []
+        places = FEED_BATCHES
         while len(events) < limit:
             # A place that was read to its end is not read again.
             read_to_end = after[1] == ID_MAX
-            batches = await self.fetch(Read.feed_batches, after[0] + read_to_end, FEED_BATCHES)
+            batches = await self.fetch(Read.feed_batches, after[0] + read_to_end, places)
             if not batches:
                 break
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
@@ -280,12 +283,13 @@ class Reads:
             positions.extend(_position_text((row["pos"], row["id"], row["version"])) for row in found)
             if len(events) >= limit:
                 after = (found[-1]["pos"], found[-1]["id"], found[-1]["version"])
-            elif len(batches) < FEED_BATCHES:
+            elif len(batches) < places:
                 after = (last, ID_MAX, 0)
                 break
             else:
                 # Never beyond `feed_end`, so that who keeps it can tell it from a foreign one.
                 after = (last, ID_MAX, 0)
+                places = FEED_BATCHES if found else min(4 * places, FEED_EMPTY_BATCHES_MAX)
         return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
 
     async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
