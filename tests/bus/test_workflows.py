@@ -587,12 +587,12 @@ def test_what_is_remembered_has_a_bound_and_the_one_not_asked_for_longest_goes_f
     def fill(parent: str, number: int) -> Family:
         family = remembered.of(parent)
         family.known |= {one: JobId(f"{parent}{one}") for one in range(number)}
-        family.workflows["wf", ""] = Workflow()
+        family.workflows["wf", "", "gateway"] = Workflow()
         remembered.measured(parent, family)
         return family
 
     def known() -> set[str]:
-        return {parent for parent in "abc" if remembered.get((parent, "wf", "")) is not None}
+        return {parent for parent in "abc" if remembered.get((parent, "wf", "", "gateway")) is not None}
 
     fill("a", 3)
     fill("b", 3)

@@ -51,7 +51,7 @@ class Fleet:
 
     async def step(self) -> None:
         self.numbers += 1
-        parent, workflow_id, tenant = self.rng.choice(self.keys)
+        parent, workflow_id, tenant, _ = self.rng.choice(self.keys)
         fields: dict[str, Any] = {"tenant_id": tenant} if tenant else {}
         if self.rng.random() < 0.7:
             fields["compensation"] = {"topic": TOPIC}
@@ -120,7 +120,8 @@ class Fleet:
         request = JobRequest.read((await self.rig.job(job_id)).payload or b"")
         if COMPENSATES in request.labels:
             return
-        steps = await self.steps((request.step_of, request.workflow_id, request.tenant))
+        families = Families(ledger=self.rig.ledger, topics=self.rig.topics)
+        steps = await self.steps(await families.key_of(request))
         before = {one.job.job_id: one.job.state for one in steps if one.request.step_index < request.step_index}
         assert set(before.values()) <= {"SUCCEEDED"}, f"{job_id} went before {before}"
 
@@ -131,7 +132,7 @@ class Fleet:
         for job in await self.jobs():
             step = None if job.compensates is None else await families.request(job.compensates)
             if step is not None and job.place is not Place.ENDED and ".q-" not in job.job_id.rpartition(".c")[2]:
-                other = under_way.setdefault((step.step_of, step.workflow_id, step.tenant), job.job_id)
+                other = under_way.setdefault(await families.key_of(step), job.job_id)
                 assert other == job.job_id, f"{job.job_id} and {other} are under way"
 
     async def is_undone(self, key: Key) -> None:
@@ -147,7 +148,7 @@ class Fleet:
         found: list[Standing] = []
         for job in await families.children(key[0]):
             request = await families.request(job.job_id)
-            if request is not None and not request.is_retry and (request.workflow_id, request.tenant) == key[1:]:
+            if request is not None and not request.is_retry and await families.key_of(request) == key:
                 found.append(await families.standing(job, request, step_of=key[0]))
         return found
 
@@ -160,7 +161,9 @@ async def fleet_on(rig: Rig, seed: int, steps_max: int) -> Fleet:
     parts = [parts_of(rig, name=f"process-{n}", ledger=await rig.bench.open_another()) for n in range(3)]
     for families in [*(one._families for one in schedulers), *(one.aftermath._families for one in parts)]:
         families.remembered.steps_max = steps_max
-    keys = [(parent, workflow, tenant) for parent in "pq" for workflow in ("a", "b") for tenant in ("", "t")][:5]
+    keys: list[Key] = [
+        (parent, workflow, tenant, "gateway") for parent in "pq" for workflow in ("a", "b") for tenant in ("", "t")
+    ][:5]
     worker = await rig.worker("w1", TOPIC)
     fleet = Fleet(rig=rig, rng=random.Random(seed), worker=worker, schedulers=schedulers, parts=parts, keys=keys)
     rig.kernel.answer = fleet.judge

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -31,8 +32,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 class Duty:
     """A service whose passes raise what they are given, one after the other, and then succeed."""
 
-    def __init__(self, name: str, errors: list[Exception], stop: asyncio.Event) -> None:
-        self.name, self.errors, self.stop = name, errors, stop
+    def __init__(self, name: str, errors: Sequence[Exception], stop: asyncio.Event) -> None:
+        self.name, self.errors, self.stop = name, list(errors), stop
 
     async def run_once(self) -> None:
         if self.errors:
@@ -43,7 +44,7 @@ class Duty:
         return 0.0
 
 
-async def served(clock: FakeClock, *duties: list[Exception]) -> None:
+async def served(clock: FakeClock, *duties: Sequence[Exception]) -> None:
     """Services with these failures, until each has succeeded once."""
     rng = random.Random(1)
     stops = [asyncio.Event() for _ in duties]

@@ -14,7 +14,7 @@ from typing import Any, cast
 import asyncpg
 
 from trellis.engine.ledger import Ledger
-from trellis.ledgers.postgres.connection import SERVER_SETTINGS
+from trellis.ledgers.postgres.connection import SESSION_SETTINGS
 from trellis.ledgers.postgres.lanes import Lane, LaneOptions
 from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.ledgers.postgres.turn import Marks, Turner
@@ -132,7 +132,7 @@ async def interleave(order: tuple[str, ...], first: Session, second: Session, wa
 @asynccontextmanager
 async def three_connections(url: str, admin_url: str):
     """Two for the sessions, as the application; one for the watcher."""
-    opened = [await asyncpg.connect(url, server_settings=SERVER_SETTINGS) for _ in range(2)]
+    opened = [await asyncpg.connect(url, server_settings=SESSION_SETTINGS) for _ in range(2)]
     opened.append(await asyncpg.connect(admin_url))
     try:
         yield opened

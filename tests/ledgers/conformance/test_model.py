@@ -299,7 +299,7 @@ class LeasedJobs(RuleBasedStateMachine):
         now, last = self.world.now_s, self.world.last_tick_s
         since = now if last is None else last
         # A lease that was renewed since the last sweep was in an outage only after that.
-        outages = [(job, now - max(since, job.until_s - LENGTH_S)) for job in self.jobs.values() if job.held]
+        outages = [(job, now - max(since, (job.until_s or 0.0) - LENGTH_S)) for job in self.jobs.values() if job.held]
         forgiven = [job for job, outage_s in outages if 2 * outage_s > LENGTH_S]
         assert report.amnesty == len(forgiven)
         self.world.seen["amnesty"] += len(forgiven)

@@ -47,6 +47,8 @@ FEED_BATCHES_NARROWED = 2_000
 """Places that one query looks at when it leaves out the lifecycles of FREQUENT: few events are there, and an index finds them."""
 FREQUENT = frozenset({LEASED_JOB.code, BUS_JOB.code})
 """Lifecycles whose events the index `event_infrequent` leaves out, and so costs nothing for."""
+FEED_EMPTY_BATCHES_MAX = 2_048
+"""Places that are read at once where the ones before them had no events."""
 BEGINNING = (0, 0, 0)
 OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
 COMPLETED = completed_states()
@@ -270,12 +272,13 @@ class Reads:
         query, at_once = (
             (Read.feed_infrequent_events, FEED_BATCHES_NARROWED) if is_narrowed else (Read.feed_events, FEED_BATCHES)
         )
+        places = at_once
         events: list[Event] = []
         positions: list[str] = []
         while len(events) < limit:
             # A place that was read to its end is not read again.
             read_to_end = after[1] == ID_MAX
-            batches = await self.fetch(Read.feed_batches, after[0] + read_to_end, at_once)
+            batches = await self.fetch(Read.feed_batches, after[0] + read_to_end, places)
             if not batches:
                 break
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
@@ -294,12 +297,13 @@ class Reads:
             positions.extend(_position_text((row["pos"], row["id"], row["version"])) for row in found)
             if len(events) >= limit:
                 after = (found[-1]["pos"], found[-1]["id"], found[-1]["version"])
-            elif len(batches) < at_once:
+            elif len(batches) < places:
                 after = (last, ID_MAX, 0)
                 break
             else:
                 # Never beyond `feed_end`, so that who keeps it can tell it from a foreign one.
                 after = (last, ID_MAX, 0)
+                places = at_once if found else min(4 * places, FEED_EMPTY_BATCHES_MAX)
         return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
 
     async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
