@@ -29,7 +29,7 @@ PREFETCH_MAX = 500
 PREFETCH_PER_SLOT = 4
 THREADS_MAX = 256
 THREADS_DEFAULT_MAX = 64
-POLL_S_DEFAULT = 0.4
+POLL_S_DEFAULT = 0.48
 SWEEP_OF_WORKERS = SweepOptions(interval_s=0.5)
 """With the poll on top, a backoff that is over or a slot that was passed over is noticed within a second, hints or not."""
 POLL_S_MAX = 0.5
