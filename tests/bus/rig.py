@@ -222,14 +222,16 @@ class Rig:
     async def submit(self, topic: str = TOPIC, *, job_id: str | None = None, by: str = "gateway", **fields: Any) -> str:
         """A job by the gateway, or by somebody else, which is PENDING then."""
         said = {"job_id": job_id or f"j{next(self.numbers)}", "topic": topic, **fields}
-        answer = await self.put(JobRequest.checked(said), by=by)
+        answer = await self.put(JobRequest.checked(said), by=by, role=Role.GATEWAY)
         assert isinstance(answer, Submitted)
         assert answer.created
         return answer.job_id
 
-    async def put(self, request: JobRequest, *, by: str = "gateway", **how: Any) -> Submitted | Mismatch:
+    async def put(
+        self, request: JobRequest, *, by: str = "gateway", role: Role | None = None, **how: Any
+    ) -> Submitted | Mismatch:
         """A request as it is, also with labels and ids that only the engine may give."""
-        role = Role.RECONCILER if re.search(RESERVED_ID_PATTERN, request.job_id) else Role.GATEWAY
+        role = role or (Role.RECONCILER if re.search(RESERVED_ID_PATTERN, request.job_id) else Role.GATEWAY)
         job = new_bus_job(request, self.topics, trace_id=f"t-{request.job_id}", **how)
         (answer,) = await self.ledger.submit(Actor(role=role, name=by), [job])
         return answer

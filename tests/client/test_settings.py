@@ -41,7 +41,7 @@ def test_what_cannot_be_meant_is_refused(environment: dict[str, str], file: str,
 def test_a_variable_that_names_no_setting_is_a_warning_that_names_the_nearest_one(tmp_path: Path):
     warnings: list[str] = []
     settings = read_settings({"TRELLIS_LEGDER": "x", "TRELLIS_CONCURRENCY": "9"}, tmp_path, warn=warnings.append)
-    assert settings == Settings.model_validate({"concurrency": 9})
+    assert settings.model_dump() == Settings.model_validate({"concurrency": 9}).model_dump()
     assert warnings == ["there is no setting TRELLIS_LEGDER; did you mean TRELLIS_LEDGER? It is ignored."]
 
 
@@ -65,7 +65,8 @@ def test_what_a_cluster_injects_for_a_service_is_passed_over(service: str, tmp_p
         f"{service}_PORT_8420_TCP_ADDR": "10.0.0.7",
     }
     warnings: list[str] = []
-    assert read_settings(injected, tmp_path, warn=warnings.append) == Settings.model_validate({})
+    settings = read_settings(injected, tmp_path, warn=warnings.append)
+    assert settings.model_dump() == Settings.model_validate({}).model_dump()
     assert warnings == []
 
 

@@ -45,8 +45,9 @@ def test_a_run_is_watched_shown_and_decided_about(shell: Shell, working: None):
     assert len(shell.records("runs", "show", run_id)[0]["steps"]) == 4
     waiting = shell.records("proposals", "--state", "pending")
     assert waiting[0]["id"] in shell("proposals")
-    shown = json.loads(shell("proposals", "show", waiting[0]["id"]))
+    shown, end = json.JSONDecoder().raw_decode(text := shell("proposals", "show", waiting[0]["id"]))
     assert {"job_id": shown["id"], **shown} == waiting[0]
+    assert "+++" in text[end:], "then what it would change"
     assert shell.records("proposals", "show", waiting[0]["id"]) == waiting[:1]
     assert shell("proposals", "approve", waiting[0]["id"]).strip() == f"{waiting[0]['id']} is applied"
     assert "10 characters" in shell("proposals", "reject", waiting[1]["id"], "--note", "no", code=2)

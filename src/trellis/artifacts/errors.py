@@ -59,3 +59,5 @@ class ArtifactFinal(Refused):
 
 class ArtifactLost(StoreError):
     """No copy of artifact {artifact} has the bytes that were recorded; bring {key} back from a copy, or run `trellis rebuild --from ledger`."""
+
+    shown = None

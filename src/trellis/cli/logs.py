@@ -45,9 +45,17 @@ class _Json(_Lines):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
+class _StandardError(logging.StreamHandler[Any]):
+    """Writes to whatever standard error is when a line is logged: a program that embeds us may change it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
 def configure_logging(settings: Settings) -> None:
     """Send the program's own log to standard error as the settings want it; other loggers stay as they are."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StandardError()
     handler.setFormatter(_Json() if settings.log_format == "json" else _Lines())
     logger = logging.getLogger(LOGGER)
     logger.handlers[:] = [handler]

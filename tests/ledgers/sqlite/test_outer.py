@@ -17,6 +17,7 @@ from trellis.ledgers.sqlite.ledger import SqliteLedger
 def own(path: Path, ledger: SqliteLedger) -> apsw.Connection:
     """The application's connection to the ledger's file, with a table of its own."""
     connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(5_000)  # the ledger's own writer may be folding back its log
     connection.execute("CREATE TABLE account (name TEXT)")
     return connection
 

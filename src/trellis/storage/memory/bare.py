@@ -172,7 +172,7 @@ def make_repository(path: Path) -> None:
                 for (section, name), value in _SETTINGS.items():
                     config.set((section,), name, value)
                 config.write_to_path()
-            _restrict_tree(made, top)
+            restrict_tree(made, top)
             _sync_tree(made)
             _rename_unless_taken(made, path)
             sync_folder(path.parent)
@@ -217,7 +217,8 @@ def _make_folder(folder: Path, top: int) -> None:
     folder.chmod(folder_mode(top))
 
 
-def _restrict_tree(made: Path, top: int) -> None:
+def restrict_tree(made: Path, top: int) -> None:
+    """Give a folder and everything in it the modes of a repository whose top folder has the mode `top`."""
     for folder, _, names in os.walk(made):
         Path(folder).chmod(folder_mode(top))
         for name in names:

@@ -13,7 +13,7 @@ from dulwich.objects import Blob
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
-from trellis.storage.memory.bare import unavailable_on_os_error
+from trellis.storage.memory.bare import restrict_tree, unavailable_on_os_error
 from trellis.storage.memory.errors import MemoryOfAnother
 from trellis.storage.objects import CREATE, ObjectStore
 
@@ -28,6 +28,8 @@ def repository_id(path: Path, new_id: Callable[[], str]) -> str:
             blob = Blob.from_string(new_id().encode())
             repo.object_store.add_object(blob)
             repo.refs.add_if_new(REF, blob.id)
+            for made in (path / "objects" / blob.id[:2].decode(), path / "refs" / "trellis"):
+                restrict_tree(made, path.stat().st_mode)
         return repo.refs[REF].decode()
 
 
