@@ -31,6 +31,8 @@ SHARED_ITEMS_MAX = 1_000
 QUIET_S = 5.0
 QUIET_COMMITS_MAX = 50
 """A writer that commits no more than so often within `QUIET_S` has little to do."""
+PAGE_BYTES = 4096 + 24
+"""A page in the log, with its header."""
 QUIET_PAGES_MAX = 64
 """Pages of the write-ahead log that a quiet writer leaves there."""
 
@@ -262,7 +264,10 @@ class Lane:
             call.error = typed(error, self._url, committing=committing)
 
     def _fold_back_when_quiet(self) -> None:
-        """Move what the log holds into the database and empty the log, unless somebody reads it just now."""
+        """Move what the log holds into the database, so that the next commits write over it from its beginning.
+
+        A passive checkpoint waits for nobody and holds up nobody: neither readers nor a writer on another connection.
+        """
         changes = self._connection.total_changes()
         if self._room is None or changes == self._changes:
             return
@@ -273,13 +278,16 @@ class Lane:
             return
         quiet = self._commits <= QUIET_COMMITS_MAX
         self._quiet_since, self._commits = now, 0
+        # Where the log begins anew it is cut to this; a busy writer would only have to extend it again.
+        limit = QUIET_PAGES_MAX * PAGE_BYTES if quiet else -1
+        self._db.execute(f"PRAGMA journal_size_limit = {limit}")
         if not quiet:
             return
         self._connection.set_busy_handler(None)
         try:
             pages, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             if pages > QUIET_PAGES_MAX:
-                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.Error:  # a reader or another writer is there: the next one does it
             pass
         finally:

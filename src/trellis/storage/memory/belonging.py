@@ -13,6 +13,7 @@ from dulwich.objects import Blob
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
+from trellis.engine.private_files import file_mode, folder_mode
 from trellis.storage.memory.bare import restrict_tree, unavailable_on_os_error
 from trellis.storage.memory.errors import MemoryOfAnother
 from trellis.storage.objects import CREATE, ObjectStore
@@ -28,8 +29,11 @@ def repository_id(path: Path, new_id: Callable[[], str]) -> str:
             blob = Blob.from_string(new_id().encode())
             repo.object_store.add_object(blob)
             repo.refs.add_if_new(REF, blob.id)
-            for made in (path / "objects" / blob.id[:2].decode(), path / "refs" / "trellis"):
-                restrict_tree(made, path.stat().st_mode)
+            top, name = path.stat().st_mode, blob.id.decode()
+            restrict_tree(path / "refs" / "trellis", top)
+            shard = path / "objects" / name[:2]
+            shard.chmod(folder_mode(top))
+            (shard / name[2:]).chmod(file_mode(top) & 0o444)
         return repo.refs[REF].decode()
 
 
