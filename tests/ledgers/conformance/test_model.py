@@ -109,6 +109,8 @@ class LeasedJobs(RuleBasedStateMachine):
         self.jobs: dict[JobId, Modelled] = {}
         self.leases: list[Lease] = []
         self.effects: dict[tuple[JobId, int], tuple[Transition, int]] = {}
+        self.overtaken: set[tuple[JobId, int]] = set()
+        """Epochs in which somebody else moved the job after its holder had let it go."""
         """The last step a holder made with its epoch, and the version of that step."""
         # Each example begins just after a sweep, so that it does not depend on the one before.
         self.run(self.rig.sweep())
@@ -207,7 +209,10 @@ class LeasedJobs(RuleBasedStateMachine):
             return
         # Who repeats a start goes on to run the job, so that its lease must still be good.
         still = current or LEASED.by_name[made.target].phase is not StatePhase.HELD
-        if made == declared and still:
+        if made == declared and (lease.job_id, lease.epoch) in self.overtaken:
+            # The holder's step is no longer the last of its epoch: it may be told that its lease is over, which is true.
+            assert outcome in {LeaseLost(lease), Applied(version=version, repeated=True)}
+        elif made == declared and still:
             assert outcome == Applied(version=version, repeated=True)
             self.world.seen["repeated"] += 1
         elif made.trigger == "stop" and declared.target == "queued":
@@ -255,6 +260,7 @@ class LeasedJobs(RuleBasedStateMachine):
             assert answer.state == job.state
             return
         self.world.seen["held cancelled" if job.held else "waiting cancelled"] += 1
+        self.overtaken |= set() if job.held else {(job.job_id, job.epoch)}
         job.epoch += job.held
         job.due_s = None
         job.take(Trigger.CANCEL)
@@ -278,6 +284,7 @@ class LeasedJobs(RuleBasedStateMachine):
     def requeue(self, job: Modelled) -> None:
         (answer,) = self.run(self.rig.ledger.requeue(ADMIN, [job.job_id], self.rig.request(), limit=1, cause=None))
         if job.state in {"failed", "dead_lettered"}:
+            self.overtaken.add((job.job_id, job.epoch))
             job.take(Trigger.REQUEUE)
             self.world.seen["requeued"] += 1
             assert isinstance(answer, Moved)

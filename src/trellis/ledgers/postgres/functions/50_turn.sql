@@ -119,13 +119,14 @@ begin
     if t.id = o.id then
       return query select 3::smallint, o.id, t.version;
     else
-      -- A step that let go of a job to be cancelled left the cancel in its place, one epoch on, in the holder's name.
+      -- A step that let go of a job to be cancelled left the cancel in its place, as the first event one epoch on, in the holder's name.
       return query select coalesce(c.kind, r.kind), r.id, coalesce(c.version, r.version)
         from _was_applied(o.id, o.epoch, x.source, x.target, x.event, o.version, o.finalizes, o.later) r
         left join lateral (select 2::smallint as kind, e.version from event e join transition n on n.lifecycle = e.lifecycle
                               and n.source = e.from_state and n.trigger = 'cancel' and n.target = e.to_state and n.event = e.type
                             where s.phase = 0 and e.id = o.id and e.epoch = o.epoch + 1 and e.actor = p_actor
                               and e.from_state = o.source and e.request is null and (o.version is null or e.version = o.version + 1)
+                              and not exists (select from event b where b.id = e.id and b.version = e.version - 1 and b.epoch = e.epoch)
                             order by e.version limit 1) c on true;
     end if;
     t := null;
