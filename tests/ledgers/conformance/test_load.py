@@ -210,7 +210,7 @@ class Keyed:
 
 @pytest.mark.requirement("D49", "JQ-7", "DJ-2", "DJ-8")
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("per_key", [200, pytest.param(500, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("per_key", [100, pytest.param(500, marks=pytest.mark.prove)])
 async def test_keyed_work_never_exceeds_its_limits_and_all_of_it_gets_done(rig: Rig, per_key: int):
     keyed = Keyed(rig, per_key)
     rig.key_limits = keyed.limits

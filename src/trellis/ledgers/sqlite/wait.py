@@ -140,7 +140,8 @@ class CommitWatch:
                 self._on_commit()
                 if newest != before:
                     self._on_events()
-                pause_s, written_s = POLL_S, 0.0 if file is not None else written_s
+                # One commit comes rarely alone: while others follow, they are looked for at the pace of POLL_S.
+                pause_s, written_s = POLL_S, WRITING_S
             if file is None or written_s > 0:
                 self._closed.wait(pause_s)
                 written_s, pause_s = written_s - pause_s, min(2 * pause_s, POLL_S)
