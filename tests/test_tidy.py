@@ -23,6 +23,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "worker/runners.py": "whatever user code raises is the outcome of its job",
     "worker/threads.py": "whatever user code raises is the outcome of its job",
     "engine/batching.py": "a batch that breaks must tell every caller that waits for it",
+    "ledgers/postgres/connection.py": "closes what a failed opening opened, then raises",
     "ledgers/postgres/ledger.py": "closes what a failed opening opened, then raises",
     "ledgers/sqlite/lanes.py": "a batch that breaks must tell every caller that waits for it",
     "ledgers/sqlite/ledger.py": "closes what a failed opening opened, then raises",

@@ -49,7 +49,7 @@ class _StandardError(logging.StreamHandler[Any]):
     """Writes to whatever standard error is when a line is logged: a program that embeds us may change it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.setStream(sys.stderr)
+        self.stream = sys.stderr  # not setStream, which flushes the one before: that may be closed
         super().emit(record)
 
 

@@ -196,9 +196,10 @@ def has_worked_on(events: Sequence[Event], name: str) -> bool:
 async def scoped_key(ledger: Ledger, job: NewJob, owner: str) -> NewJob:
     """The job under its idempotency key, which is its owner's alone: what others name the same is another key.
 
-    A key that the same owner used before keys were apart keeps its meaning.
+    A key that the same owner used before keys were apart keeps its meaning. What undoes a job is made once, whoever asks for it
+    of those who may.
     """
-    if job.idempotency_key is None:
+    if job.idempotency_key is None or job.compensates is not None:
         return job
     earlier = await ledger.answered(job.idempotency_scope, job.idempotency_key, job.fingerprint)
     there = None if earlier is None else await ledger.job(earlier.job_id)

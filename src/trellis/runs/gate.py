@@ -28,6 +28,9 @@ def run_key(slug: str) -> str:
     return f"{KEY}{slug}"
 
 
+PAGE_PAUSE_S = 0.2
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
     """What one pass did."""
@@ -59,11 +62,14 @@ class AgentGate:
         return Opened(agents=tuple(opened))
 
     def pause_s(self, report: Opened) -> float:  # noqa: ARG002 - the shape of every service
-        """Always the same."""
-        return self.poll_s
+        """Soon while there are more pages to look at."""
+        return self.poll_s if self._cursor is None else PAGE_PAUSE_S
 
     async def _is_to_open(self, key: str) -> bool:
-        """Whether nobody has a place of this key although its agent may run. Else its runs only wait for each other."""
+        """Whether nobody has a place of this key although its agent may run. Else its runs only wait for each other.
+
+        The status of the agent alone decides: whoever wants its runs to wait pauses the agent, not the key.
+        """
         for place in (Place.HELD, Place.READY):
             where = JobFilter(lifecycle=RUN.name, concurrency_key=key, place=place)
             if (await self.ledger.jobs(where, limit=1)).jobs:

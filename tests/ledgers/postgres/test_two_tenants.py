@@ -13,7 +13,20 @@ import pytest
 
 from tests.ledgers.conformance.rig import WORKER
 from tests.servers.postgres import PostgresServer
-from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Move, NewJob, RequestId, Turn, TypeClaim
+from trellis.engine.jobs import (
+    Actor,
+    Advance,
+    Claim,
+    ClaimId,
+    JobId,
+    JobKey,
+    Lease,
+    Move,
+    NewJob,
+    RequestId,
+    Turn,
+    TypeClaim,
+)
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.ledgers import open_ledger
@@ -269,3 +282,61 @@ async def test_a_submitters_login_is_refused_what_operators_and_services_do(tena
             await tenants.rival.execute(statement)
     requeue = await tenants.rival.fetch(f"SELECT outcome FROM trellis.requeue({me}, array['{job_id}'], 'r', 'x')")
     assert [row["outcome"] for row in requeue] in ([], ["actor"], ["undeclared"])
+
+
+@pytest.mark.requirement("D62", "D55")
+async def test_a_worker_steps_with_leases_of_its_own_login_only(tenants: Tenants, postgres_server: PostgresServer):
+    job_id = await tenants.submit()
+    await worked(tenants, end=False)
+    admin = await asyncpg.connect(tenants.rival_url.replace(RIVAL, "postgres"))
+    await admin.execute("INSERT INTO trellis.authority VALUES ($1, $2)", RIVAL, Role.WORKER.code)
+    await admin.close()
+    rival = await open_ledger(tenants.rival_url)
+    try:
+        held = await rival.job(job_id)
+        assert held is not None
+        key = await tenants.rival.fetchval("SELECT id FROM trellis.job WHERE job_id = $1", job_id)
+        lease = Lease(key=JobKey(int(key or 0)), epoch=held.epoch, job_id=job_id, lifecycle="leased-job")
+        for trigger in ("complete", "fail", "release"):
+            step = Advance(
+                lease=lease, source="running", trigger=trigger, result=b"1" if trigger == "complete" else None
+            )
+            with pytest.raises(Exception, match="does not hold these jobs"):
+                await rival.turn(Turn(actor=WORKER, advances=(step,)))
+    finally:
+        await rival.close()
+    assert await tenants.ledger.job(job_id) == held
+
+
+@pytest.mark.requirement("D62")
+async def test_a_login_cannot_take_the_id_of_a_job_that_it_does_not_submit(tenants: Tenants):
+    me = await tenants.rival.fetchval("SELECT trellis.register_actor('x', $1::smallint)", SUBMITTER)
+    job = await tenants.rival.fetchval("SELECT lifecycle FROM trellis.lifecycle WHERE name = 'leased-job'")
+    bus = await tenants.rival.fetchval("SELECT lifecycle FROM trellis.lifecycle WHERE name = 'bus-job'")
+    submit = (
+        "SELECT * FROM trellis.submit_keyed($1, array[$2::smallint], array['mine'], array[trellis.type_id('ship')],"
+        " array[1::smallint], array['1'::bytea], array[5::smallint], array[3::smallint], array[0::float8],"
+        " array[null::timestamptz], array[null::float8], array[null::text], array[null::text], array[null::text],"
+        " array[null::text], array[null::text], array[null::int], array['job_id'], array[$3], array['f'::bytea], false,"
+        " array[true], array[null::int])"
+    )
+    with pytest.raises(asyncpg.PostgresError, match="reserved by the job"):
+        await tenants.rival.fetch(submit, me, job, "acme-1")
+    with pytest.raises(asyncpg.PostgresError, match="through the gateway"):
+        await tenants.rival.fetch(submit, me, bus, "mine")
+    assert [row["outcome"] for row in await tenants.rival.fetch(submit, me, job, "mine")] == ["created"]
+
+
+@pytest.mark.requirement("D62")
+async def test_requeue_says_nothing_of_anothers_job(tenants: Tenants):
+    job_id = await tenants.submit()
+    me = await tenants.rival.fetchval("SELECT trellis.register_actor('x', $1::smallint)", SUBMITTER)
+    assert await tenants.rival.fetch("SELECT * FROM trellis.requeue($1, array[$2], 'r', 'x')", me, job_id) == []
+
+
+@pytest.mark.requirement("D62", "D6")
+async def test_a_login_that_holds_a_lock_of_its_own_does_not_stop_the_feed(tenants: Tenants):
+    await tenants.rival.execute("SELECT pg_advisory_lock(hashtext('trellis.feed'))")
+    job_id = await tenants.submit()
+    page = await tenants.ledger.feed(None, limit=10)
+    assert [event.job_id for event in page.events] == [job_id]

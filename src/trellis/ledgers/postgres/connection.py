@@ -170,9 +170,13 @@ async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> Conne
     try:
         # Without a cache no statement gets a name: the session that knows the name may be another's by then.
         made = await _open(url, timeout_s, settings, statement_cache_size=0)
-        async with asyncio.timeout(timeout_s):
-            await made.execute(f"begin; {LOCAL_SETTINGS}")
-            await made.execute("commit")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await made.execute(f"begin; {LOCAL_SETTINGS}")
+                await made.execute("commit")
+        except BaseException:
+            made.terminate()  # else it stays in the pooler's line, and takes a session when its turn comes
+            raise
     except asyncpg.PostgresConnectionError as error:
         if not _POOLER_REFUSES.search(str(error)):
             raise

@@ -67,6 +67,9 @@ async def _migrate(
     before = await stored_version(connection)
     if before > schema_version():
         raise LedgerNotMigrated(found=before, needed=schema_version(), url="<a newer program's ledger>")
+    if 0 < before < schema_version():
+        # In the order in which the verbs take them: whoever works meanwhile waits, and neither waits for the other.
+        await connection.execute("lock table job, ready, resting, parked, lease, ended, event in access exclusive mode")
     applied: list[str] = []
     for name, text in list(sql_files("migrations"))[before:]:
         await connection.execute(text)

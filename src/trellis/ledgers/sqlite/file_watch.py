@@ -40,7 +40,12 @@ class FileWatch:
         if libc.inotify_add_watch(notify, os.fsencode(path), IN_MODIFY) < 0:
             os.close(notify)
             return None
-        return cls(notify, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        try:
+            stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:  # no descriptor is left
+            os.close(notify)
+            return None
+        return cls(notify, stop)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the file was written or `interrupt` was called; False after the time."""

@@ -280,11 +280,11 @@ class Lane:
         self._quiet_since, self._commits = now, 0
         # Where the log begins anew it is cut to this; a busy writer would only have to extend it again.
         limit = QUIET_PAGES_MAX * PAGE_BYTES if quiet else -1
-        self._db.execute(f"PRAGMA journal_size_limit = {limit}")
-        if not quiet:
-            return
         self._connection.set_busy_handler(None)
         try:
+            self._db.execute(f"PRAGMA journal_size_limit = {limit}")
+            if not quiet:
+                return
             pages, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             if pages > QUIET_PAGES_MAX:
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)

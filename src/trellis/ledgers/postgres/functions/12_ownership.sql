@@ -30,6 +30,27 @@ set search_path from current as $$
       or owns(p_id)
 $$;
 
+-- A limited login steps with leases of its own only, unless its role may change every job: an epoch can be read by whoever may read jobs.
+create or replace function _check_holder(p_role smallint, p_ids bigint[]) returns void language plpgsql stable
+set search_path from current as $$
+begin
+  if _is_limited() and exists (
+       select from lease d join actor o on o.id = d.owner where d.id = any(p_ids) and o.db_role <> session_user)
+     and not exists (select from rule_grant r where r.rule = 'jobs.update' and r.role = p_role and r.reach = 'yes') then
+    raise exception 'database role % does not hold these jobs', session_user using errcode = 'TR002';
+  end if;
+end $$;
+
+-- A login that reaches its own jobs only submits plain jobs: requests on topics name parties and links that the gateway checks.
+create or replace function _check_lifecycle(p_role smallint, p_lifecycles smallint[]) returns void language plpgsql stable
+set search_path from current as $$
+begin
+  if _is_limited() and exists (select from rule_grant r where r.rule = 'jobs.read' and r.role = p_role and r.reach = 'own')
+     and exists (select from lifecycle l where l.lifecycle = any(p_lifecycles) and l.name = 'bus-job') then
+    raise exception 'database role % submits jobs on topics through the gateway or the bus', session_user using errcode = 'TR002';
+  end if;
+end $$;
+
 -- A limited login links its jobs to its own jobs only: a child is undone and cancelled with its parent, and a compensation is written
 -- into the history of the job that it undoes.
 create or replace function _check_links(p_role smallint, p_job_ids text[]) returns void language plpgsql stable

@@ -20,7 +20,7 @@ declare
   no bigint;
   may_rest boolean;
 begin
-  perform _check_links(a.role, p_parents);
+  perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, p_parents);
   perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role);
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   may_rest := l.initial_claimable or _is_timed(p_lifecycle, l.initial);
@@ -200,10 +200,14 @@ declare
   i int;
 begin
   perform lock_waiting(array(select u.name from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null));
-  perform _check_links(a.role, p_parents || p_compensates);
+  perform _check_lifecycle(a.role, p_lifecycles), _check_links(a.role, p_parents || p_compensates);
+  if exists (select from unnest(p_scopes, p_keys, p_job_ids) u(scope, key, job_id) where u.scope = 'job_id' and u.key is distinct from u.job_id) then
+    raise exception 'a job id is reserved by the job that has it' using errcode = 'TR004';
+  end if;
   if _is_limited() then
     p_ckeys := array(select _of_login(u.name) from unnest(p_ckeys) with ordinality u(name, n) order by u.n);
-    p_scopes := array(select case when u.name = 'job_id' then u.name else _of_login(u.name) end
+    -- What undoes a job is made once, whoever asks for it: that job is the login's own.
+    p_scopes := array(select case when u.name = 'job_id' or p_compensates[u.n] is not null then u.name else _of_login(u.name) end
                         from unnest(p_scopes) with ordinality u(name, n) order by u.n);
   end if;
   at := trellis.now();

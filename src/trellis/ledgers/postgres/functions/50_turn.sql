@@ -66,6 +66,7 @@ declare
   t token;
   cancelled int;
 begin
+  perform _check_holder(p_role, array(select (u.step ->> 'id')::bigint from jsonb_array_elements(p_others) u(step)));
   for o in select * from jsonb_to_recordset(p_others) as r(
       id bigint, epoch int, lifecycle smallint, source smallint, trigger text, delay float8, spare boolean, cause text, data text,
       result text, ttl float8, reason text, stage text, error text, version int, finalizes text, guarded boolean, n int, later int)
@@ -187,6 +188,7 @@ declare
   c claimed;
 begin
   select f.* into l from lifecycle f where f.lifecycle = p_lifecycle;
+  perform _check_holder(a.role, coalesce(p_starts, '{}') || coalesce(p_done, '{}'));
   if p_starts is not null then
     batch_no := coalesce(batch_no, _open_batch());
     with x as (

@@ -159,7 +159,7 @@ declare
   j record;
 begin
   for j in select b.id, b.job_id, b.lifecycle from unnest(p_job_ids) with ordinality u(job_id, n) join job b on b.job_id = u.job_id
-            order by b.id loop
+            where _within_reach(a.role, b.id) order by b.id loop
     return query select j.job_id, m.outcome, j.id, j.lifecycle, m.source, m.target, m.version, m.epoch
       from _move_one(j.id, null, 'requeue', p_actor, a.role, now_at, batch_no, p_request, null, null, null, null, p_cause, null, null,
                      null, null) m;

@@ -6,10 +6,11 @@ declare
   horizon bigint;
   before bigint;
 begin
-  if not pg_try_advisory_xact_lock(hashtext('trellis.feed')) then return; end if;
   horizon := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
   if not exists (select from batch b where b.xid < horizon) then return; end if;
-  select f.pos into before from feed_end f;
+  -- One at a time. A row that only the ledger's functions can lock: an advisory lock anybody could take, and hold.
+  select f.pos into before from feed_end f for update skip locked;
+  if not found then return; end if;
   with over as (
     delete from batch b where b.no = any(array(select o.no from batch o where o.xid < horizon order by o.no limit 10000)) returning b.no
   ), placed as (
