@@ -228,6 +228,11 @@ class Lifecycle:
         """The one transition a trigger pulls in a state."""
         return {(t.source, t.trigger): t for t in self.transitions}
 
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """The stored number of each state: its place in the declaration, from 1."""
+        return {state.name: code for code, state in enumerate(self.states, start=1)}
+
     @property
     def initial(self) -> State:
         """The state a submit makes."""
@@ -235,7 +240,7 @@ class Lifecycle:
 
     def code_of(self, state: str | None) -> int:
         """The stored number of a state; 0 for a job that does not exist yet."""
-        return 0 if state is None else self.states.index(self.by_name[state]) + 1
+        return 0 if state is None else self.codes[state]
 
     def state_of(self, code: int) -> State:
         """The state behind a stored number."""

@@ -7,6 +7,7 @@ gets SELECT and EXECUTE, so that the database can refuse what the functions do n
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Literal, LiteralString, cast
 
@@ -39,8 +40,9 @@ def sql_files(folder: Literal["migrations", "functions"]) -> Iterable[tuple[str,
             yield entry.name, cast("LiteralString", entry.read_text(encoding="utf-8"))
 
 
+@cache
 def schema_version() -> int:
-    """The schema version this program needs."""
+    """The schema version this program needs. Asked at every opening, so the folder is read once."""
     return len(list(sql_files("migrations")))
 
 

@@ -1,8 +1,8 @@
 """Loads the lifecycles into the tables the triggers read, when they differ from what is there. Additive only (DJ-22)."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import astuple
+from functools import cache
 from typing import LiteralString
 
 from trellis.engine.errors import LedgerNotMigrated
@@ -45,19 +45,21 @@ def load_contract(connection: Database, url: str) -> None:
     connection.executemany(_Sql.put_role, [(role.code, role.value) for role in Role])
     connection.executemany(_Sql.put_event_type, list(enumerate(EVENT_TYPES, start=1)))
     connection.executemany(_Sql.put_state, [_state(row) for row in state_rows()])
-    connection.executemany(_Sql.put_arrow, list(arrow_rows()))
-    connection.executemany(_Sql.put_finalizer, list(finalizer_rows()))
+    connection.executemany(_Sql.put_arrow, arrow_rows())
+    connection.executemany(_Sql.put_finalizer, finalizer_rows())
     connection.execute(_Sql.end_loading)
     connection.execute(_Sql.write_hash, (wanted,))
 
 
+@cache
 def contract_hash() -> str:
-    """What tells one set of lifecycles from another."""
+    """What tells one set of lifecycles from another. Asked at every opening, the same for the whole life of a process."""
     rows = [repr(astuple(row)) for source in (lifecycle_rows(), state_rows(), transition_rows()) for row in source]
     return hashlib.sha256("\n".join([*rows, *EVENT_TYPES, *Role]).encode()).hexdigest()
 
 
-def arrow_rows() -> Iterator[ArrowRow]:
+@cache
+def arrow_rows() -> tuple[ArrowRow, ...]:
     """One row for each (lifecycle, source, target, event type); the roles of transitions that share it are joined."""
     states = {(row.lifecycle, row.state): row for row in state_rows()}
     arrows: dict[int, ArrowRow] = {}
@@ -66,10 +68,11 @@ def arrow_rows() -> Iterator[ArrowRow]:
         known = arrows.get(row[0], row)
         assert known[2] == row[2], f"two transitions share an event and differ in what they open: {t}"
         arrows[row[0]] = (row[0], known[1] | row[1], *row[2:])
-    yield from arrows.values()
+    return tuple(arrows.values())
 
 
-def finalizer_rows() -> Iterator[FinalizerRow]:
+@cache
+def finalizer_rows() -> tuple[FinalizerRow, ...]:
     """The completion of a job with an artifact and the finalization of one; what tells them must not need the lifecycle."""
     rows: dict[int, FinalizerRow] = {}
     for t in transition_rows():
@@ -77,7 +80,7 @@ def finalizer_rows() -> Iterator[FinalizerRow]:
             step = (t.source * 16 + t.target) * 256 + t.event
             assert step not in rows, f"another lifecycle has a step of the same numbers: {t}"
             rows[step] = (step, t.lifecycle, t.source, t.target, t.event, int(t.finalizes))
-    yield from rows.values()
+    return tuple(rows.values())
 
 
 def arrow_code(lifecycle: int, source: int, target: int, event: int) -> int:

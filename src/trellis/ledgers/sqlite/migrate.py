@@ -1,6 +1,7 @@
 """Brings a file to this program's schema: numbered `.sql` files, applied in order, each once, in one transaction."""
 
 import re
+from functools import cache
 from importlib import resources
 from typing import LiteralString
 
@@ -22,6 +23,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/migrate.sql"):
     nobody_restores: LiteralString
 
 
+@cache
 def migrations() -> dict[int, str]:
     """The text of every migration by its number; the numbers are 1, 2, 3, … without a gap."""
     folder = resources.files("trellis.ledgers.sqlite").joinpath("migrations")
