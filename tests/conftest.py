@@ -16,7 +16,7 @@ from tests.servers.postgres import PostgresBinaries, PostgresServer, available_s
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.requirement_report", "tests.serial"]
+pytest_plugins = ["tests.requirement_report", "tests.quiet"]
 
 os.environ.setdefault("TRELLIS_PORT", "0")  # several gateways run at the same time
 # The suite starts some hundred interpreters: what one of them has compiled is kept for the others, whatever the habit of this machine.

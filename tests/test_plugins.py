@@ -33,19 +33,19 @@ REQUIREMENTS = """
         pass
 """
 
-ALONE = """
+APART = """
     import os, pathlib, pytest
 
     running = pathlib.Path(os.environ["RUNNING"])
 
     @pytest.mark.parametrize("number", range(20))
-    @pytest.mark.parametrize("kind", ["among", pytest.param("alone", marks=pytest.mark.serial)])
+    @pytest.mark.parametrize("kind", ["busy", pytest.param("quiet", marks=pytest.mark.quiet)])
     def test_runs(kind, number):
         own = running / f"{kind}-{number}"
         own.touch()
         for _ in range(200):  # long enough to be seen
             seen = [path.name for path in running.iterdir()]
-            assert seen == [own.name] if kind == "alone" else not any(name.startswith("alone") for name in seen)
+            assert {name.partition("-")[0] for name in seen} == {kind}
         own.unlink()
 """
 
@@ -53,12 +53,12 @@ ALONE = """
 FIRST = """
     import pytest
 
-    @pytest.mark.serial
+    @pytest.mark.quiet
     def test_a(): pass
 
     def test_b(): pass
 
-    @pytest.mark.serial
+    @pytest.mark.quiet
     def test_c(): pass
 
     def test_d(): pass
@@ -70,11 +70,11 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     """Runs a small suite with the plugins, in processes of its own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the others take longer to load than these tests
-    pytester.makeini("[pytest]\nmarkers =\n  requirement(*ids)\n  serial\n")
+    pytester.makeini("[pytest]\nmarkers =\n  requirement(*ids)\n  quiet\n")
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(source)
-        plugins = ["-p", "xdist", "-p", "tests.requirement_report", "-p", "tests.serial"]
+        plugins = ["-p", "xdist", "-p", "tests.requirement_report", "-p", "tests.quiet"]
         return pytester.runpytest_subprocess(*plugins, *options)
 
     return run
@@ -100,13 +100,13 @@ def test_an_unknown_requirement_fails_the_collection(suite, workers: str):
     assert result.parseoutcomes().get("passed", 0) == 0
 
 
-def test_serial_tests_run_alone(suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_quiet_tests_run_beside_each_other_alone(suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RUNNING", str(tmp_path))
-    result = suite(ALONE, "-n", "2", "--dist", "worksteal")
+    result = suite(APART, "-n", "2", "--dist", "worksteal")
     result.assert_outcomes(passed=40)
 
 
-def test_serial_tests_come_last(suite):
+def test_quiet_tests_come_last(suite):
     result = suite(FIRST, "-n", "1", "-v")
     order = [line.partition("::")[2].strip() for line in result.outlines if "PASSED" in line and "::" in line]
     assert order == ["test_b", "test_d", "test_a", "test_c"]

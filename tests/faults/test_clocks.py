@@ -23,7 +23,7 @@ from trellis.ledgers import open_ledger
 HOUR_S = 3600.0
 
 
-@pytest.mark.serial
+@pytest.mark.quiet
 @pytest.mark.requirement("D2", "D33")
 async def test_workers_whose_clocks_are_an_hour_off_are_as_safe_as_any(
     fault_server: PostgresServer, timed_database: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace

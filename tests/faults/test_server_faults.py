@@ -35,7 +35,7 @@ LEASE_S, HEARTBEAT_S = 2.0, 0.5
 OUTAGE_LEASES = 3
 HASTY = LaneOptions(call_timeout_s=1.0, outcome_window_s=1.0, connect_timeout_s=1.0)
 
-pytestmark = [pytest.mark.serial]
+pytestmark = [pytest.mark.quiet]
 
 
 @pytest.fixture

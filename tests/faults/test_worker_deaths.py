@@ -40,7 +40,7 @@ NOISE_S = 0.3
 (docs/explanation/faults.md) the slowest job was free after 1.83 s, and the slowest claim by a waiting worker came after 1.98 s.
 """
 
-pytestmark = [pytest.mark.serial]
+pytestmark = [pytest.mark.quiet]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -153,7 +153,7 @@ async def test_listeners_that_reconnect_at_random_see_every_event_once_and_in_or
 
 
 @pytest.mark.prove
-@pytest.mark.serial
+@pytest.mark.quiet
 @pytest.mark.timeout(600)
 @pytest.mark.requirement("RUN-5", "PIPE-13", "D6")
 async def test_a_hundred_listeners_see_ten_thousand_events_of_four_processes_once_and_in_order(

@@ -27,7 +27,7 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock
 
-pytestmark = [pytest.mark.serial, pytest.mark.requirement("BUS-1", "BUS-3", "BUS-5", "BUS-7", "D29")]
+pytestmark = [pytest.mark.quiet, pytest.mark.requirement("BUS-1", "BUS-3", "BUS-5", "BUS-7", "D29")]
 
 TOPICS: dict[str, Any] = {
     ONCE: {"lease_s": 60},

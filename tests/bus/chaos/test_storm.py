@@ -14,7 +14,7 @@ from tests.faults.fleet import Nursery
 from tests.servers.nats import LEFT_BEHIND
 
 pytestmark = [
-    pytest.mark.serial,
+    pytest.mark.quiet,
     pytest.mark.requirement("BUS-2", "BUS-10", "BUS-11", "BUS-12", "D29", "D30"),
     pytest.mark.filterwarnings(LEFT_BEHIND),
 ]

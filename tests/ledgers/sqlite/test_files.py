@@ -91,7 +91,7 @@ def test_a_file_this_user_may_not_write_is_refused(path: Path, shell: Shell):
         asyncio.run(open_ledger(f"sqlite:///{path}"))
 
 
-@pytest.mark.serial
+@pytest.mark.quiet
 def test_a_file_on_a_device_that_is_read_only_is_refused(device: Path):
     path = device / "ledger.db"
     migrate_file(parse_url(f"sqlite:///{path}"))
@@ -115,7 +115,7 @@ async def test_a_full_disk_is_said_and_forgotten_when_there_is_room(tmp_path: Pa
     await ledger.close()
 
 
-@pytest.mark.serial
+@pytest.mark.quiet
 async def test_a_full_device_is_said_and_forgotten_when_there_is_room(device: Path):
     ledger = await SqliteLedger.open(f"sqlite:///{device}/ledger.db", clock=lambda: 1.8e9)
     with pytest.raises(LedgerFull):

@@ -29,7 +29,7 @@ TAG = "zombie"
 UNFENCED = {"lease_s": 600.0, "heartbeat_s": 200.0, "renews": False}
 """A zombie that does not know how long it stood still: it goes on, and only others can refuse it."""
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.quiet, pytest.mark.timeout(300)]
 
 
 async def zombie_of(story: Story, stop_at: str) -> Running:

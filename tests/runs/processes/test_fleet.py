@@ -41,7 +41,7 @@ BUSY_S = 1.5
 """What a machine may add that runs a whole suite."""
 AUDIT_PAGE = 1_000
 
-pytestmark = [pytest.mark.serial]
+pytestmark = [pytest.mark.quiet]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
