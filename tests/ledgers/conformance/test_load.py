@@ -150,6 +150,7 @@ async def test_a_thousand_jobs_of_mixed_fate_have_one_event_for_each_transition(
 
 
 KEYS = 20
+CLAIMED_AT_ONCE = 4
 
 
 class Keyed:
@@ -175,7 +176,7 @@ class Keyed:
         worker, finished, turn = actor(Role.WORKER, f"worker-{number}"), (), 0
         while not self.finished:
             turn += 1
-            claim = Claim(claim_id=ClaimId(f"{number}-{turn}"), types=WORK, start=4)
+            claim = Claim(claim_id=ClaimId(f"{number}-{turn}"), types=WORK, start=CLAIMED_AT_ONCE)
             result = await _take(ledger, Turn(actor=worker, advances=finished, claim=claim))
             self.count(finished, result.outcomes)
             kept = [one for one in result.claimed if not self.abandons(one)]
@@ -210,8 +211,11 @@ class Keyed:
 
 @pytest.mark.requirement("D49", "JQ-7", "DJ-2", "DJ-8")
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("per_key", [100, pytest.param(500, marks=pytest.mark.prove)])
-async def test_keyed_work_never_exceeds_its_limits_and_all_of_it_gets_done(rig: Rig, per_key: int):
+@pytest.mark.parametrize(
+    "per_key, claimers", [(100, 16), pytest.param(500, CLAIMERS, marks=pytest.mark.prove)], ids=["100", "500"]
+)
+async def test_keyed_work_never_exceeds_its_limits_and_all_of_it_gets_done(rig: Rig, per_key: int, claimers: int):
+    """Also with the fewest claimers there is room for more jobs than the limits allow."""
     keyed = Keyed(rig, per_key)
     rig.key_limits = keyed.limits
     for _ in range(per_key // 50):
@@ -223,8 +227,9 @@ async def test_keyed_work_never_exceeds_its_limits_and_all_of_it_gets_done(rig: 
             for key, limit in keyed.limits.items()
         ]
         await rig.ledger.submit(SUBMITTER, jobs)
-    ledgers = await asyncio.gather(*(rig.reopen() for _ in range(CLAIMERS)))
+    ledgers = await asyncio.gather(*(rig.reopen() for _ in range(claimers)))
     rig.others += ledgers
+    assert claimers * CLAIMED_AT_ONCE > sum(keyed.limits.values())
     await asyncio.gather(keyed.watch(), *(keyed.claimer(number, ledger) for number, ledger in enumerate(ledgers)))
     assert keyed.over == []
     assert keyed.abandoned >= per_key // 10, "some claimers fell silent"
