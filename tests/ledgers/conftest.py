@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.ledgers.conformance.opening import CLOCKED_TEMPLATE, LOGIN, postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import Rig
 from tests.servers.postgres import PostgresBinaries, PostgresServer, available_servers, running_postgres
+from tests.servers.warm_connections import WarmConnections, keeping_connections
 
 KINDS = ("sqlite", "postgres")
 OLDEST = 15
@@ -38,6 +40,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("rig_server", kinds, indirect=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a rig share one event loop, because connections to a server are kept from one to the next."""
+    for item in items:
+        if "rig_server" in getattr(item, "fixturenames", ()) and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
 @pytest.fixture
 def rig_server(request: pytest.FixtureRequest) -> tuple[str, PostgresServer | None]:
     """The kind of ledger, and the server it needs. Not async: starting one runs an event loop of its own."""
@@ -46,8 +55,16 @@ def rig_server(request: pytest.FixtureRequest) -> tuple[str, PostgresServer | No
     return request.param, request.getfixturevalue(fixture) if fixture else None
 
 
-@pytest.fixture
-async def rig(rig_server: tuple[str, PostgresServer | None], tmp_path: Path) -> AsyncIterator[Rig]:
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
+async def warm_connections() -> AsyncIterator[WarmConnections]:
+    async with keeping_connections() as warm:
+        yield warm
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def rig(
+    rig_server: tuple[str, PostgresServer | None], warm_connections: WarmConnections, tmp_path: Path
+) -> AsyncIterator[Rig]:
     """One fresh ledger; after the test every history in it must replay."""
     kind, server = rig_server
     async with postgres_rig(server, kind) if server else sqlite_rig(tmp_path / "ledger.db") as opened:

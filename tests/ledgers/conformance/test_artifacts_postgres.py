@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from tests.ledgers.conformance.rig import Rig
 from trellis.engine.jobs import Applied, Lease
@@ -31,7 +32,7 @@ END $$""",
 FORGET = ("DROP TRIGGER die ON trellis.ended", "DROP FUNCTION public.die()", "DROP SEQUENCE public.deaths")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def shell(rig: Rig) -> AsyncIterator[asyncpg.Connection]:
     """A plain connection with the application's role, as from a SQL shell."""
     connection = await asyncpg.connect(rig.app_url)

@@ -4,6 +4,7 @@ import asyncio
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from tests.ledgers.conformance.rig import Rig, claimed_ids
 from trellis.engine.jobs import JobId, Priority
@@ -13,7 +14,7 @@ from trellis.lifecycles import Trigger
 pytestmark = [pytest.mark.only("postgres"), pytest.mark.oldest_server]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def shell(rig: Rig):
     """The caller's own connection, with the application's role."""
     connection = await asyncpg.connect(rig.app_url)

@@ -2,6 +2,7 @@
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from tests.ledgers.conformance.opening import LOGIN
 from tests.ledgers.conformance.rig import SUBMITTER, WORKER, Rig, actor
@@ -26,7 +27,7 @@ SELECT p.oid::regprocedure::text, left(p.proname, 1) = '_' OR p.prorettype = 'tr
 """
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def shell(rig: Rig):
     """A plain connection with the application's role, as from a SQL shell."""
     connection = await asyncpg.connect(rig.app_url)
