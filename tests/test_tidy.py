@@ -62,6 +62,18 @@ MACHINE_PATHS = re.compile(r"(?<![\w.~}])/(work|root|home)" + r"/[\w.]")
 ADDRESS = re.compile(r"https?:" + r"//|--(index-url|extra-index-url|find-links|trusted-host)")
 
 
+LOOKED_AT = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Call,
+    ast.Import,
+    ast.ImportFrom,
+    ast.ExceptHandler,
+    ast.JoinedStr,
+    ast.BinOp,
+)
+
+
 # -- reading the code --------------------------------------------------------------------------------------------
 
 
@@ -89,25 +101,36 @@ def relative(path: Path, base: Path = ROOT) -> str:
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax that a rule here looks at."""
+    parsed = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return tuple(node for node in ast.walk(parsed) if isinstance(node, LOOKED_AT))
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
 def calls(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Call):
-            yield node.lineno, ast.unparse(node.func)
+            yield node.lineno, dotted(node.func)
+
+
+def dotted(node: ast.expr) -> str:
+    """`time.sleep` as it is written; an ellipsis stands for a beginning that is not a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id if isinstance(node, ast.Name) else "…", *reversed(parts)])
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Every absolute module name that is imported, as written."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -164,7 +187,7 @@ def test_broad_except_only_where_listed():
         f"{relative(path)}:{node.lineno}"
         for path in python_files(PACKAGE)
         if relative(path, PACKAGE) not in BROAD_EXCEPT_ALLOWED
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler) and _is_broad(node.type)
     ]
     report(found, "Catch what can be decided here, or add the file to BROAD_EXCEPT_ALLOWED with the reason:")
@@ -195,7 +218,7 @@ def test_sql_lives_in_sql_files():
     found = [
         f"{relative(path)}:{node.lineno}"
         for path in python_files(PACKAGE / "ledgers")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.expr) and _builds_sql(node)
     ]
     report(found, "Write the statement in a .sql file, by name, with parameters:")

@@ -42,7 +42,6 @@ ROLE_S_MAX = 900
 """One role takes a minute or two; a gateway that hangs must not keep the others from being asked."""
 TIMEOUT_S = 60.0
 FAILURE_CHARS = 1_500
-REFUSED_ROLE = Role.MEMORY
 OPEN = {"GET /system/health", "GET /system/live", "GET /system/ready"}
 
 
@@ -102,11 +101,9 @@ def check(served: Served, role: Role, examples: int) -> set[int]:
 
 
 @pytest.mark.requirement("AUTH-5", "D27")
-@pytest.mark.parametrize("role", [Role.OWNER, REFUSED_ROLE])
-def test_the_description_holds_for_the_owner_and_for_a_role_that_may_do_little(served: Served, role: Role):
-    seen = check(served, role, EXAMPLES)
-    assert {200, 422} <= seen
-    assert (403 in seen) or role is Role.OWNER
+def test_the_description_holds_for_the_owner(served: Served):
+    """Who may do less is in the long proof; that every role is refused what it may not do is tested route by route."""
+    assert {200, 422} <= check(served, Role.OWNER, EXAMPLES)
 
 
 @pytest.mark.prove

@@ -34,7 +34,7 @@ from trellis.lifecycles import Phase as StatePhase
 LEASED = LIFECYCLES["leased-job"]
 DEATHS_MAX = DEATHS_DEFAULT
 JOBS_MAX = 12
-EXAMPLES = 60
+EXAMPLES = 30
 STEPS = 50
 TRIGGERS = st.sampled_from(["start", "complete", "fail", "retry", "snooze", "release", "stop", "reject"])
 SITUATIONS = {
