@@ -12,6 +12,9 @@ bootstrap = @command -v $(PYTHON) >/dev/null || { echo "python3 is missing. Inst
 	$(PYTHON) tools/bootstrap.py
 pytest = $(BIN)/python -m pytest
 
+# A machine may be set up to keep nothing that Python compiles; the suite would then compile its libraries in every process.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test check fmt prove conformance bench bench-large lock clean
 

@@ -97,7 +97,9 @@ def build(level: str) -> None:
         run([tool, "venv", "--quiet", "--python", sys.executable, "--prompt", "trellis", VENV])
     python = VENV / "bin" / "python"
     lockfile = REQUIREMENTS / f"{level}.txt"
-    run([tool, "pip", "sync", "--quiet", "--python", python, "--require-hashes", lockfile])
+    # The suite starts many interpreters at once: what each of them loads is compiled here, once and on every core.
+    compiled = [] if level == "run" else ["--compile-bytecode"]
+    run([tool, "pip", "sync", "--quiet", "--python", python, "--require-hashes", *compiled, lockfile])
     run(
         [tool, "pip", "install", "--quiet", "--python", python, "--no-deps", "--no-build-isolation", "--editable", ROOT]
     )
