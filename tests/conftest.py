@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.pace import Pace, keeping_pace
+from tests.servers.known_schema import remember_schema
 from tests.servers.known_types import remember_types
 from tests.servers.postgres import PostgresBinaries, PostgresServer, available_servers, running_postgres
 
@@ -23,6 +24,7 @@ os.environ.setdefault("TRELLIS_PORT", "0")  # several gateways run at the same t
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 remember_types()
+remember_schema()
 
 TEMPLATE = "trellis_template"
 TEMPLATE_MIGRATION = (
