@@ -58,6 +58,12 @@ def test_work_that_nobody_serves_is_noticed_and_served_work_is_not():
     assert one["type a"][1] == "1 job is ready and no living worker serves the type"
 
 
+def test_an_instance_without_jobs_for_workers_needs_no_worker():
+    assert by_check(work_findings([queue(ready=0)], [], NOW)) == {
+        "workers": (Severity.OK, "none, and no job waits for one")
+    }
+
+
 def test_a_served_type_whose_jobs_wait_long_needs_more_workers():
     found = by_check(work_findings([queue(ready=3, oldest_ready_s=90.0)], [worker(silent_s=5)], NOW))
     assert found["type a"] == (Severity.WARNING, "the oldest ready job has waited 1 min 30 s")

@@ -1,6 +1,7 @@
 """What processes cost that have nothing to do, after a million events and many places of the feed without any."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -129,10 +130,17 @@ def test_no_role_of_an_idle_fleet_asks_more_than_five_times_a_second(
 @pytest.mark.prove
 @pytest.mark.quiet
 @pytest.mark.requirement("D32")
-def test_an_idle_instance_takes_less_than_a_hundredth_of_a_core_and_its_log_does_not_grow(tmp_path: Path):
-    log = tmp_path / "trellis.db-wal"
-    with process(tmp_path, "up", "--port", "0", TRELLIS_LEDGER=f"sqlite:///{tmp_path / 'trellis.db'}") as running:
+def test_an_idle_instance_takes_less_than_a_hundredth_of_a_core_its_log_does_not_grow_and_doctor_is_quiet(
+    tmp_path: Path,
+):
+    log, ledger = tmp_path / "trellis.db-wal", f"sqlite:///{tmp_path / 'trellis.db'}"
+    with process(tmp_path, "up", "--port", "0", TRELLIS_LEDGER=ledger) as running:
         share = share_of_a_core(running.pid)
         print(f"{100 * share:.2f} % of a core, the log has {log.stat().st_size} bytes", flush=True)  # noqa: T201 - figures of the proof
         assert log.stat().st_size < 512 * 1024
+        asked = [sys.executable, "-m", "trellis", "doctor", "--json", "--ledger", ledger]
+        answer = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
+        checks = [record for line in answer.stdout.splitlines() if "check" in (record := json.loads(line))]
+        assert checks
+        assert [check for check in checks if check["severity"] != "ok"] == []
     assert share < CORE_SHARE_MAX

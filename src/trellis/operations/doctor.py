@@ -50,7 +50,8 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerSeen], n
     """Whether somebody serves what waits."""
     alive = [worker for worker in workers if is_alive(worker, now)]
     served = {type_ for worker in alive for type_ in served_types(worker)}
-    found = [_workers(alive)]
+    wanted = any(queue.ready + queue.resting + queue.parked + queue.held for queue in queues if _is_for_workers(queue))
+    found = [_workers(alive, wanted=wanted)]
     ready = [queue for queue in queues if queue.ready and not queue.paused and _is_for_workers(queue)]
     found += [_unserved(queue) for queue in ready if queue.type not in served]
     found += [_paused(queue) for queue in queues if queue.paused]
@@ -145,7 +146,10 @@ def _left_behind(seen: FollowerSeen) -> Finding:
     return Finding(check=f"follower {seen.name}", severity=Severity.OK, detail=detail)
 
 
-def _workers(alive: Sequence[WorkerSeen]) -> Finding:
+def _workers(alive: Sequence[WorkerSeen], *, wanted: bool) -> Finding:
+    """No worker is a fault only where jobs wait for one: an instance that only runs agents needs none."""
+    if not alive and not wanted:
+        return Finding(check="workers", severity=Severity.OK, detail="none, and no job waits for one")
     if not alive:
         return Finding(
             check="workers",
