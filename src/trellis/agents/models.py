@@ -21,6 +21,8 @@ OFFLINE = "offline"
 OPENAI = "openai"
 SCRIPTED = "scripted"
 KNOWN = f"{OFFLINE}, or {OPENAI}:<model>"
+BASE_URL_SETTING, KEY_SETTING = "TRELLIS_MODEL_BASE_URL", "TRELLIS_MODEL_KEY"
+BASE_URL_EXAMPLE = "http://127.0.0.1:11434/v1"
 REQUEST_TIMEOUT_S = 110.0
 """Under the step's own limit, so that a silent server is named as the cause."""
 
@@ -39,10 +41,11 @@ def check_model(name: str, options: ModelOptions) -> None:
     """Whether a model of this name can be opened, without opening it; raises ModelUnknown or ModelSettingInvalid."""
     kind, _, rest = name.partition(":")
     if kind == OPENAI and rest:
-        if not options.base_url:
-            raise ModelSettingInvalid(model=name, detail="there is no base URL; set the address of the server")
-        if not options.key:
-            raise ModelSettingInvalid(model=name, detail="there is no key; set one, any word for a server without keys")
+        address = f"{BASE_URL_SETTING} to the server's address, such as {BASE_URL_EXAMPLE}"
+        key = f"{KEY_SETTING} to its key; any word does for a server that asks for none"
+        missing = [text for value, text in ((options.base_url, address), (options.key, key)) if not value]
+        if missing:
+            raise ModelSettingInvalid(model=name, detail=f"set {', and '.join(missing)}")
     elif not (name == OFFLINE or (kind == SCRIPTED and rest in options.scripts)):
         raise ModelUnknown(model=name, known=KNOWN)
 

@@ -19,6 +19,7 @@ from trellis.cli.serving_bus import (
 from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
 from trellis.cli.together import together
 from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, Choices, part_of, say_ready, say_services, uses_memory
+from trellis.cli.waiting import announced
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
@@ -127,14 +128,15 @@ async def _gateway(
 ) -> None:
     secrets = callback_secrets(cli.url, cli.settings)
     app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
-    await serve_gateway(
-        app,
-        listening,
-        options,
-        stop,
-        end_streams=app.state.streams.hub.close,
-        ready=lambda: _say_gateway(cli, listening),
-    )
+    with announced(cli, listening.url):
+        await serve_gateway(
+            app,
+            listening,
+            options,
+            stop,
+            end_streams=app.state.streams.hub.close,
+            ready=lambda: _say_gateway(cli, listening),
+        )
 
 
 def _listening(
