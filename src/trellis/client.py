@@ -6,7 +6,7 @@ async with connect("sqlite:///trellis.db") as trellis:
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime
@@ -44,7 +44,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import RULES, Grant, permit
-from trellis.engine.ownership import admitted, checked, is_own, owner_name, relayed, scoped_key
+from trellis.engine.ownership import admitted, as_canceller, checked, is_own, owner_name, relayed, scoped_key
 from trellis.engine.reach import Reach
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
@@ -114,8 +114,12 @@ def cancelling(job: Job) -> tuple[Role, ...]:
     """The roles of `jobs.cancel` that the job's lifecycle knows, those with a right to their own alone first."""
     rule, declared = RULES["jobs.cancel"], LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CANCEL)
     holders = sorted(rule.holders, key=lambda role: rule.grants[role] is Grant.YES)
-    known = tuple(role for role in holders if declared is None or role in declared.actors)
+    known = tuple(role for role in holders if declared is None or _may_pull(role, declared.actors))
     return known or tuple(role for role in holders if rule.grants[role] is Grant.YES)
+
+
+def _may_pull(role: Role, actors: Collection[Role]) -> bool:
+    return as_canceller(Actor(role=role, name="")).role in actors
 
 
 class Trellis:
@@ -377,7 +381,7 @@ class Trellis:
             await checked(self.principal, "jobs.cancel", self.ledger, None)
             raise JobNotFound(job_id=job_id)
         own = await is_own(self.principal, "jobs.cancel", self.ledger, job)
-        return permit(self.principal, "jobs.cancel", own=own, among=cancelling(job))
+        return as_canceller(permit(self.principal, "jobs.cancel", own=own, among=cancelling(job)))
 
     def _acting(self, *candidates: Role, action: str) -> Actor:
         """The caller in the first of these roles it has, while its token lives; raises NotAllowed, TokenExpired."""

@@ -55,7 +55,7 @@ def test_the_ledger_is_named_by_option_folder_environment_or_file(
     local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def ledger_of(*arguments: str) -> str:
-        records = local.bare("doctor", "--json", *arguments).records
+        records = local.bare("doctor", "--settings", "--json", *arguments).records
         (row,) = [record for record in records if record.get("setting") == "ledger"]
         return f"{row['value']} by {row['source']}"
 

@@ -165,7 +165,9 @@ def _read_sources(files: Sequence[Path]) -> dict[str, bytes]:
 def _missing_settings(instance: "Instance", model: str) -> str | None:
     """What a run of this model still needs to be set; raises ModelUnknown for a model that nobody can open."""
     key = instance.settings.model_key
-    options = ModelOptions(base_url=instance.settings.model_base_url, key=key and key.get_secret_value())
+    options = ModelOptions(
+        base_url=instance.settings.model_base_url, key=None if key is None else key.get_secret_value()
+    )
     try:
         check_model(model, options)
     except ModelSettingInvalid as error:

@@ -62,8 +62,8 @@ class ListByDefault(TyperGroup):
     """A noun with verbs; the noun alone lists."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`trellis dlq --json` is `trellis dlq list --json`."""
-        bare = not args or (args[0].startswith("-") and args[0] != "--help")
+        """`trellis dlq --json` is `trellis dlq list --json`. A shell that completes `trellis dlq` asks for the verbs."""
+        bare = (not args and not ctx.resilient_parsing) or (bool(args) and args[0][0:1] == "-" and args[0] != "--help")
         return super().parse_args(ctx, ["list", *args] if bare else args)
 
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from typer.completion import completion_init, get_completion_script
+from typer import completion as shells
 
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli
@@ -30,9 +30,13 @@ def completion(cli: Cli, shell: Annotated[Shell, typer.Argument(help="Your shell
     bash: add `eval "$(trellis completion bash)"` to ~/.bashrc; zsh: the same with zsh to ~/.zshrc, after compinit;
     fish: `trellis completion fish > ~/.config/fish/completions/trellis.fish`.
     """
-    cli.out.line(get_completion_script(prog_name=PROGRAM, complete_var=COMPLETING, shell=shell.value))
+    # The library exports both names for its own `--show-completion` alone; there is no other way to a program's own command.
+    made = shells.get_completion_script(  # pyright: ignore[reportPrivateImportUsage]
+        prog_name=PROGRAM, complete_var=COMPLETING, shell=shell.value
+    )
+    cli.out.line(made)
 
 
 def prepare() -> None:
     """Let the program answer the scripts; called when a shell asks."""
-    completion_init()
+    shells.completion_init()  # pyright: ignore[reportPrivateImportUsage]

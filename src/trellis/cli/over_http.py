@@ -335,7 +335,7 @@ def _on_topic(on_bus: OnBus, given: Mapping[str, Any], payload: Any) -> dict[str
 
 
 async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wait_s: float | None) -> int:
-    """Say which job it is; or wait for its end, and say what came of it."""
+    """Say which job it is; or wait for its end, and print its result."""
     if wait_s is None:
         _told(cli, {**_short(job), "created": job.created}, job.job_id)
         if not job.created:
@@ -433,7 +433,7 @@ async def show_job(cli: Cli, id_: str) -> None:
 
 
 async def job_result(cli: Cli, id_: str) -> None:
-    """What came of a job, itself."""
+    """The result of a job."""
     async with cli.client() as client:
         body = await client.jobs.result(id_)
     cli.out.content(id_, "result", body)

@@ -50,7 +50,7 @@ def check(cli: Cli, file: FileArgument) -> None:
         Column[Rule](title="MATCH", cell=_conditions, gives_way=True),
     ]
     cli.out.listing(policy.rules, columns, empty="")
-    cli.out.note(f"{file} fits: policy {policy.hash}; what no rule fits is denied")
+    cli.out.note(f"{file} is valid: policy {policy.hash}; a job that matches no rule is denied")
 
 
 def _conditions(rule: Rule) -> str:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from trellis.agents import annotations
 from trellis.cli.bus_jobs import say_context
-from trellis.cli.invocation import Cli
+from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import harmless
 
 GROUNDS = frozenset({"reasoning", "citations", "flags"})
@@ -51,8 +51,8 @@ def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None) 
     say_context(cli, content)
     if document["status"] == "pending":
         cli.out.line()
-        cli.out.line(f"trellis proposals approve {document['id']}")
-        cli.out.line(f'trellis proposals reject {document["id"]} --note "why not"')
+        cli.out.line(f"{program_name()} proposals approve {document['id']}")
+        cli.out.line(f'{program_name()} proposals reject {document["id"]} --note "why not"')
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -78,7 +78,8 @@ def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _outcome(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    approval, applied = document.get("approval"), document.get("apply_result")
+    approval: dict[str, Any] | None = document.get("approval")
+    applied: dict[str, Any] | None = document.get("apply_result")
     if approval:
         note = f": {approval['decision_note']}" if approval.get("decision_note") else ""
         yield "decided", f"by {approval['decided_by']} at {approval['decided_at']}{note}"

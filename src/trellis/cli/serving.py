@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from trellis.cli.applications import load_app
-from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.invocation import Cli, program_name, sqlite_path
 from trellis.cli.serving_bus import (
     BusPart,
     bus_probe,
@@ -165,7 +165,7 @@ def _say_gateway(cli: Cli, listening: Listening) -> None:
         cli.out.line(f"tokens    of {settings.token_issuer}")
     else:
         place = f" --ledger {cli.url}" if sqlite_path(cli.url) is not None else ""
-        cli.out.line(f"tokens    trellis token issue --role owner{place}")
+        cli.out.line(f"tokens    {program_name()} token issue --role owner{place}")
     say_ready(cli)
 
 

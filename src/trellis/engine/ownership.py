@@ -119,11 +119,18 @@ def within_tenant(principal: Principal, rule: str, *tenants: str) -> str | None:
     return principal.tenant
 
 
-def may_cancel(actor: Actor, lifecycle: str) -> None:
-    """Whether the lifecycle lets this role cancel anything of it, in whatever state; raises NotAllowed (D43)."""
+def as_canceller(actor: Actor) -> Actor:
+    """The actor in the role in which the ledger takes its cancel: an owner cancels what it submitted as its submitter (D43)."""
+    return replace(actor, role=Role.SUBMITTER) if actor.role is Role.OWNER else actor
+
+
+def may_cancel(actor: Actor, lifecycle: str) -> Actor:
+    """The actor as it cancels, if the lifecycle lets its role cancel anything of it, in whatever state; raises NotAllowed (D43)."""
     declared = [one for one in LIFECYCLES[lifecycle].transitions if one.trigger == Trigger.CANCEL]
-    if declared and not any(actor.role in one.actors for one in declared):
+    acting = as_canceller(actor)
+    if declared and not any(acting.role in one.actors for one in declared):
         raise _refusal(actor.role.value, "jobs.cancel", f"for no {lifecycle}: an operator cancels that")
+    return acting
 
 
 def relayed(actor: Actor, lifecycle: str, trigger: str = Trigger.SUBMIT) -> Actor:
@@ -141,9 +148,7 @@ def refused(principal: Principal, rule: str, limit: str) -> NotAllowed:
 
 def _refusal(role: str, rule: str, limit: str) -> NotAllowed:
     asked = RULES[rule]
-    return NotAllowed(
-        role=role, action=asked.action, reason=f"rule {rule} ({asked.source}) gives it {limit}", rule=rule
-    )
+    return NotAllowed(role=role, action=asked.action, reason=f"rule {rule} gives it {limit}", rule=rule)
 
 
 # --- new jobs ----------------------------------------------------------------------------------------------------------
