@@ -48,7 +48,6 @@ from trellis.runs.gate import AgentGate
 from trellis.runs.health import AgentHealth
 from trellis.runs.inbox import Inbox, InboxKeeper
 from trellis.runs.layer import BuiltinLayer
-from trellis.runs.memory_access import MemoryAccess
 from trellis.runs.offering import Offering
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector, ProjectorOptions
@@ -167,11 +166,6 @@ class Instance:
     def catalog(self) -> Catalog:
         """The agents."""
         return Catalog(self.objects)
-
-    @property
-    def memory_access(self) -> MemoryAccess:
-        """What agents remember, for whoever may read it."""
-        return MemoryAccess(ledger=self.ledger, catalog=self.catalog, memory=self.memory)
 
     @property
     def artifacts(self) -> Artifacts:

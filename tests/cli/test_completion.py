@@ -14,7 +14,7 @@ def test_a_script_for_each_shell_asks_this_program(shell: str, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("line", "offered"),
+    "line, offered",
     [("trellis propo", "proposals"), ("trellis dlq re", "requeue"), ("trellis run --wa", "--watch")],
 )
 def test_a_line_is_completed(

@@ -4,7 +4,7 @@ Only whoever may read a memory sees it: locally the owner of the ledger or a tok
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,11 @@ from trellis.cli.instances import opened, reader
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column
 from trellis.operations.explain import counted
+from trellis.runs.memory_access import MemoryAccess
 from trellis.storage.memory.layout import ReadMode
+
+if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+    from trellis.instance import Instance
 
 ACTION = "read an agent's memory"
 PAGE = 50
@@ -35,14 +39,14 @@ async def list_memories(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """List the agents with the version, the size and the last change of their memories."""
     wanted, principal = values.limit(limit, LIMIT_MAX), reader(cli, ACTION)
     async with opened(cli) as instance:
-        _show_list(cli, (await instance.memory_access.summaries(principal))[:wanted])
+        _show_list(cli, (await _access(instance).summaries(principal))[:wanted])
 
 
 async def read(cli: Cli, agent: AgentArgument, wide: WideOption = False) -> None:  # noqa: FBT002 - a flag
     """Print what an agent reads of its memory before it begins."""
     principal = reader(cli, ACTION)
     async with opened(cli) as instance:
-        _show(cli, await instance.memory_access.read(principal, agent, _mode(wide=wide)))
+        _show(cli, await _access(instance).read(principal, agent, _mode(wide=wide)))
 
 
 async def history(cli: Cli, agent: AgentArgument, limit: LimitOption = LIMIT_DEFAULT) -> None:
@@ -52,7 +56,7 @@ async def history(cli: Cli, agent: AgentArgument, limit: LimitOption = LIMIT_DEF
     async with opened(cli) as instance:
         while len(found) < wanted:
             size = min(PAGE, wanted - len(found))
-            items, cursor = await instance.memory_access.history(principal, agent, limit=size, before=cursor)
+            items, cursor = await _access(instance).history(principal, agent, limit=size, before=cursor)
             found += items
             if cursor is None:
                 break
@@ -86,6 +90,10 @@ async def history_over_http(cli: Cli, agent: str, limit: int) -> None:
 
 
 # --- how it is shown -------------------------------------------------------------------------------------------------
+
+
+def _access(instance: "Instance") -> MemoryAccess:
+    return MemoryAccess(ledger=instance.ledger, catalog=instance.catalog, memory=instance.memory)
 
 
 def _mode(*, wide: bool) -> ReadMode:

@@ -116,7 +116,7 @@ async def test_a_model_nobody_knows_is_named_before_anything_is_done(name):
 
 @pytest.mark.parametrize("options", [ModelOptions(key=KEY), ModelOptions(base_url="http://127.0.0.1:9")])
 def test_a_model_without_its_settings_says_what_is_missing(options):
-    with pytest.raises(ModelSettingInvalid, match="there is no"):
+    with pytest.raises(ModelSettingInvalid, match="set TRELLIS_MODEL_"):
         check_model("openai:test-1", options)
     assert KEY not in repr(options)
 

@@ -31,7 +31,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.ownership import checked, may_cancel, may_see, relayed, within_scope
+from trellis.engine.ownership import canceller, checked, may_see, relayed, within_scope
 from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.agent_scope import within_job_agent
 from trellis.gateway.callers import Caller, InstanceOf, requires
@@ -318,7 +318,7 @@ async def cancel(
     """End a job. What has ended stays as it is: 409 with its state, and with the job that does it again if there is one. A soft cancel leaves a running job running for a while."""
     stop = body or JobCancel(mode=CancelMode.SOFT, reason=None)
     job = await _found(caller, "jobs.cancel", instance.ledger, job_id)
-    actor = may_cancel(await checked(caller.principal, "jobs.cancel", instance.ledger, job), job.lifecycle)
+    actor = await canceller(caller.principal, instance.ledger, job)
 
     async def act() -> dict[str, Any] | None:
         answer = await instance.ledger.cancel(

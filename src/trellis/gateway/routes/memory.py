@@ -18,6 +18,7 @@ from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
 from trellis.instance import Instance
 from trellis.lifecycles import Role
+from trellis.runs.memory_access import MemoryAccess
 from trellis.runs.offering import Offer, Offered, Offering
 from trellis.runs.proposals import LOGIC_UPDATE, MEMORY_UPDATE, Draft, Source
 from trellis.runs.targets import LOGIC_FILE, TEXT_BYTES_MAX
@@ -109,7 +110,7 @@ async def read(
     mode: ReadMode = ReadMode.BASIC,
 ) -> dict[str, Any]:
     """Layer 1: snapshot and open loops; wide adds the facts. Layer 2 is never part of it."""
-    return await instance.memory_access.read(caller.principal, agent_id, mode)
+    return await _access(instance).read(caller.principal, agent_id, mode)
 
 
 @router.get("/memory/{agent_id}/deep", response_model=Page[DeepPiece], responses=PROBLEMS)
@@ -138,7 +139,7 @@ async def history(
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """The changes of a memory, newest first; a page may be empty and still have a next one."""
-    items, more = await instance.memory_access.history(caller.principal, agent_id, limit=limit, before=cursor)
+    items, more = await _access(instance).history(caller.principal, agent_id, limit=limit, before=cursor)
     return page(items, more)
 
 
@@ -175,6 +176,10 @@ async def propose_logic(
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _access(instance: Instance) -> MemoryAccess:
+    return MemoryAccess(ledger=instance.ledger, catalog=instance.catalog, memory=instance.memory)
 
 
 def _gateway(caller: Caller) -> Actor:
