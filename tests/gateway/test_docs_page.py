@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 import shlex
 from html import unescape
@@ -55,6 +56,12 @@ async def test_the_page_loads_nothing_and_its_policy_lets_nothing_load(gateway: 
     policy = answer.headers["content-security-policy"]
     assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'; ")
     assert "unsafe" not in policy
+
+
+async def test_no_text_for_users_cites_our_own_decisions(gateway: Gateway):
+    """Whoever calls the gateway has never seen our list of requirements and decisions."""
+    described = json.dumps(gateway.app.openapi()["paths"]) + json.dumps(gateway.app.openapi()["components"])
+    assert re.findall(r"\b(?:D\d{1,2}|(?:DJ|JQ|RUN|PIPE|AUTH|OBS|BUS|NLM)-\d+)\b", described) == []
 
 
 def test_what_a_description_says_is_text_and_never_markup():

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from trellis.agents.runtime_errors import ModelSettingInvalid, ModelUnknown
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 OFFLINE = "offline"
 OPENAI = "openai"
+LIBRARY = "openai"
+"""The package behind it, which an extra brings."""
 SCRIPTED = "scripted"
 KNOWN = f"{OFFLINE}, or {OPENAI}:<model>"
 BASE_URL_SETTING, KEY_SETTING = "TRELLIS_MODEL_BASE_URL", "TRELLIS_MODEL_KEY"
@@ -46,6 +49,10 @@ def check_model(name: str, options: ModelOptions) -> None:
         missing = [text for value, text in ((options.base_url, address), (options.key, key)) if not value]
         if missing:
             raise ModelSettingInvalid(model=name, detail=f"set {', and '.join(missing)}")
+        if find_spec(LIBRARY) is None:
+            raise ModelSettingInvalid(
+                model=name, detail=f"pip install 'trellis-engine[{Extra.OPENAI}]' for the package {LIBRARY}"
+            )
     elif not (name == OFFLINE or (kind == SCRIPTED and rest in options.scripts)):
         raise ModelUnknown(model=name, known=KNOWN)
 

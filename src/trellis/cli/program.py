@@ -63,7 +63,7 @@ def root(
         bool, typer.Option(VERSION, is_eager=True, callback=_print_version, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Trellis: durable jobs with declared lifecycles, on SQLite or PostgreSQL.
+    """Trellis: durable background jobs and AI agents, on SQLite or PostgreSQL.
 
     Every command takes --ledger URL or --data DIR; without them the settings decide (TRELLIS_LEDGER,
     trellis.toml, else sqlite:///trellis.db in this folder). Listings take --json and --limit.

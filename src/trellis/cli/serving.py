@@ -158,6 +158,7 @@ def _listening(
 def _say_gateway(cli: Cli, listening: Listening) -> None:
     """Where it is, and how to be let in."""
     cli.out.line(f"gateway   {listening.url}")
+    cli.out.line(f"docs      {listening.url}/docs")
     if not listening.is_local and listening.tls is None:
         cli.out.note("tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS")
     settings = cli.settings

@@ -121,6 +121,12 @@ def test_a_model_without_its_settings_says_what_is_missing(options):
     assert KEY not in repr(options)
 
 
+def test_a_model_whose_package_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ModelSettingInvalid, match=r"pip install 'trellis-engine\[openai\]'"):
+        check_model("openai:test-1", ModelOptions(base_url="http://127.0.0.1:9", key=KEY))
+
+
 def test_the_runtime_does_not_import_the_model_library_until_an_agent_runs():
     """It takes seconds, and every command would pay for it."""
     program = "import sys, trellis.agents.runtime, trellis.agents.tools; print('pydantic_ai' in sys.modules)"
