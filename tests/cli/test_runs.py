@@ -259,6 +259,15 @@ def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Termi
     assert len(planted("schedules", "--limit", "1", "--json").records) == 1
 
 
+def test_a_run_that_nobody_executes_is_waited_for_as_long_as_is_said(planted: Terminal):
+    answer = planted("run", VIOLIN, "--wait", "0.2s")
+    (run,) = planted("runs", "--json").records
+    assert (answer.code, f"Run {run['run_id']} has not ended in" in answer.err) == (1, True), answer.err
+    assert "start `trellis up`" in answer.err
+    both = planted("run", VIOLIN, "--wait", "1s", "--watch")
+    assert (both.code, "not both" in both.err) == (2, True)
+
+
 def test_a_run_without_a_watcher_waits_for_a_service(planted: Terminal):
     first, second = (planted("run", VIOLIN, "--param", "topic=bows", "--json").record for _ in range(2))
     assert [(run["status"], run["position"]) for run in (first, second)] == [("queued", 0), ("queued", 1)]

@@ -172,7 +172,7 @@ async def simulate(
         Column[dict[str, Any]](title="BEFORE", cell=lambda one: one["before"] or "not decided"),
         Column[dict[str, Any]](title="AFTER", cell=lambda one: one["after"]),
         Column[dict[str, Any]](title="BY", cell=lambda one: one["after_rule"]),
-        Column[dict[str, Any]](title="", cell=lambda one: "changes" if one["changes"] else ""),
+        Column[dict[str, Any]](title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
     ]
     cli.out.listing(made, columns, empty="No jobs on the bus.")
     cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")
