@@ -43,12 +43,20 @@ from trellis.engine.jobs import (
     Submitted,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.matrices import RULES, Grant, permit
-from trellis.engine.ownership import admitted, checked, is_own, owner_name, relayed, scoped_key
+from trellis.engine.matrices import permit
+from trellis.engine.ownership import (
+    admitted,
+    canceller,
+    cancelling_roles,
+    checked,
+    owner_name,
+    relayed,
+    scoped_key,
+)
 from trellis.engine.reach import Reach
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
-from trellis.lifecycles import LIFECYCLES, Role, State, Trigger
+from trellis.lifecycles import LIFECYCLES, Role, State
 from trellis.worker.app import App
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
@@ -111,11 +119,8 @@ class JobHandle:
 
 
 def cancelling(job: Job) -> tuple[Role, ...]:
-    """The roles of `jobs.cancel` that the job's lifecycle knows, those with a right to their own alone first."""
-    rule, declared = RULES["jobs.cancel"], LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CANCEL)
-    holders = sorted(rule.holders, key=lambda role: rule.grants[role] is Grant.YES)
-    known = tuple(role for role in holders if declared is None or role in declared.actors)
-    return known or tuple(role for role in holders if rule.grants[role] is Grant.YES)
+    """The roles that may cancel this job, those with a right to their own alone first."""
+    return cancelling_roles(job.lifecycle)
 
 
 class Trellis:
@@ -376,8 +381,7 @@ class Trellis:
         if job is None:
             await checked(self.principal, "jobs.cancel", self.ledger, None)
             raise JobNotFound(job_id=job_id)
-        own = await is_own(self.principal, "jobs.cancel", self.ledger, job)
-        return permit(self.principal, "jobs.cancel", own=own, among=cancelling(job))
+        return await canceller(self.principal, self.ledger, job)
 
     def _acting(self, *candidates: Role, action: str) -> Actor:
         """The caller in the first of these roles it has, while its token lives; raises NotAllowed, TokenExpired."""

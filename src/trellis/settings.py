@@ -139,7 +139,7 @@ class Settings(pydantic.BaseModel):
     """The server behind agents' `openai:` models."""
     model_key: pydantic.SecretStr | None = None
     runs: int = pydantic.Field(10, ge=1, le=1_000)
-    """Runs that may be under way at the same time, over all processes."""
+    """Runs that may be running at the same time, over all processes."""
     upstream_wait_s: float = pydantic.Field(86_400.0, gt=0, le=30 * 86_400)
     """How long a run may wait in all for a projector or an object store that is away; after that it fails."""
     audit_objects: Annotated[

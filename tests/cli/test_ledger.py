@@ -55,7 +55,7 @@ def test_the_ledger_is_named_by_option_folder_environment_or_file(
     local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def ledger_of(*arguments: str) -> str:
-        records = local.bare("doctor", "--json", *arguments).records
+        records = local.bare("doctor", "--settings", "--json", *arguments).records
         (row,) = [record for record in records if record.get("setting") == "ledger"]
         return f"{row['value']} by {row['source']}"
 
@@ -111,7 +111,7 @@ def test_a_server_that_does_not_answer_is_named_without_its_password(local: Term
     answer = local("jobs", ledger="postgresql://ada:geheim@127.0.0.1:1/db")
     assert answer.code == 1
     assert "does not answer" in answer.err
-    told = local("doctor", ledger="postgresql://ada:geheim@127.0.0.1:1/db")
+    told = local("doctor", "--settings", ledger="postgresql://ada:geheim@127.0.0.1:1/db")
     assert told.code == 1
     assert "postgresql://ada:***@127.0.0.1:1/db" in told.out
     assert "geheim" not in answer.err + answer.out + told.out + told.err
@@ -255,8 +255,12 @@ def test_doctor_says_what_is_wrong_and_what_to_do(trellis: Terminal, work):
     trellis.submit("double", "1")
     answer = trellis("doctor")
     assert answer.code == 0, answer.out
+    whole = trellis("doctor", "--settings").out
+    assert "concurrency" not in answer.out, "settings are printed when they are asked for"
+    assert whole.index("no living worker") < whole.index("Settings") < whole.index("concurrency")
+    ranks = [line.split()[0] for line in answer.out.splitlines()[1:] if line[0] != " "]
+    assert ranks == sorted(ranks, key=["error", "warning", "ok"].index), "what is wrong comes first"
     for text in (
-        "concurrency",
         "Python 3.",
         "no living worker serves the type",
         "1 waits for a decision",

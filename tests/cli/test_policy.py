@@ -109,8 +109,8 @@ def test_a_policy_is_tried_on_the_last_jobs(local: Terminal, file: str):
     answer = local("policy", "simulate", file)
     assert answer.code == 0
     assert [line.split() for line in answer.out.splitlines()[1:]] == [
-        ["new-1", "job.mail", "not", "decided", "deny", "default"],
-        ["held-1", "job.code.x", "require_human", "allow_with_constraints", "code", "changes"],
+        ["new-1", "job.mail", "not", "decided", "deny", "default", "no"],
+        ["held-1", "job.code.x", "require_human", "allow_with_constraints", "code", "yes"],
     ]
     assert [one["job_id"] for one in local("policy", "simulate", file, "--last", "1", "--json").records] == ["new-1"]
     assert local("policy", "simulate", file, "--last", "0").code == 2

@@ -2,10 +2,12 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Terminal
+from trellis import cli
 from trellis.cli.workers import _columns
 from trellis.engine.records import WorkerSeen
 
@@ -176,3 +178,9 @@ def test_workers_are_told_apart_by_whether_they_live_left_or_fell_silent():
 def test_a_position_that_the_feed_never_gave_is_refused(trellis: Terminal):
     answer = trellis("events", "--after", "nonsense")
     assert (answer.code, "position" in answer.err) == (2, True)
+
+
+def test_every_column_of_every_table_has_a_heading():
+    """A cell without one has to be guessed."""
+    folder = Path(cli.__file__).parent
+    assert [file.name for file in folder.rglob("*.py") if 'title=""' in file.read_text("utf-8")] == []

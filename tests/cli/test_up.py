@@ -68,6 +68,8 @@ def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_when_it_is_to
 ):
     with up(tmp_path, "--roles", "gateway", "--demo") as running:
         assert "services  none in this process" in running.said
+        assert main(["wait", "--data", str(tmp_path), "--for", "30s"]) == 0
+        assert capsys.readouterr().out.strip() == running.address
         assert "token issue --role owner --ledger sqlite:///trellis.db" in running.said
         capsys.readouterr()
         assert main(["token", "issue", "--role", "owner", "--data", str(tmp_path)]) == 0
@@ -83,6 +85,17 @@ def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_when_it_is_to
         assert running.process.wait(PATIENCE_S) == 0
         assert running.process.stdout is not None
         assert running.process.stdout.read() == "stopped\n"
+    assert main(["wait", "--data", str(tmp_path), "--for", "0s"]) == 1
+    assert "`trellis up` starts one" in capsys.readouterr().err
+
+
+def test_a_file_that_a_killed_process_left_behind_deceives_nobody(local: Terminal, tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        left = {"gateway": f"http://127.0.0.1:{taken.getsockname()[1]}", "pid": 1}
+        (tmp_path / "ledger.db.up").write_text(json.dumps(left))
+        answer = local("wait", "--for", "0s")
+    assert (answer.code, left["gateway"] in answer.err) == (1, True)
 
 
 @pytest.mark.requirement("AUTH-5")

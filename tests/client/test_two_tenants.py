@@ -173,6 +173,12 @@ async def test_the_owner_and_the_operator_cancel_each_in_its_own_role():
         own = await one.owner.submit("work")
         await own.cancel("hard")
         assert (await own.events())[-1].role is Role.SUBMITTER
+    async with world(as_token("iryna"), as_token("olha", Role.OWNER)) as one:
+        with pytest.raises(NotAllowed):
+            await one.stranger.cancel(one.job.job_id, "hard")
+    async with world(as_token("iryna"), as_token("iryna", Role.OWNER)) as one:
+        assert (await one.stranger.cancel(one.job.job_id, "hard")).state == "cancelled"
+        assert (await one.ledger.events(one.job.job_id))[-1].role is Role.SUBMITTER
 
 
 @pytest.mark.requirement("D62")

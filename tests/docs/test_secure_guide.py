@@ -38,7 +38,7 @@ def test_the_guide_names_every_setting_of_keys_and_certificates_and_the_bounds_i
         f"{server.head_bytes_max // 1024} KiB, {server.headers_max} of them, {server.head_s:g} s",
         f"{BODY_BYTES_MAX // 1024**2} MiB ({LARGE_BODY_BYTES_MAX // 1024**2} MiB",
         f"{DEPTH_MAX} levels, {BODY_S:g} s, {PIECES_MAX:,} values",
-        f"{UNDER_WAY_BYTES_MAX // 1024**2} MiB of all that are under way",
+        f"{UNDER_WAY_BYTES_MAX // 1024**2} MiB of all requests that are being read",
         f"Connections: {server.connections_max:,}",
         f"finished within {server.drain_s} s",
     ):

@@ -147,7 +147,7 @@ async def test_what_the_policy_says_is_explained(gateway: Gateway):
     told = (await owner.post("/safety/explain", json=asked)).json()
     assert (told["decision"], told["rule"]) == ("deny", "default")
     assert told["looked"] == [
-        {"rule": "code", "decision": "allow", "fits": False, "why": "topics: job.mail fits none of job.code.>"}
+        {"rule": "code", "decision": "allow", "fits": False, "why": "topics: job.mail matches none of job.code.>"}
     ]
     for bad in ({"request": {}}, {"request": {"topic": "job.x"}, "policy": "rules = []"}, {"request": {"topic": ""}}):
         assert (await owner.post("/safety/explain", json=bad)).status_code == 422

@@ -1,5 +1,6 @@
 """Jobs and dead letters over HTTP."""
 
+import re
 from typing import Any
 
 import pytest
@@ -149,6 +150,22 @@ async def test_a_soft_cancel_asks_the_holder_and_a_hard_one_ends_the_job(gateway
     late = await operator.post(f"/jobs/{job_id}/cancel", json={"mode": "hard"})
     assert (late.status_code, late.json()["code"]) == (409, "INVALID_TRANSITION")
     assert "cancelled" in late.json()["detail"]
+
+
+@pytest.mark.requirement("D43", "D62")
+async def test_an_owner_cancels_what_it_submitted_and_nothing_else(gateway: Gateway):
+    mine, other = gateway.client("owner", name="ada"), gateway.client("owner", name="grace")
+    job_id = (await mine.post("/jobs", json={"type": "a"})).json()["job_id"]
+    refused = await other.post(f"/jobs/{job_id}/cancel", json={"mode": "hard"})
+    assert (refused.status_code, refused.json()["rule"]) == (403, "jobs.cancel")
+    assert "rule jobs.cancel gives it for its own only" in refused.json()["detail"]
+    assert not re.search(r"\bD\d+\b|document 000", refused.json()["detail"]), "no word that only we know"
+    ended = await mine.post(f"/jobs/{job_id}/cancel", json={"mode": "hard"})
+    assert (ended.status_code, ended.json()["status"]) == (200, "cancelled")
+    asked = {"job_type": "RESEARCH", "agent_slug": "archivist-violin", "payload": {"query": "Who?"}}
+    queued = (await mine.post("/jobs", json=asked)).json()["job_id"]
+    answer = await mine.post(f"/jobs/{queued}/cancel", json={"mode": "hard"})
+    assert (answer.status_code, "an operator cancels that" in answer.json()["detail"]) == (403, True)
 
 
 @pytest.mark.requirement("DJ-12", "D9")

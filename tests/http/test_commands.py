@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, approvals, artifacts, jobs, over_http, proposals, runs, submitting
+from trellis.cli import agents, approvals, artifacts, jobs, memory, over_http, proposals, runs, submitting
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -107,6 +107,10 @@ def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_fro
     assert remote == local
     assert (remote["job_id"], remote["diff"].splitlines()[-1]) == (proposal_id, "+- one more fact")
     assert shell("proposals", "show", proposal_id) == shell("proposals", "show", proposal_id, "--ledger", place.ledger)
+    for words in (("memory",), ("memory", "read", AGENT, "--wide"), ("memory", "history", AGENT)):
+        assert [remote for remote, _ in both(shell, place, *words)] == [
+            local for _, local in both(shell, place, *words)
+        ]
     (remote,) = shell.records("runs", "cancel", run_id, "--hard")
     assert remote == {"run_id": run_id, "status": "failed", "requested": False}
 
@@ -168,6 +172,9 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (jobs.requeue, over_http.requeue_job),
         (approvals.approve, approvals.approve_over_http),
         (approvals.deny, approvals.deny_over_http),
+        (memory.list_memories, memory.list_over_http),
+        (memory.read, memory.read_over_http),
+        (memory.history, memory.history_over_http),
     ],
 )
 def test_both_ways_take_the_same_options(local: Callable[..., Any], remote: Callable[..., Any]):

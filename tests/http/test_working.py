@@ -1,7 +1,5 @@
 """A whole instance behind the gateway: a run from its beginning to what a person decided about it."""
 
-import json
-
 import pytest
 
 from tests.gateway.serving import PATIENCE_S
@@ -45,9 +43,9 @@ def test_a_run_is_watched_shown_and_decided_about(shell: Shell, working: None):
     assert len(shell.records("runs", "show", run_id)[0]["steps"]) == 4
     waiting = shell.records("proposals", "--state", "pending")
     assert waiting[0]["id"] in shell("proposals")
-    shown, end = json.JSONDecoder().raw_decode(text := shell("proposals", "show", waiting[0]["id"]))
-    assert {"job_id": shown["id"], **shown} == waiting[0]
-    assert "+++" in text[end:], "then what it would change"
+    page = shell("proposals", "show", waiting[0]["id"])
+    assert page.index("What it would change now") < page.index("\n+++ ") < page.index("\nSources\n")
+    assert shell("proposals", "--state", "pending", "--ids").split() == [one["id"] for one in waiting]
     (record,) = shell.records("proposals", "show", waiting[0]["id"])
     assert record.pop("diff")
     assert record == waiting[0]
@@ -55,3 +53,4 @@ def test_a_run_is_watched_shown_and_decided_about(shell: Shell, working: None):
     assert "10 characters" in shell("proposals", "reject", waiting[1]["id"], "--note", "no", code=2)
     assert "rejected" in shell("proposals", "reject", waiting[1]["id"], "--note", "the source says otherwise")
     assert "has ended" in shell("runs", "cancel", run_id, code=1)
+    assert shell("run", AGENT, "--wait", "60s").split()[1] == "completed"

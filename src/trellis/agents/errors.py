@@ -3,6 +3,8 @@
 AgentError
 ├── SlugInvalid
 ├── AgentNotFound           nothing under that slug
+├── AgentExists             something under that slug already
+├── SourceRefused           a file that cannot be a source
 ├── DefinitionMalformed     a file that had to be good is not
 ├── StatusChangeRefused     no such change of status
 └── DefinitionContended     other writers kept changing the file
@@ -25,6 +27,16 @@ class AgentNotFound(AgentError):
     """There is no agent {slug}; `trellis agents` lists those there are."""
 
     code = "NOT_FOUND"
+
+
+class AgentExists(AgentError):
+    """{key} is there already and stays as it is; choose another name, or edit what is there."""
+
+    code = "CONFLICT"
+
+
+class SourceRefused(AgentError):
+    """{file} cannot be a source: {reason}."""
 
 
 class DefinitionMalformed(AgentError):

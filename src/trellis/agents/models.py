@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from trellis.agents.runtime_errors import ModelSettingInvalid, ModelUnknown
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
 OFFLINE = "offline"
 OPENAI = "openai"
+LIBRARY = "openai"
+"""The package behind it, which an extra brings."""
 SCRIPTED = "scripted"
 KNOWN = f"{OFFLINE}, or {OPENAI}:<model>"
+BASE_URL_SETTING, KEY_SETTING = "TRELLIS_MODEL_BASE_URL", "TRELLIS_MODEL_KEY"
+BASE_URL_EXAMPLE = "http://127.0.0.1:11434/v1"
 REQUEST_TIMEOUT_S = 110.0
 """Under the step's own limit, so that a silent server is named as the cause."""
 
@@ -39,10 +44,15 @@ def check_model(name: str, options: ModelOptions) -> None:
     """Whether a model of this name can be opened, without opening it; raises ModelUnknown or ModelSettingInvalid."""
     kind, _, rest = name.partition(":")
     if kind == OPENAI and rest:
-        if not options.base_url:
-            raise ModelSettingInvalid(model=name, detail="there is no base URL; set the address of the server")
-        if not options.key:
-            raise ModelSettingInvalid(model=name, detail="there is no key; set one, any word for a server without keys")
+        address = f"{BASE_URL_SETTING} to the server's address, such as {BASE_URL_EXAMPLE}"
+        key = f"{KEY_SETTING} to its key; any word does for a server that asks for none"
+        missing = [text for value, text in ((options.base_url, address), (options.key, key)) if not value]
+        if missing:
+            raise ModelSettingInvalid(model=name, detail=f"set {', and '.join(missing)}")
+        if find_spec(LIBRARY) is None:
+            raise ModelSettingInvalid(
+                model=name, detail=f"pip install 'trellis-engine[{Extra.OPENAI}]' for the package {LIBRARY}"
+            )
     elif not (name == OFFLINE or (kind == SCRIPTED and rest in options.scripts)):
         raise ModelUnknown(model=name, known=KNOWN)
 

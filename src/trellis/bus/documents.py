@@ -45,7 +45,7 @@ def hold_of(job: Job, events: Sequence[Event]) -> Hold | None:
     """Why it waits; None when nothing but its turn keeps it, or it is under way."""
     last = events[-1] if events else None
     if job.place is Place.PARKED:
-        return Hold(kind="tenant", reason="as many jobs of its tenant as may are under way", until=None)
+        return Hold(kind="tenant", reason="its tenant already has as many running jobs as it may", until=None)
     if job.state != "SCHEDULED" or last is None:
         return None
     if job.place is Place.RESTING:

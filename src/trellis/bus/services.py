@@ -1,7 +1,7 @@
 """The parts of the bus in one process, joined: who hears, who hands out, who looks after what was handed out.
 
 Two roles, in as many processes as one likes. The scheduler takes requests in, hands jobs out and hears what comes of them; the reconciler
-keeps leases of living workers alive, draws the consequences of what ended, and tells clients. Both share one picture of the workers.
+keeps leases of living workers alive, starts retries, next steps and compensations of ended jobs, and tells clients. Both share one picture of the workers.
 """
 
 from collections.abc import Callable

@@ -30,7 +30,7 @@ class TopicWishes(TypedDict, total=False):
     budget: Mapping[str, int]
     """`deadline_ms` from now, and how many tokens it may use."""
     tenant_id: str
-    """Whom it is for; how many of a tenant's are under way can be limited."""
+    """Whom it is for; how many of a tenant's jobs may run at the same time can be limited."""
     labels: Mapping[str, str]
     """`worker.<name>` must be the same label of its worker."""
     meta: Mapping[str, Any]

@@ -1,21 +1,31 @@
 """`trellis agents`: what agents there are, and which of them may run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from trellis.agents.catalog import Agent
+from trellis.agents.creation import NewAgent, create_agent, source_name
 from trellis.agents.definition import AgentMalformed, AgentStatus
+from trellis.agents.errors import SourceRefused
+from trellis.agents.models import OFFLINE, ModelOptions, check_model
+from trellis.agents.runtime_errors import ModelSettingInvalid
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
-from trellis.cli.instances import opened, owner
-from trellis.cli.invocation import Cli
+from trellis.cli.instances import opened, owner, person
+from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import Column
+from trellis.engine.ownership import owner_name
 from trellis.runs.health import Failure, last_failure, set_status
 from trellis.runs.publishing import Publisher
 from trellis.wiring import new_id
+
+if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+    from trellis.instance import Instance
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's slug.")]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why, for the audit record.")]
@@ -33,8 +43,11 @@ class _Listed:
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    agents = group(program, "agents", section="Agents", help_="The agents; let one run, or stop it.", lists=True)
+    agents = group(
+        program, "agents", section="Agents", help_="The agents: make one, let it run, or stop it.", lists=True
+    )
     command(agents, "list", over_http=at_gateway("list_agents"))(list_agents)
+    command(agents, "create")(create)
     command(agents, "activate", over_http=at_gateway("activate"))(activate)
     command(agents, "pause", over_http=at_gateway("pause"))(pause)
 
@@ -57,7 +70,9 @@ async def list_agents(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
         for one in found:
             cli.out.record(_record(one))
     else:
-        cli.out.listing(found, columns, empty="No agents. `trellis up --demo` brings two.")
+        cli.out.listing(
+            found, columns, empty="No agents. `trellis agents create NAME` makes one; `trellis up --demo` brings two."
+        )
 
 
 def _in_error(agent: Agent) -> bool:
@@ -88,6 +103,89 @@ def _record(one: _Listed) -> dict[str, Any]:
     }
     failed = {"last_run": one.failure.run_id, "last_error": one.failure.error} if one.failure else {}
     return {**about, **does, **failed}
+
+
+async def create(
+    cli: Cli,
+    agent: Annotated[str, typer.Argument(metavar="NAME", help="Its slug: lower-case letters, digits and hyphens.")],
+    purpose: Annotated[str, typer.Option("--purpose", metavar="TEXT", help="What it is for, in a sentence or two.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="offline (no key, no network), or openai:<model>.")
+    ] = OFFLINE,
+    source: Annotated[
+        list[Path] | None, typer.Option("--source", metavar="FILE", help="A text that it reads; again for another.")
+    ] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Option("--question", metavar="TEXT", help="What it asks its sources; again for another."),
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What people call it.")] = None,
+) -> None:
+    """Make an agent: a folder with its definition (`_agent.md`) and copies of its sources.
+
+    It is active at once and runs when somebody begins a run. Nothing that is there is overwritten.
+    """
+    principal = person(cli, "create an agent")
+    sources = _read_sources(source or [])
+    async with opened(cli) as instance:
+        missing = _missing_settings(instance, model)
+        asked = NewAgent(
+            slug=agent,
+            purpose=purpose,
+            model=model,
+            name=title,
+            questions=tuple(question or ()),
+            created_by=owner_name(principal),
+        )
+        made, keys = await create_agent(instance.objects, asked, sources, at=await instance.ledger.now())
+        await instance.catalog.index()
+        store = instance.objects.url.rstrip("/").removeprefix("file://")
+    folder = f"{store}/{keys[-1].rpartition('/')[0]}"
+    if cli.out.as_json:
+        cli.out.record({"slug": made.slug, "status": made.status.value, "folder": folder, "files": list(keys)})
+        return
+    _say_created(cli, made.slug, folder, keys, missing)
+
+
+def _read_sources(files: Sequence[Path]) -> dict[str, bytes]:
+    """The files by the names that they get as sources; raises SourceRefused."""
+    found: dict[str, bytes] = {}
+    for file in files:
+        try:
+            body = file.read_bytes()
+        except OSError as error:
+            raise SourceRefused(file=file, reason=f"it cannot be read ({error.strerror})") from error
+        name = source_name(str(file), body)
+        if name in found:
+            raise SourceRefused(file=file, reason="another source has the same name; rename one of them")
+        found[name] = body
+    return found
+
+
+def _missing_settings(instance: "Instance", model: str) -> str | None:
+    """What a run of this model still needs to be set; raises ModelUnknown for a model that nobody can open."""
+    key = instance.settings.model_key
+    options = ModelOptions(
+        base_url=instance.settings.model_base_url, key=None if key is None else key.get_secret_value()
+    )
+    try:
+        check_model(model, options)
+    except ModelSettingInvalid as error:
+        return str(error)
+    return None
+
+
+def _say_created(cli: Cli, slug: str, folder: str, keys: Sequence[str], missing: str | None) -> None:
+    cli.out.line(f"made {folder}")
+    for key in keys:
+        cli.out.line(f"  {key.split('/', 2)[2]}")
+    if missing is not None:
+        cli.out.note(f"before it runs: {missing}")
+    if len(keys) == 1:
+        cli.out.line(f"put texts (.md, .txt, .json) that it may read and quote into {folder}/sources/")
+    cli.out.line("Its purpose, questions and limits stand in _agent.md; edit them there. Then:")
+    cli.out.line(f"  {program_name()} run {slug} --watch")
+    cli.out.line(f"  {program_name()} proposals --state pending")
 
 
 async def activate(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:

@@ -10,7 +10,7 @@ from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.artifacts.rows import Row
 from trellis.cli import values
 from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, operator
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age
@@ -38,6 +38,7 @@ async def list_artifacts(
     type_: TypeOption = None,
     job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only that of this job.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
+    ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List finalized artifacts, newest first; those of jobs that are not complete are not shown."""
     wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
@@ -45,6 +46,8 @@ async def list_artifacts(
         now = await instance.ledger.now()
         found = await _rows(instance, wanted, kind, job)
         records = [instance.artifacts.fields(row) for row in found]
+    if cli.out.ids_alone(ids, [row.artifact_id for row in found]):
+        return
     if cli.out.as_json:
         for record in records:
             cli.out.record(record)

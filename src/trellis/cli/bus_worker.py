@@ -105,7 +105,7 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
             worker = BusWorker(
                 app, bus, options, clock=SystemClock(), new_id=new_id, resolver=resolver, cpu_load=ProcessLoad()
             )
-            serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C drains, twice hurries"
+            serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
             telling = asyncio.create_task(say_served(cli, bus, serves, SystemClock()))
             try:
                 async with health_listener(settings.health_address, Health({"bus": partial(ping, bus)})) as address:

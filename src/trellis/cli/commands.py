@@ -35,6 +35,7 @@ GatewayOption = Annotated[
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+IdsOption = Annotated[bool, typer.Option("--ids", help="Print the ids alone, one per line.")]
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", help="At most this many.")]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -61,8 +62,8 @@ class ListByDefault(TyperGroup):
     """A noun with verbs; the noun alone lists."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`trellis dlq --json` is `trellis dlq list --json`."""
-        bare = not args or (args[0].startswith("-") and args[0] != "--help")
+        """`trellis dlq --json` is `trellis dlq list --json`. A shell that completes `trellis dlq` asks for the verbs."""
+        bare = (not args and not ctx.resilient_parsing) or (bool(args) and args[0][0:1] == "-" and args[0] != "--help")
         return super().parse_args(ctx, ["list", *args] if bare else args)
 
 

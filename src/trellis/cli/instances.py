@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trellis.cli.invocation import Cli, refuse_missing
@@ -36,6 +37,15 @@ def person(cli: Cli, action: str) -> Principal:
     principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
     principal.acting(Role.OWNER, Role.CONTROL_PLANE, action=action)
     return principal
+
+
+def reader(cli: Cli, action: str) -> Principal:
+    """Who reads what not everybody may: as the token says, else the owner of this ledger, who can read its key. Raises NotAllowed."""
+    identity = identify(cli.url, cli.settings)
+    if identity is not None:
+        return principal_for(cli.url, name=identity.name, operator=False, identity=identity)
+    principal = person(cli, action)
+    return replace(principal, roles=principal.roles | {Role.OWNER})
 
 
 def operator(cli: Cli, action: str) -> Actor:

@@ -2,6 +2,8 @@
 
 import getpass
 import os
+import shutil
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -113,6 +115,15 @@ class Cli:
         refuse_missing(self.url)
         async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
             yield trellis
+
+
+def program_name() -> str:
+    """What to type to get this program again, from any folder."""
+    called = Path(sys.argv[0])
+    found = shutil.which("trellis")
+    if found is not None and (called.name != "trellis" or Path(found).resolve() == called.resolve()):
+        return "trellis"
+    return str(called.absolute()) if called.name == "trellis" else f"{sys.executable} -m trellis"
 
 
 def ledger_url(folder: Path) -> str:

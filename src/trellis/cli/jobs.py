@@ -230,7 +230,7 @@ def _pretty(body: bytes) -> str:
 
 
 async def result(cli: Cli, id_: JobArgument) -> None:
-    """Print what came of a job, itself; of a job on a topic what its worker left at the pointer."""
+    """Print the result of a job; of a job on a topic the bytes that its worker left at the result pointer."""
     async with cli.open() as ledger:
         job = await _found(ledger, id_)
         pointer = result_pointer(await ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None

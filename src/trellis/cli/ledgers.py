@@ -91,7 +91,7 @@ async def migrate(cli: Cli) -> None:
         cli.out.line(f"made {path.resolve()}")
     cli.out.line(f"{address} is ready")
     if key is not None:
-        cli.out.note(f"who can read {key} is the operator of this ledger")
+        cli.out.note(f"whoever can read {key} may administer this ledger: requeue, pause, issue tokens")
 
 
 # --- verify ----------------------------------------------------------------------------------------------------------
@@ -207,8 +207,13 @@ async def leave_behind(
 # --- doctor ----------------------------------------------------------------------------------------------------------
 
 
-async def doctor(cli: Cli) -> int:
-    """Print the settings in force and what is wrong.
+async def doctor(
+    cli: Cli,
+    settings_too: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--settings", help="Also print every setting in force, and where its value comes from.")
+    ] = False,
+) -> int:
+    """Check this installation and its ledger, and print what is wrong and what to do about it.
 
     Exit 1 if anything is an error; warnings alone exit 0.
     """
@@ -235,20 +240,21 @@ async def doctor(cli: Cli) -> int:
 
             found += await bus_findings(settings, url)
             found += await _nlm(settings)
-    if cli.out.as_json:
-        for name, value, source in _in_force(cli, settings):
-            cli.out.record({"setting": name, "value": value, "source": source})
-        for finding in found:
-            cli.out.record(as_record(finding))
-    else:
-        cli.out.line("Settings", style="bold")
-        cli.out.facts(
-            (name, f"{'auto' if value is None else value}  ({source})")
-            for name, value, source in _in_force(cli, settings)
-        )
-        cli.out.line()
-        cli.out.listing(found, CHECK_COLUMNS, empty="")
+    cli.out.listing(sorted(found, key=lambda one: _ORDER.index(one.severity)), CHECK_COLUMNS, empty="")
+    if settings_too:
+        _show_settings(cli, settings)
     return 1 if has_errors(found) else 0
+
+
+def _show_settings(cli: Cli, settings: Settings | None) -> None:
+    rows = _in_force(cli, settings)
+    if cli.out.as_json:
+        for name, value, source in rows:
+            cli.out.record({"setting": name, "value": value, "source": source})
+        return
+    cli.out.line()
+    cli.out.line("Settings", style="bold")
+    cli.out.facts((name, f"{'auto' if value is None else value}  ({source})") for name, value, source in rows)
 
 
 async def _ledger_findings(url: str) -> list[Finding]:
@@ -410,12 +416,16 @@ def _plain(value: Any) -> Any:
 MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("warning", "yellow"), Severity.ERROR: ("error", "bold red")}
 
 
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.OK)
+"""What has to be looked at comes first."""
+
+
 def _told(finding: Finding) -> Text:
     return Text.assemble(finding.detail, *([("\n→ ", "bold"), finding.remedy] if finding.remedy else []))
 
 
 CHECK_COLUMNS = (
-    Column[Finding](title="", cell=lambda finding: Text(*MARKS[finding.severity])),
+    Column[Finding](title="RESULT", cell=lambda finding: Text(*MARKS[finding.severity])),
     Column[Finding](title="CHECK", cell=lambda finding: finding.check),
     Column[Finding](title="FOUND", cell=_told, wraps=True),
 )

@@ -116,8 +116,14 @@ class Output:
     def diff(self, text: str) -> None:
         """A unified diff; what is removed and what is added have colours on a terminal."""
         styles = {"-": "red", "+": "green", "@": "cyan"}
-        for line in text.splitlines():
+        for line in text.removesuffix("\n").split("\n") if text else []:
             self.line(line, style=styles.get(line[:1]))
+
+    def ids_alone(self, wanted: bool, ids: Iterable[str]) -> bool:  # noqa: FBT001 - the flag as it was given
+        """Print ids alone, one per line, where that is wanted; whether it was."""
+        for id_ in ids if wanted else ():
+            self.line(id_)
+        return wanted
 
     def listing(self, items: Iterable[T], columns: Sequence[Column[T]], *, empty: str) -> None:
         """A table, or one JSON object per item."""

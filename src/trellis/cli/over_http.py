@@ -18,8 +18,9 @@ from trellis.cli.bus_waiting import at_gateway, last_retry, told_error
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, state_text
+from trellis.cli.proposal_output import show_proposal_page, what
 from trellis.cli.queue_jobs import ForAgent, is_queue_job, say_made, say_undriven
-from trellis.cli.run_output import run_facts, say_ended, step_bar, took
+from trellis.cli.run_output import run_facts, say_ended, step_bar, still_at_work, took, wait_s
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
 from trellis.http.errors import GatewayRefused
@@ -102,11 +103,17 @@ async def pause(cli: Cli, agent: str, reason: str | None) -> None:
     _told(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
-async def run(cli: Cli, agent: str, param: list[str] | None, watch: bool) -> int:  # noqa: FBT001 - as its namesake
+async def run(cli: Cli, agent: str, param: list[str] | None, watch: bool, wait: str | None) -> int:  # noqa: FBT001 - as its namesake
     """Begin a run; the instance behind the gateway works on it."""
-    params = params_of(param or [])
+    params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     async with cli.client() as client:
         begun = await client.runs.start(agent, params)
+        if patience_s is not None:
+            try:
+                ended = await client.runs.wait(begun.run_id, timeout_s=patience_s)
+            except TimeoutError:
+                raise still_at_work(begun.run_id, patience_s) from None
+            return say_ended(cli, ended.model_dump(mode="json"))
         if not watch:
             _told(cli, {"run_id": begun.run_id, "status": begun.status}, begun.run_id)
             return 0
@@ -133,7 +140,7 @@ async def list_runs(cli: Cli, agent: str | None, state: str | None, limit: int) 
 
 
 async def show_run(cli: Cli, id_: str) -> None:
-    """One run: how it stands, its steps with their times, what it proposed."""
+    """One run: its status, its steps with their times, what it proposed."""
     async with cli.client() as client:
         status = await client.runs.get(id_)
         done = await client.runs.steps(id_)
@@ -173,37 +180,31 @@ def _has_ended(lifecycle: str, status: str) -> bool:
 # --- proposals -------------------------------------------------------------------------------------------------------
 
 
-async def list_proposals(cli: Cli, state: str | None, limit: int) -> None:
+async def list_proposals(cli: Cli, state: str | None, limit: int, ids: bool) -> None:  # noqa: FBT001 - as its namesake
     """List proposals, newest first."""
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, PROPOSAL.name)
     async with cli.client() as client:
         found = (await client.proposals.list(status=status, limit=wanted)).items
+    if cli.out.ids_alone(ids, [one.id for one in found]):
+        return
     columns = [
         Column[ProposalShape](title="PROPOSAL", cell=lambda one: one.id),
         Column[ProposalShape](title="STATUS", cell=lambda one: one.status),
         Column[ProposalShape](title="CREATED", cell=lambda one: one.created_at),
-        Column[ProposalShape](title="WHAT", cell=_what, gives_way=True),
+        Column[ProposalShape](title="WHAT", cell=lambda one: what(one.model_dump()), gives_way=True),
     ]
     _listing(cli, found, columns, empty="No proposals.")
 
 
-def _what(one: ProposalShape) -> str:
-    return f"{one.agent_slug}: {one.action} {one.target}: {one.content.get('summary')}"
-
-
 async def show_proposal(cli: Cli, id_: str) -> None:
-    """One proposal with its text, its citations, what became of it, and what it would change now."""
+    """One proposal: what it would change now, its sources with the words quoted, and what was decided."""
     async with cli.client() as client:
         found, diff = await client.proposals.get(id_), None
         try:
             diff = (await client.proposals.diff(id_)).diff
         except GatewayRefused as error:  # who may not decide sees what is proposed, and not what is there
             cli.out.note(f"no diff: {error}")
-    record = _record(found)
-    _told(cli, {**record, "diff": diff}, json.dumps(record, ensure_ascii=False, indent=2))
-    if not cli.out.as_json:
-        cli.out.diff(diff or "")
-    say_context(cli, found.content)
+    show_proposal_page(cli, found.model_dump(mode="json"), diff)
 
 
 async def approve(cli: Cli, id_: str, note: str | None) -> None:
@@ -226,13 +227,15 @@ async def reject(cli: Cli, id_: str, note: str | None) -> None:
 # --- artifacts -------------------------------------------------------------------------------------------------------
 
 
-async def list_artifacts(cli: Cli, type_: str | None, job: str | None, limit: int) -> None:
+async def list_artifacts(cli: Cli, type_: str | None, job: str | None, limit: int, ids: bool) -> None:  # noqa: FBT001 - as its namesake
     """List finalized artifacts, newest first."""
     wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
     async with cli.client() as client:
         found = (
             await client.artifacts.list(type_=None if kind is None else kind.value, job_id=job, limit=wanted)
         ).items
+    if cli.out.ids_alone(ids, [one.artifact_id for one in found]):
+        return
     columns = [
         Column[ArtifactListed](title="ARTIFACT", cell=lambda one: one.artifact_id),
         Column[ArtifactListed](title="TYPE", cell=lambda one: one.type),
@@ -332,7 +335,7 @@ def _on_topic(on_bus: OnBus, given: Mapping[str, Any], payload: Any) -> dict[str
 
 
 async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wait_s: float | None) -> int:
-    """Say which job it is; or wait for its end, and say what came of it."""
+    """Say which job it is; or wait for its end, and print its result."""
     if wait_s is None:
         _told(cli, {**_short(job), "created": job.created}, job.job_id)
         if not job.created:
@@ -430,7 +433,7 @@ async def show_job(cli: Cli, id_: str) -> None:
 
 
 async def job_result(cli: Cli, id_: str) -> None:
-    """What came of a job, itself."""
+    """The result of a job."""
     async with cli.client() as client:
         body = await client.jobs.result(id_)
     cli.out.content(id_, "result", body)

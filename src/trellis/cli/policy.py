@@ -50,7 +50,7 @@ def check(cli: Cli, file: FileArgument) -> None:
         Column[Rule](title="MATCH", cell=_conditions, gives_way=True),
     ]
     cli.out.listing(policy.rules, columns, empty="")
-    cli.out.note(f"{file} fits: policy {policy.hash}; what no rule fits is denied")
+    cli.out.note(f"{file} is valid: policy {policy.hash}; a job that matches no rule is denied")
 
 
 def _conditions(rule: Rule) -> str:
@@ -172,7 +172,7 @@ async def simulate(
         Column[dict[str, Any]](title="BEFORE", cell=lambda one: one["before"] or "not decided"),
         Column[dict[str, Any]](title="AFTER", cell=lambda one: one["after"]),
         Column[dict[str, Any]](title="BY", cell=lambda one: one["after_rule"]),
-        Column[dict[str, Any]](title="", cell=lambda one: "changes" if one["changes"] else ""),
+        Column[dict[str, Any]](title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
     ]
     cli.out.listing(made, columns, empty="No jobs on the bus.")
     cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")

@@ -54,7 +54,7 @@ _WAYS_OUT: tuple[tuple[type[TrellisError], str], ...] = (
     (LedgerUnavailable, "Check that the address is right and the server runs."),
 )
 _DOCTOR_KNOWS: tuple[tuple[type[TrellisError], str], ...] = (
-    (SettingsInvalid, "`trellis doctor` shows the settings in force and where each comes from."),
+    (SettingsInvalid, "`trellis doctor --settings` shows the settings in force and where each comes from."),
     (LedgerUnavailable, "`trellis doctor` looks closer."),
 )
 

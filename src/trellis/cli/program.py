@@ -1,5 +1,6 @@
 """The program: every command under its heading, and what happens when the command line itself is wrong."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -14,6 +15,8 @@ from trellis.cli.commands import DataOption, DebugOption, LedgerOption, Sections
 PROGRAM = "trellis"
 PACKAGE = "trellis-engine"
 VERSION = "--version"
+COMPLETING = "_TRELLIS_COMPLETE"
+"""Set by a shell that asks how a line may go on."""
 
 NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -22,6 +25,7 @@ NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "runs": ("run", "runs"),
         "proposals": ("proposals",),
         "artifacts": ("artifacts",),
+        "memory": ("memory",),
         "schedules": ("schedules",),
         "submitting": ("submit",),
         "jobs": ("jobs", "job"),
@@ -31,10 +35,12 @@ NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dlq": ("dlq",),
         "workers": ("worker", "workers"),
         "up": ("up",),
+        "waiting": ("wait",),
         "ledgers": ("migrate", "verify", "sweep", "followers", "doctor", "version"),
         "rebuild": ("rebuild",),
         "tokens": ("token",),
         "lifecycles": ("lifecycles",),
+        "completion": ("completion",),
     }
 )
 """Which module brings which commands, in the order in which help lists them. Only the one that is asked for is imported: that is
@@ -57,7 +63,7 @@ def root(
         bool, typer.Option(VERSION, is_eager=True, callback=_print_version, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Trellis: durable jobs with declared lifecycles, on SQLite or PostgreSQL.
+    """Trellis: durable background jobs and AI agents, on SQLite or PostgreSQL.
 
     Every command takes --ledger URL or --data DIR; without them the settings decide (TRELLIS_LEDGER,
     trellis.toml, else sqlite:///trellis.db in this folder). Listings take --json and --limit.
@@ -88,6 +94,10 @@ def make_program(word: str | None = None) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
     chosen = list(sys.argv[1:] if arguments is None else arguments)
+    if COMPLETING in os.environ:
+        from trellis.cli.completion import prepare
+
+        prepare()
     try:
         program = typer.main.get_command(make_program(chosen[0] if chosen else None))
         answer = program.main(args=chosen, prog_name=PROGRAM, standalone_mode=False)

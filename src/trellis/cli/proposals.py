@@ -9,11 +9,11 @@ import typer
 
 from trellis.bus import approvals
 from trellis.cli import values
-from trellis.cli.bus_jobs import say_context
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age
+from trellis.cli.proposal_output import record_of, show_proposal_page, what
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor, JobId, Moved, RequestId
 from trellis.engine.ledger import Ledger
@@ -43,6 +43,7 @@ async def list_proposals(
     cli: Cli,
     state: Annotated[str | None, typer.Option("--state", help="Only those in this state, such as pending.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
+    ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List proposals, newest first; before them the jobs that the safety kernel held for a person."""
     wanted = values.limit(limit, LIMIT_MAX)
@@ -54,15 +55,17 @@ async def list_proposals(
             where = JobFilter(lifecycle=lifecycle, state=chosen)
             page = await ledger.jobs(where, limit=wanted - len(found))
             found += [await _document(ledger, job.job_id) for job in page.jobs]
+    if cli.out.ids_alone(ids, [document["id"] for document in found]):
+        return
     if cli.out.as_json:
         for document in found:
-            cli.out.record(_record(document))
+            cli.out.record(record_of(document))
         return
     columns = [
         Column[dict[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
         Column[dict[str, Any]](title="STATUS", cell=lambda one: one["status"]),
         Column[dict[str, Any]](title="AGE", cell=lambda one: age(_moment(one["created_at"]), now), right=True),
-        Column[dict[str, Any]](title="WHAT", cell=_what, gives_way=True),
+        Column[dict[str, Any]](title="WHAT", cell=what, gives_way=True),
     ]
     cli.out.listing(found, columns, empty="No proposals.")
 
@@ -92,29 +95,18 @@ async def _document(ledger: Ledger, id_: str) -> dict[str, Any]:
     return document
 
 
-def _record(document: dict[str, Any]) -> dict[str, Any]:
-    return {"job_id": document["id"], **document}
-
-
 def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _what(one: dict[str, Any]) -> str:
-    return f"{one['agent_slug']}: {one['action']} {one['target']}: {one['content'].get('summary')}"
-
-
 async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
-    """One proposal with its text, its citations, what became of it, and what it would change now."""
+    """One proposal: what it would change now as a diff, its sources with the words quoted, and what was decided.
+
+    Characters that cannot be seen or that reorder the text are written out as escapes. --json prints the whole document.
+    """
     async with cli.open() as ledger:
         document = await _document(ledger, id_)
-    diff = await _diff(cli, document)
-    if cli.out.as_json:
-        cli.out.record({**_record(document), "diff": diff})
-    else:
-        cli.out.line(json.dumps(_record(document), ensure_ascii=False, indent=2))
-        cli.out.diff(diff or "")
-        say_context(cli, document["content"])
+    show_proposal_page(cli, document, await _diff(cli, document))
 
 
 async def _diff(cli: Cli, document: dict[str, Any]) -> str | None:

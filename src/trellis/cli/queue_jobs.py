@@ -88,7 +88,7 @@ def say_undriven(cli: Cli, state: str) -> None:
 
 
 def say_made(cli: Cli, result: Any) -> None:
-    """How to read what came of it."""
+    """How to read its result."""
     cli.out.note(f"trellis artifacts show {result['artifact_id']}")
 
 

@@ -80,9 +80,12 @@ def _count(value: int) -> Text:
     return Text(str(value), style="" if value else "dim")
 
 
-def _flags(queue: QueueDepth) -> Text:
-    rate = f"{queue.rate_limit:g}/s" if queue.rate_limit is not None else ""
-    return Text.assemble(("paused ", "bold red") if queue.paused else "", rate)
+def _status(queue: QueueDepth) -> Text:
+    return Text("paused", "bold red") if queue.paused else Text("open", "dim")
+
+
+def _rate(queue: QueueDepth) -> str:
+    return "" if queue.rate_limit is None else f"{queue.rate_limit:g}/s"
 
 
 COLUMNS = (
@@ -92,5 +95,6 @@ COLUMNS = (
     Column[QueueDepth](title="RESTING", cell=lambda queue: _count(queue.resting), right=True),
     Column[QueueDepth](title="PARKED", cell=lambda queue: _count(queue.parked), right=True),
     Column[QueueDepth](title="HELD", cell=lambda queue: _count(queue.held), right=True),
-    Column[QueueDepth](title="", cell=_flags),
+    Column[QueueDepth](title="STATUS", cell=_status),
+    Column[QueueDepth](title="RATE LIMIT", cell=_rate),
 )

@@ -9,9 +9,12 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.cli.output import state_text
+from trellis.engine.errors import OptionInvalid, Refused
 from trellis.lifecycles.run import RUN
+from trellis.operations.explain import duration
 from trellis.runs import ids
 
 
@@ -38,6 +41,21 @@ def say_ended(cli: Cli, status: dict[str, Any]) -> int:
         for proposal in status["proposals_created"]:
             cli.out.line(f"  {proposal}")
     return 0 if status["status"] == "completed" else 1
+
+
+def wait_s(wait: str | None, *, watch: bool) -> float | None:
+    """How long --wait waits; raises OptionInvalid beside --watch, which does not leave the run to others."""
+    if wait is not None and watch:
+        raise OptionInvalid(option="--wait", value=wait, expected="give it or --watch, not both")
+    return values.seconds("--wait", wait)
+
+
+def still_at_work(run_id: str, patience_s: float) -> Refused:
+    """The refusal when a run has not ended in time."""
+    return Refused(
+        detail=f"Run {run_id} has not ended in {duration(patience_s)}; it goes on. `trellis runs show {run_id}` tells"
+        " its status; if it is queued, start `trellis up`."
+    )
 
 
 def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:

@@ -14,7 +14,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Column, age, state_text
 from trellis.cli.reading import open_wait
-from trellis.cli.run_output import run_facts, say_ended, step_bar, took
+from trellis.cli.run_output import run_facts, say_ended, step_bar, still_at_work, took, wait_s
 from trellis.cli.tracing import configure_tracing
 from trellis.cli.values import params_of
 from trellis.engine.errors import Refused
@@ -59,18 +59,26 @@ async def run(
     param: Annotated[
         list[str] | None, typer.Option("--param", metavar="K=V", help="A parameter of the run; again for another.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Work on it here, and show each step until it ends.")] = False,  # noqa: FBT002 - a flag
+    watch: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--watch", help="Execute it in this command's own process, and show each step.")
+    ] = False,
+    wait: Annotated[
+        str | None, typer.Option("--wait", metavar="DURATION", help="Wait until `trellis up` has ended it.")
+    ] = None,
 ) -> int:
     """Begin a run of an agent.
 
-    `trellis up` works on runs. With --watch this process does so too, until the run has ended; exit code 1 when it failed.
+    Without an option it is left to `trellis up`. --wait waits for its end; --watch needs no `trellis up`, because this process executes
+    the run itself, with its own environment (model, keys). Both print the proposals and exit with 1 when the run failed.
     """
     configure_logging(cli.settings)
     configure_tracing()
-    params = params_of(param or [])
+    params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     owner(cli, "begin a run")
     async with opened(cli) as instance:
         run_id = await instance.layer.trigger(agent, params, kind=TriggerKind.MANUAL)
+        if patience_s is not None:
+            return say_ended(cli, await _waited(cli, instance, agent, run_id, patience_s))
         if not watch:
             standing = await instance.layer.standing(run_id)
             if cli.out.as_json:
@@ -79,6 +87,15 @@ async def run(
                 cli.out.line(run_id)
             return 0
         return await _watch(cli, instance, agent, run_id)
+
+
+async def _waited(cli: Cli, instance: "Instance", slug: str, run_id: JobId, patience_s: float) -> dict[str, Any]:
+    """The last status.json of a run that another process executes; raises Refused when it takes longer."""
+    try:
+        async with asyncio.timeout(patience_s):
+            return await _until_ended(cli, instance, slug, run_id, None)
+    except TimeoutError:
+        raise still_at_work(run_id, patience_s) from None
 
 
 async def watched(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> dict[str, Any]:
@@ -97,13 +114,13 @@ async def _watch(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> in
 
 
 async def _until_ended(
-    cli: Cli, instance: "Instance", slug: str, run_id: JobId, serving: "asyncio.Future[None]"
+    cli: Cli, instance: "Instance", slug: str, run_id: JobId, serving: "asyncio.Future[None] | None"
 ) -> dict[str, Any]:
     """The last status.json, with a bar that moves with each published step."""
     published, status = instance.published, dict[str, Any]()
     with step_bar(cli) as show:
         while status.get("status") not in ENDED:
-            if serving.done():
+            if serving is not None and serving.done():
                 serving.result()
             await asyncio.sleep(WATCH_S)
             status = await published.status(slug, run_id) or {}
@@ -163,7 +180,7 @@ async def _pages(ledger: Ledger, where: JobFilter, wanted: int) -> list[Job]:
 
 
 async def show_run(cli: Cli, id_: RunArgument) -> None:
-    """One run: how it stands, its steps with their times, what it proposed, its error, and where its folder is."""
+    """One run: its status, its steps with their times, what it proposed, its error, and where its folder is."""
     async with opened(cli) as instance:
         run_id = await find_run(instance.ledger, id_)
         record = await _record(instance, run_id)

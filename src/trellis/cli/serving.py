@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from trellis.cli.applications import load_app
-from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.invocation import Cli, program_name, sqlite_path
 from trellis.cli.serving_bus import (
     BusPart,
     bus_probe,
@@ -19,6 +19,7 @@ from trellis.cli.serving_bus import (
 from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
 from trellis.cli.together import together
 from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, Choices, part_of, say_ready, say_services, uses_memory
+from trellis.cli.waiting import announced
 from trellis.engine.errors import KeyUnusable
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
@@ -127,14 +128,15 @@ async def _gateway(
 ) -> None:
     secrets = callback_secrets(cli.url, cli.settings)
     app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
-    await serve_gateway(
-        app,
-        listening,
-        options,
-        stop,
-        end_streams=app.state.streams.hub.close,
-        ready=lambda: _say_gateway(cli, listening),
-    )
+    with announced(cli, listening.url):
+        await serve_gateway(
+            app,
+            listening,
+            options,
+            stop,
+            end_streams=app.state.streams.hub.close,
+            ready=lambda: _say_gateway(cli, listening),
+        )
 
 
 def _listening(
@@ -156,6 +158,7 @@ def _listening(
 def _say_gateway(cli: Cli, listening: Listening) -> None:
     """Where it is, and how to be let in."""
     cli.out.line(f"gateway   {listening.url}")
+    cli.out.line(f"docs      {listening.url}/docs")
     if not listening.is_local and listening.tls is None:
         cli.out.note("tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS")
     settings = cli.settings
@@ -163,7 +166,7 @@ def _say_gateway(cli: Cli, listening: Listening) -> None:
         cli.out.line(f"tokens    of {settings.token_issuer}")
     else:
         place = f" --ledger {cli.url}" if sqlite_path(cli.url) is not None else ""
-        cli.out.line(f"tokens    trellis token issue --role owner{place}")
+        cli.out.line(f"tokens    {program_name()} token issue --role owner{place}")
     say_ready(cli)
 
 

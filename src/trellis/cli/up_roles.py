@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trellis.cli.invocation import Cli
+from trellis.cli.invocation import Cli, program_name
 
 GATEWAY = "gateway"
 ORCHESTRATOR = "orchestrator"
@@ -57,7 +57,7 @@ def say_health(cli: Cli, address: str | None) -> None:
 def say_services(cli: Cli, names: list[str]) -> None:
     """What runs here."""
     cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
-    cli.out.line("workers   none for jobs of the ledger in this process: trellis worker MODULE:APP")
+    cli.out.line(f"workers   none for jobs of the ledger in this process: {program_name()} worker MODULE:APP")
 
 
 def say_ready(cli: Cli) -> None:

@@ -132,7 +132,9 @@ async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
         try:
             health.needs(ledger=ledger.ping)
             types = ", ".join(spec.type for spec in app)
-            cli.out.note(f"{options.name} serves {types}; Ctrl-C drains, twice hurries")
+            cli.out.note(
+                f"{options.name} serves {types}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
+            )
             return await run_worker(app, ledger, options)
         finally:
             await ledger.close()

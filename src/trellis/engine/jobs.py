@@ -51,7 +51,7 @@ def lease_length_s(lease_s: float, heartbeat_s: float) -> float:
 
 
 class Priority(IntEnum):
-    """Lower comes first; a claimer looks at the lowest class first now and then, so that none starves."""
+    """Lower is claimed first. Every few claims a worker takes the least urgent class first, so that none starves."""
 
     CRITICAL = 0
     INTERACTIVE = 1

@@ -69,7 +69,7 @@ _RULES = (
         own=(Role.NLM_BACKEND, Role.WORKER),
     ),
     _rule("jobs.delete", "delete jobs", _JOBS),
-    _rule("jobs.cancel", "cancel jobs", "D43", Role.CONTROL_PLANE, own=(Role.SUBMITTER,)),
+    _rule("jobs.cancel", "cancel jobs", "D43", Role.CONTROL_PLANE, own=(Role.SUBMITTER, Role.OWNER)),
     _rule("jobs.requeue", "requeue jobs", "D9", Role.CONTROL_PLANE),
     _rule("jobs.approve", "decide about a job that the safety kernel held", "D45", *_PEOPLE),
     # 4.2 Artifact store.
@@ -155,7 +155,7 @@ def permit(principal: Principal, rule: str, *, own: bool | None = None, among: S
     held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
     needed = " or ".join(role.value for role in holders) or "no role at all"
     limited = any(role in principal.roles for role in holders)
-    reason = f"rule {asked.name} ({asked.source}) gives it " + ("for its own only" if limited else f"to {needed}")
+    reason = f"rule {asked.name} gives it " + ("for its own only" if limited else f"to {needed}")
     because = f"; {principal.because}" if principal.because else ""
     raise NotAllowed(role=held, action=asked.action, reason=reason + because, rule=asked.name)
 

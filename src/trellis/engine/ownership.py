@@ -119,11 +119,29 @@ def within_tenant(principal: Principal, rule: str, *tenants: str) -> str | None:
     return principal.tenant
 
 
-def may_cancel(actor: Actor, lifecycle: str) -> None:
-    """Whether the lifecycle lets this role cancel anything of it, in whatever state; raises NotAllowed (D43)."""
+def cancelling_roles(lifecycle: str) -> tuple[Role, ...]:
+    """The roles of `jobs.cancel` that may cancel a job of this lifecycle, those with a right to their own alone first (D43)."""
+    rule = RULES["jobs.cancel"]
     declared = [one for one in LIFECYCLES[lifecycle].transitions if one.trigger == Trigger.CANCEL]
-    if declared and not any(actor.role in one.actors for one in declared):
-        raise _refusal(actor.role.value, "jobs.cancel", f"for no {lifecycle}: an operator cancels that")
+    holders = sorted(rule.holders, key=lambda role: rule.grants[role] is Grant.YES)
+    known = tuple(role for role in holders if any(_canceller(role) in one.actors for one in declared))
+    return known or tuple(role for role in holders if rule.grants[role] is Grant.YES)
+
+
+async def canceller(principal: Principal, ledger: Ledger, job: Job) -> Actor:
+    """The principal in the role in which the ledger takes its cancel of this job; raises NotAllowed (D43)."""
+    roles = cancelling_roles(job.lifecycle)
+    own = await is_own(principal, "jobs.cancel", ledger, job)
+    if not principal.roles.intersection(roles):
+        actor = permit(principal, "jobs.cancel", own=own)
+        raise _refusal(actor.role.value, "jobs.cancel", f"for no {job.lifecycle}: an operator cancels that")
+    actor = permit(principal, "jobs.cancel", own=own, among=roles)
+    return replace(actor, role=_canceller(actor.role))
+
+
+def _canceller(role: Role) -> Role:
+    """An owner cancels what it submitted as its submitter."""
+    return Role.SUBMITTER if role is Role.OWNER else role
 
 
 def relayed(actor: Actor, lifecycle: str, trigger: str = Trigger.SUBMIT) -> Actor:
@@ -141,9 +159,7 @@ def refused(principal: Principal, rule: str, limit: str) -> NotAllowed:
 
 def _refusal(role: str, rule: str, limit: str) -> NotAllowed:
     asked = RULES[rule]
-    return NotAllowed(
-        role=role, action=asked.action, reason=f"rule {rule} ({asked.source}) gives it {limit}", rule=rule
-    )
+    return NotAllowed(role=role, action=asked.action, reason=f"rule {rule} gives it {limit}", rule=rule)
 
 
 # --- new jobs ----------------------------------------------------------------------------------------------------------

@@ -1,38 +1,14 @@
-"""Which agent a token reaches: the one that it is bound to, or the one whose job it is for (D62, AUTH-3)."""
+"""Which agent the caller of a route reaches; the rule itself is in `runs.agent_reach` (D62, AUTH-3)."""
 
-import json
-from typing import Any
-
-from trellis.engine.jobs import JobId
-from trellis.engine.ledger import Ledger
-from trellis.engine.ownership import refused, within_agent
+from trellis.engine.ownership import within_agent
 from trellis.gateway.callers import Caller
 from trellis.instance import Instance
-from trellis.lifecycles.queue_job import QUEUE_JOB
-
-
-async def agent_of(ledger: Ledger, job_id: str) -> str | None:
-    """The agent that a job of the job queue works for; None for any other job."""
-    job = await ledger.job(JobId(job_id))
-    if job is None or job.lifecycle != QUEUE_JOB.name:
-        return None
-    try:
-        stored: Any = json.loads(job.payload or b"{}")
-        return str(stored["agent_slug"])
-    except (KeyError, ValueError, TypeError):
-        return None
+from trellis.runs.agent_reach import agent_of, check_reach, only_agent
 
 
 async def agent_within_reach(instance: Instance, caller: Caller, rule: str) -> str | None:
     """The one agent that this caller reaches by this rule; None when it reaches all. Raises NotAllowed when it reaches none."""
-    principal = caller.principal
-    if principal.job_id is None:
-        return principal.agent
-    agent = await agent_of(instance.ledger, principal.job_id)
-    if agent is None:
-        raise refused(principal, rule, "for the agent of its token's job only")
-    within_agent(principal, rule, agent)
-    return agent
+    return await only_agent(instance.ledger, caller.principal, rule)
 
 
 async def within_job_agent(instance: Instance, caller: Caller, rule: str, job_id: str) -> None:
@@ -43,7 +19,4 @@ async def within_job_agent(instance: Instance, caller: Caller, rule: str, job_id
 
 async def within_reach(instance: Instance, caller: Caller, rule: str, agent: str | None) -> None:
     """Raise NotAllowed for what belongs to an agent that this caller does not reach; `agent` is None for what is not there."""
-    only = await agent_within_reach(instance, caller, rule)
-    if only is not None and only != agent:
-        limit = f"for agent {only} only"
-        raise refused(caller.principal, rule, limit)
+    await check_reach(instance.ledger, caller.principal, rule, agent)

@@ -11,7 +11,7 @@ from trellis.engine.clock import Clock
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.recent import Recent
-from trellis.gateway import callbacks
+from trellis.gateway import callbacks, docs_page
 from trellis.gateway.callers import Gateway
 from trellis.gateway.hub import Hub, StreamOptions
 from trellis.gateway.refusals import refused
@@ -130,6 +130,7 @@ def create_app(
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
     for module in ROUTES:
         app.include_router(module.router)
+    docs_page.install(app)
     app.add_middleware(ReadDeadline, seconds=chosen.read_s)
     app.add_middleware(Traced)
     app.add_middleware(Correlation, new_id=new_id)  # around the other: the one added last is outermost

@@ -43,7 +43,7 @@ class JobDocument(JobShape):
 
 
 class JobWhole(JobDocument):
-    """A job with what it was given and what came of it."""
+    """A job with its payload and its result."""
 
     payload: Any
     progress: Any
@@ -142,7 +142,7 @@ class BusRetry(pydantic.BaseModel):
 
 
 class BusJob(JobWhole):
-    """A job on a topic (document 004): what was asked, who does it, what came of it. Its payload is at `context_ptr`, its result at `result_ptr`.
+    """A job on a topic (document 004): the request, the worker, the result. Its payload is at `context_ptr`, its result at `result_ptr`.
 
     `decision` is the safety kernel's last one; `refused_results` are reports that came late, twice or from somebody else and changed nothing.
     """

@@ -111,7 +111,7 @@ class Jobs:
         return (await self._calls.get(AnyJob, path_of("jobs", job_id))).root
 
     async def result(self, job_id: str) -> bytes:
-        """What came of a job: of one on a topic the bytes at its `result_ptr`, of any other its result as JSON. Raises NotFound."""
+        """The result of a job: of one on a topic the bytes at its `result_ptr`, of any other its result as JSON. Raises NotFound."""
         return (await self._calls.ask(Ask(method="GET", path=path_of("jobs", job_id, "result")))).body
 
     async def context(self, job_id: str) -> bytes:

@@ -105,7 +105,7 @@ class StepMade(pydantic.BaseModel):
 
 
 class RunManifest(pydantic.BaseModel):
-    """manifest.json of a run that ended (PIPE-15)."""
+    """manifest.json of a run that ended."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -167,7 +167,7 @@ class Health(pydantic.BaseModel):
 
 
 class DeadLetterShape(pydantic.BaseModel):
-    """Why a job needs a person (DJ-12)."""
+    """Why a job needs a person."""
 
     job_id: str
     type: str

@@ -461,7 +461,7 @@ def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: d
 
 def _you_can(job: Job, lifecycle: Lifecycle, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
     if last is not None and (artifact := _artifact(lifecycle, last)):
-        yield f"trellis artifacts show {artifact}\tread what came of it"
+        yield f"trellis artifacts show {artifact}\tread its result"
     if lifecycle.pull(state.name, Trigger.CANCEL):
         yield f"trellis job cancel {job.job_id}\tend it" + (" (--hard: at once)" if job.place is Place.HELD else "")
     if lifecycle.pull(state.name, Trigger.REQUEUE):

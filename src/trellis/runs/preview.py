@@ -1,4 +1,8 @@
-"""What applying a proposal would change now: a unified diff of the current target against the proposed one."""
+"""What applying a proposal would change now: a unified diff of the current target against the proposed one.
+
+A comment or a tag becomes an annotation, an object of its own, so its diff shows that object and leaves the text it is about alone.
+Lines end at a newline only: what else Unicode calls a line break stays in its line, where whoever prints the diff can make it visible.
+"""
 
 import asyncio
 import difflib
@@ -6,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from trellis.agents import annotations
 from trellis.runs import proposals
 from trellis.runs.applying import update_of
 from trellis.runs.targets import changed, file_change
@@ -30,6 +35,9 @@ async def diff_of(
         run_id = document["source"]["run_id"] or document["id"]
         return await asyncio.to_thread(memory.preview, document["agent_slug"], updates, run_id=run_id, at=now)
     change = file_change(document["agent_slug"], document)
+    if document["action"] in annotations.KINDS:
+        annotation = annotations.annotation_of(dict(document), approved_by="", approved_at=now)
+        return unified(annotations.annotation_key(document["agent_slug"], annotation), None, change.text)
     there = await objects.get(change.key)
     before = None if there is None else there.body
     return unified(change.key, None if before is None else _text(before), _text(changed(change, before)))
@@ -38,9 +46,13 @@ async def diff_of(
 def unified(name: str, before: str | None, after: str) -> str:
     """The difference of two texts; `before` is None where the file is new."""
     lines = difflib.unified_diff(
-        (before or "").splitlines(), after.splitlines(), "/dev/null" if before is None else name, name, lineterm=""
+        _lines(before or ""), _lines(after), "/dev/null" if before is None else name, name, lineterm=""
     )
     return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _text(body: bytes) -> str:

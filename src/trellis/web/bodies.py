@@ -91,7 +91,9 @@ class BodiesUnderWay:
     def take(self, count: int) -> None:
         """Hold so many more; raises Problem 503."""
         if self.bytes + count > self.bytes_max:
-            detail = f"The bodies of the requests under way have {self.bytes_max} bytes; send it again in a while."
+            detail = (
+                f"The bodies of the requests that are being read have {self.bytes_max} bytes; send it again in a while."
+            )
             raise Problem("OVERLOADED", detail, headers={"Retry-After": "1"})
         self.bytes += count
 

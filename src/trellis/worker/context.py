@@ -117,7 +117,7 @@ class Context:
 
     @property
     def heard(self) -> bool:
-        """Whether this handler knows that it should stop."""
+        """Whether `cancelled` was true when this handler last looked at it: returning then means that it stopped."""
         return self._held.heard
 
     @property

@@ -116,9 +116,15 @@ async def test_a_model_nobody_knows_is_named_before_anything_is_done(name):
 
 @pytest.mark.parametrize("options", [ModelOptions(key=KEY), ModelOptions(base_url="http://127.0.0.1:9")])
 def test_a_model_without_its_settings_says_what_is_missing(options):
-    with pytest.raises(ModelSettingInvalid, match="there is no"):
+    with pytest.raises(ModelSettingInvalid, match="set TRELLIS_MODEL_"):
         check_model("openai:test-1", options)
     assert KEY not in repr(options)
+
+
+def test_a_model_whose_package_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ModelSettingInvalid, match=r"pip install 'trellis-engine\[openai\]'"):
+        check_model("openai:test-1", ModelOptions(base_url="http://127.0.0.1:9", key=KEY))
 
 
 def test_the_runtime_does_not_import_the_model_library_until_an_agent_runs():

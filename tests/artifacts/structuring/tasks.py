@@ -1,6 +1,7 @@
-"""Tasks about the demo garden's own sources, and the way of one task from question to draft."""
+"""Tasks about an archive with notes in two languages and about the demo garden, and the way of one task from question to draft."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trellis.agents.garden import memory_seed, objects_of
@@ -15,6 +16,8 @@ from trellis.testing import FakeClock
 
 VIOLIN = "archivist-violin"
 GUARDIAN = "architect-guardian"
+BILINGUAL = Path(__file__).resolve().parents[2] / "agents" / "bilingual"
+"""The violin archive as it was written first, in Ukrainian and English."""
 ENTITIES: tuple[dict[str, Any], ...] = (
     {"slug": "ts-02", "name": "TS-02", "aliases": ["the «Stainer»"], "ref": "sources/05-provenance.md"},
     {"slug": "ts-03", "name": "Скрипка Петрика", "aliases": ["TS-03"]},
@@ -28,12 +31,8 @@ def snapshot(
     entities: Sequence[Mapping[str, Any]] = ENTITIES,
     sources: Mapping[str, str] | None = None,
 ) -> Snapshot:
-    """The garden's sources and memory, or these sources."""
-    shipped = {
-        key.removeprefix(f"agents/{slug}/"): body.decode()
-        for key, body in objects_of(slug).items()
-        if "/sources/" in key
-    }
+    """The archive's sources in two languages, or the garden's, with the garden's memory; or these sources."""
+    shipped = bilingual() if slug == VIOLIN else garden(slug)
     memory = [{"ref": f"memory/{name}", "text": text} for name, text in memory_seed(slug).items() if name != FACTS]
     return Snapshot.of(
         job_id="6f1e6b0a-94d5-4a38-8a3c-2f4d93b21a11",
@@ -43,6 +42,15 @@ def snapshot(
         entities=[dict(entity) for entity in entities],
         sources=[{"ref": ref, "text": text} for ref, text in (shipped if sources is None else sources).items()],
     )
+
+
+def bilingual() -> dict[str, str]:
+    return {f"sources/{file.name}": file.read_text("utf-8") for file in sorted((BILINGUAL / "sources").iterdir())}
+
+
+def garden(slug: str) -> dict[str, str]:
+    found = {key.removeprefix(f"agents/{slug}/"): body.decode() for key, body in objects_of(slug).items()}
+    return {ref: text for ref, text in found.items() if ref.startswith("sources/")}
 
 
 def task(job_type: JobType, payload: Mapping[str, Any], made: Snapshot | None = None) -> Task:

@@ -180,8 +180,8 @@ def test_an_explanation_names_every_rule_that_was_looked_at_and_why_it_did_not_f
         ("code", True),
     ]
     assert [one.why for one in found.looked] == [
-        "topics: job.code.lint fits none of job.mail.*",
-        "tenants: acme fits none of beta",
+        "topics: job.code.lint matches none of job.mail.*",
+        "tenants: acme matches none of beta",
         "labels: env is 'prod' and should be like 'dev'",
         "tenants, topics fit",
     ]

@@ -65,7 +65,7 @@ def explain(policy: Policy, request: JobRequest) -> Explanation:
             later = tuple(one.id for one in policy.rules[number + 1 :])
             return Explanation(decision=_by(rule, policy, request), looked=tuple(looked), not_looked=later)
     return Explanation(
-        decision=_denied(policy, request, DEFAULT, "no rule fits, and what no rule allows is denied"),
+        decision=_denied(policy, request, DEFAULT, "it matches no rule, and a job that matches no rule is denied"),
         looked=tuple(looked),
     )
 
@@ -148,11 +148,14 @@ _ANY_CASE = frozenset({"capabilities", "risk_tags", "requires"})
 def _misfit(match: Match, facts: _Facts) -> str | None:
     """The first condition that does not fit, in words; None when all do."""
     if match.topics is not None and not any(fits(pattern, facts.topic) for pattern in match.topics):
-        return f"topics: {facts.topic} fits none of {_listed(match.topics)}"
+        return f"topics: {facts.topic} matches none of {_listed(match.topics)}"
     for condition, values in facts.names.items():
         patterns: Sequence[str] | None = getattr(match, condition)
         if patterns is not None and not _one_fits(patterns, values, any_case=condition in _ANY_CASE):
-            return f"{condition}: {_listed(values.said) or 'nothing'} fits none of {_listed(patterns)}"
+            given = (
+                f"{_listed(values.said)} matches none of" if values.said else "the job has none; the rule wants one of"
+            )
+            return f"{condition}: {given} {_listed(patterns)}"
     for name, pattern in (match.labels or {}).items():
         value = facts.labels.get(name)
         if value is None or not is_like(pattern, value):

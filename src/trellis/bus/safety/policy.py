@@ -1,4 +1,4 @@
-"""A safety policy: rules in order, of which the first that fits decides. What no rule fits is denied.
+"""A safety policy: rules in order, of which the first that fits decides. A job that matches no rule is denied.
 
     [[rules]]
     id = "deletes-need-a-person"
@@ -169,7 +169,7 @@ class Rule(_Shape):
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> "Rule":
         if self.id in RESERVED_IDS:
-            raise ValueError(f"the id {self.id!r} is kept for jobs that no rule fits; choose another")
+            raise ValueError(f"the id {self.id!r} is kept for jobs that match no rule; choose another")
         if self.delay_s is not None and self.decision is not Kind.THROTTLE:
             raise ValueError(f"delay_s belongs to a throttle and not to {self.decision.value}")
         told = {} if self.constraints is None else self.constraints.to_dict()

@@ -3,8 +3,6 @@
 import asyncio
 import json as json_
 import os
-import shutil
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +20,7 @@ from trellis.cli.commands import command
 from trellis.cli.demo.processes import Workers
 from trellis.cli.demo.watch import Watch
 from trellis.cli.events import EVENT_COLUMNS, print_events
-from trellis.cli.invocation import Cli, ledger_url, make_folder
+from trellis.cli.invocation import Cli, ledger_url, make_folder, program_name
 from trellis.cli.output import Column, state_text
 from trellis.client import Trellis
 from trellis.engine.errors import InputError, Refused
@@ -219,12 +217,3 @@ def _next_steps(cli: Cli, folder: Path, crashed: Job) -> None:
         "doctor",
     ):
         cli.out.line(f"  {program} {order}", style="cyan")
-
-
-def program_name() -> str:
-    """What to type to get this program again, from any folder."""
-    called = Path(sys.argv[0])
-    found = shutil.which("trellis")
-    if found is not None and (called.name != "trellis" or Path(found).resolve() == called.resolve()):
-        return "trellis"
-    return str(called.absolute()) if called.name == "trellis" else f"{sys.executable} -m trellis"

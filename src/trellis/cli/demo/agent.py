@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trellis.agents.garden import AGENTS
-from trellis.cli.invocation import Cli, ledger_url, make_folder
+from trellis.cli.invocation import Cli, ledger_url, make_folder, program_name
 from trellis.cli.runs import watched
 from trellis.engine.errors import InputError
 from trellis.instance import Instance, open_instance
@@ -77,5 +77,5 @@ def _say_where(cli: Cli, folder: Path, slug: str, run_id: str, status: dict[str,
     if waiting:
         cli.out.line()
         cli.out.line("Nothing was changed but the agent's own memory. What waits for you:")
-        cli.out.line(f"  trellis proposals show {waiting[0]} --data {folder}")
-        cli.out.line(f"  trellis proposals approve {waiting[0]} --data {folder}")
+        cli.out.line(f"  {program_name()} proposals show {waiting[0]} --data {folder}")
+        cli.out.line(f"  {program_name()} proposals approve {waiting[0]} --data {folder}")

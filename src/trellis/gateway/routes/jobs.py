@@ -31,7 +31,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.ownership import checked, may_cancel, may_see, relayed, within_scope
+from trellis.engine.ownership import canceller, checked, may_see, relayed, within_scope
 from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.agent_scope import within_job_agent
 from trellis.gateway.callers import Caller, InstanceOf, requires
@@ -259,7 +259,7 @@ async def context(
 
 @router.get("/jobs/{job_id}/result", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
 async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]) -> Response:
-    """What came of a job, itself: of a job on a topic the bytes at its `result_ptr` (BUS-9), of any other its result as JSON."""
+    """The result of a job: of a job on a topic the bytes at its `result_ptr`, of any other its result as JSON."""
     job = await _found(caller, "jobs.read", instance.ledger, job_id)
     body, media_type = await instance.ledger.result(job.job_id), "application/json"
     pointer = result_pointer(await instance.ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
@@ -274,7 +274,7 @@ async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Call
 async def payload(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> Response:
-    """What the worker of a job on a topic is given: the bytes at its `context_ptr` (BUS-9).
+    """What the worker of a job on a topic is given: the bytes at its `context_ptr`.
 
     Who asks for a job may write any pointer. A payload that came with the request is for all who may read the job; what is kept under a name
     that somebody chose may be another's, and is for those alone who decide about held jobs.
@@ -318,8 +318,7 @@ async def cancel(
     """End a job. What has ended stays as it is: 409 with its state, and with the job that does it again if there is one. A soft cancel leaves a running job running for a while."""
     stop = body or JobCancel(mode=CancelMode.SOFT, reason=None)
     job = await _found(caller, "jobs.cancel", instance.ledger, job_id)
-    actor = await checked(caller.principal, "jobs.cancel", instance.ledger, job)
-    may_cancel(actor, job.lifecycle)
+    actor = await canceller(caller.principal, instance.ledger, job)
 
     async def act() -> dict[str, Any] | None:
         answer = await instance.ledger.cancel(
@@ -345,7 +344,7 @@ async def requeue(
     response: Response,
     body: JobRequeue | None = None,
 ) -> dict[str, Any]:
-    """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. An operator's act (D9, D39)."""
+    """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. Only an operator may."""
     job = await _found(caller, "jobs.requeue", instance.ledger, job_id)
     await reserve(instance, asked, job.job_id)
     cause = None if body is None else body.reason

@@ -18,12 +18,11 @@ from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
 from trellis.instance import Instance
 from trellis.lifecycles import Role
-from trellis.runs.documents import timestamp
+from trellis.runs.memory_access import MemoryAccess
 from trellis.runs.offering import Offer, Offered, Offering
 from trellis.runs.proposals import LOGIC_UPDATE, MEMORY_UPDATE, Draft, Source
 from trellis.runs.targets import LOGIC_FILE, TEXT_BYTES_MAX
-from trellis.storage.memory import DeepPart, HistoryEntry, Operation, ReadMode
-from trellis.storage.memory.layout import CommitId
+from trellis.storage.memory import DeepPart, Operation, ReadMode
 from trellis.storage.memory.updates import CONTENT_BYTES_MAX, RESOLUTION_CHARS_MAX, SECTION_CHARS_MAX, UPDATES_MAX
 from trellis.web.bodies import LargeBodyRoute
 from trellis.web.shapes import PROBLEMS
@@ -111,19 +110,7 @@ async def read(
     mode: ReadMode = ReadMode.BASIC,
 ) -> dict[str, Any]:
     """Layer 1: snapshot and open loops; wide adds the facts. Layer 2 is never part of it."""
-    await within_reach(instance, caller, "memory.read", agent_id)
-    await _there(instance, caller, agent_id)
-    view = await asyncio.to_thread(instance.memory.read, agent_id, mode)
-    return {
-        "agent_id": view.agent_id,
-        "mode": view.mode.value,
-        "version": view.version,
-        "commit": view.commit,
-        "files": dict(view.content),
-        "token_count": view.token_count,
-        "last_update": None if view.last_update is None else timestamp(view.last_update),
-        "last_run_id": view.last_run_id,
-    }
+    return await _access(instance).read(caller.principal, agent_id, mode)
 
 
 @router.get("/memory/{agent_id}/deep", response_model=Page[DeepPiece], responses=PROBLEMS)
@@ -152,11 +139,8 @@ async def history(
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """The changes of a memory, newest first; a page may be empty and still have a next one."""
-    await within_reach(instance, caller, "memory.read", agent_id)
-    await _there(instance, caller, agent_id)
-    before = None if cursor is None else CommitId(cursor)
-    found = await asyncio.to_thread(instance.memory.history, agent_id, limit=limit, before=before)
-    return page([_commit(entry) for entry in found.entries], found.more)
+    items, more = await _access(instance).history(caller.principal, agent_id, limit=limit, before=cursor)
+    return page(items, more)
 
 
 @router.post("/memory/{agent_id}/propose", status_code=202, response_model=MemoryProposed, responses=PROBLEMS)
@@ -192,6 +176,10 @@ async def propose_logic(
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _access(instance: Instance) -> MemoryAccess:
+    return MemoryAccess(ledger=instance.ledger, catalog=instance.catalog, memory=instance.memory)
 
 
 def _gateway(caller: Caller) -> Actor:
@@ -248,20 +236,3 @@ def _offer(caller: Caller, asked: Asked, agent_id: str, draft: Draft, body: Memo
         key=asked.key,
         correlation_id=caller.correlation_id,
     )
-
-
-def _commit(entry: HistoryEntry) -> dict[str, Any]:
-    return {
-        "commit": entry.commit,
-        "at": timestamp(entry.at),
-        "author": entry.author,
-        "version": entry.version,
-        "proposal_id": entry.proposal_id,
-        "run_id": entry.run_id,
-        "auto_approved": entry.auto_approved,
-        "reason": entry.reason,
-        "files": [
-            {"file": change.file, "kind": change.kind.value, "added": change.added, "removed": change.removed}
-            for change in entry.files
-        ],
-    }

@@ -169,9 +169,9 @@ async def apply(
     response: Response,
 ) -> dict[str, Any]:
     """Have an approved proposal applied now, or once more if it failed; it is applied once, however often this is asked. An approved job
-    goes by itself: there the answer is how it stands.
+    goes by itself: there the answer is its current status.
 
-    The answer is how it stands. If somebody else is at it for longer than a few seconds, that is `applying`: ask again after `Retry-After`.
+    The answer is its current status. If somebody else is at it for longer than a few seconds, that is `applying`: ask again after `Retry-After`.
     """
     state, proposal = (await _document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
     if approvals.job_of(proposal_id) is not None and state == "approved":

@@ -124,10 +124,13 @@ def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: dat
     parts: list[str] = []
     for name in outcome.changed:
         old, new = before[name], outcome.files[name]
-        parts += difflib.unified_diff(
-            old.splitlines(), new.splitlines(), name if old else "/dev/null", name, lineterm=""
-        )
+        parts += difflib.unified_diff(_lines(old), _lines(new), name if old else "/dev/null", name, lineterm="")
     return "".join(f"{line}\n" for line in parts)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines end at a newline only: what else Unicode calls a line break must stay visible to whoever reviews."""
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _refused(agent_id: AgentId, proposal_id: str, outcome: Rejected) -> UpdatesRefused:

@@ -116,7 +116,7 @@ class BusContext:
 
     @property
     def heard(self) -> bool:
-        """Whether this handler knows that it should stop."""
+        """Whether `cancelled` was true when this handler last looked at it: returning then means that it stopped."""
         return self._attempt.heard
 
     @property

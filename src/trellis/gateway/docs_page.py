@@ -1,0 +1,211 @@
+"""A page about every route of the gateway, made from its own OpenAPI description.
+
+It is one HTML document without scripts, fonts, images or anything else from elsewhere, so it can be read without a network and under the
+strictest content security policy. Every text in it is escaped.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from html import escape
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; }
+code, pre { font: 14px/1.45 ui-monospace, monospace; }
+pre { overflow-x: auto; padding: .6rem; border: 1px solid #8886; border-radius: 4px; }
+details { border-bottom: 1px solid #8884; padding: .35rem 0; } summary { cursor: pointer; }
+table { border-collapse: collapse; width: 100%; } td, th { text-align: left; vertical-align: top; padding: .2rem .6rem .2rem 0; }
+.method { display: inline-block; min-width: 4.2rem; font-weight: 700; } .quiet { opacity: .75; }
+"""
+_STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE_DIGEST}'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+Schema = Mapping[str, Any]
+"""A part of an OpenAPI description."""
+DEPTH_MAX = 6
+"""How far schemas inside schemas are followed."""
+METHODS = ("get", "post", "put", "patch", "delete")
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def install(app: FastAPI) -> None:
+    """Serve the page at `/docs`, to everybody as `/openapi.json` is: it says nothing about an instance."""
+    made = cache(lambda: render(app.openapi()))
+
+    async def docs(_: Request) -> HTMLResponse:
+        return HTMLResponse(made(), headers=dict(HEADERS))
+
+    app.add_route("/docs", docs, methods=["GET"], include_in_schema=False)
+
+
+def render(described: Schema) -> str:
+    """The page of this OpenAPI description."""
+    sections: dict[str, list[str]] = {}
+    for path, operations in described["paths"].items():
+        for method in (one for one in METHODS if one in operations):
+            operation = _part(operations, method)
+            heading = next(iter(_several(operation, "tags")), "other")
+            sections.setdefault(heading, []).append("".join(_operation(described, path, method, operation)))
+    info = described["info"]
+    contents = " · ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in sections)
+    parts = [
+        f"<h1>{escape(info['title'])} over HTTP</h1>",
+        *_paragraphs(info.get("description", "")),
+        _TOKENS,
+        f"<pre>{escape(_ENVIRONMENT)}</pre>",
+        '<p><a href="/openapi.json">/openapi.json</a> says the same for programs.</p>',
+        f"<p>{contents}</p>",
+        *(f'<h2 id="{escape(name)}">{escape(name)}</h2>{"".join(made)}' for name, made in sections.items()),
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(info["title"])}</title>'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{"".join(parts)}</body></html>'
+    )
+
+
+_TOKENS = (
+    "<p>Most routes need a token: <code>trellis token issue --role owner</code> prints one. The commands below take the token "
+    "and the address of the gateway from the environment:</p>"
+)
+_ENVIRONMENT = "export TRELLIS_GATEWAY=$(trellis wait)\nexport TRELLIS_TOKEN=$(trellis token issue --role owner)"
+
+
+def _operation(described: Schema, path: str, method: str, operation: Schema) -> Iterator[str]:
+    text = str(operation.get("description") or operation.get("summary") or "")
+    first, _, rest = text.partition("\n")
+    yield f"<details><summary><code><span class=method>{method.upper()}</span> {escape(path)}</code> "
+    yield f"<span class=quiet>{_inline(first)}</span></summary>"
+    yield from _paragraphs(rest)
+    fields = [_row(described, one["name"], one["in"], one) for one in _parameters(operation)]
+    fields += _body_rows(described, _body(operation))
+    if fields:
+        yield f"<table><tr><th>Field<th>In<th>Type<th>About{''.join(fields)}</table>"
+    yield f"<pre>{escape(curl(described, path, method, operation))}</pre>"
+    answers = "".join(
+        f"<tr><td><code>{escape(code)}</code><td>{_inline(str(one.get('description', '')))}"
+        for code, one in _part(operation, "responses").items()
+    )
+    yield f"<table><tr><th>Answer<th>When{answers}</table></details>"
+
+
+def curl(described: Schema, path: str, method: str, operation: Schema) -> str:
+    """A command that asks this, to be typed in a shell that has the address and a token."""
+    words = ["curl", "-sS"] + ([] if method == "get" else ["-X", method.upper()])
+    words.append('-H "Authorization: Bearer $TRELLIS_TOKEN"')
+    body = _body(operation)
+    if body:
+        example = json.dumps(_example(described, body), ensure_ascii=False)
+        words += ["-H 'Content-Type: application/json'", f"-d {shlex.quote(example)}"]
+    return " ".join([*words, f'"$TRELLIS_GATEWAY{_filled(path, operation)}"'])
+
+
+def _filled(path: str, operation: Schema) -> str:
+    """The path with the examples of its parameters, or their names in capitals."""
+    for one in _parameters(operation):
+        name, examples = str(one["name"]), _several(_part(one, "schema"), "examples")
+        path = path.replace(f"{{{name}}}", str(examples[0]) if examples else name.upper())
+    return path
+
+
+def _body(operation: Schema) -> Schema:
+    """The schema of the JSON that the operation takes; empty where it takes none."""
+    content = _part(_part(operation, "requestBody"), "content")
+    return _part(_part(content, "application/json"), "schema")
+
+
+def _body_rows(described: Schema, schema: Schema) -> Iterator[str]:
+    for one in _choices(described, schema):
+        required = _several(one, "required")
+        for name, field in _part(one, "properties").items():
+            yield _row(described, name, "body", {"schema": field, "required": name in required})
+
+
+def _row(described: Schema, name: str, place: str, field: Schema) -> str:
+    schema = _part(field, "schema")
+    needed = "" if field.get("required") else " <span class=quiet>optional</span>"
+    about = str(field.get("description") or schema.get("description") or "")
+    kind = escape(_type(described, schema))
+    return f"<tr><td><code>{escape(name)}</code>{needed}<td>{escape(place)}<td>{kind}<td>{_inline(about)}"
+
+
+def _choices(described: Schema, schema: Schema, depth: int = 0) -> list[Schema]:
+    """The objects that a body may be, without null."""
+    schema = _resolved(described, schema)
+    options = _options(schema)
+    if not options or depth >= DEPTH_MAX:
+        return [schema]
+    return [one for option in options if option.get("type") != "null" for one in _choices(described, option, depth + 1)]
+
+
+def _type(described: Schema, schema: Schema, depth: int = 0) -> str:
+    schema = _resolved(described, schema)
+    if depth >= DEPTH_MAX:
+        return "any"
+    if options := _options(schema):
+        return " or ".join(dict.fromkeys(_type(described, option, depth + 1) for option in options))
+    if "enum" in schema:
+        return f"one of {', '.join(str(value) for value in schema['enum'])}"
+    if schema.get("type") == "array":
+        return f"array of {_type(described, _part(schema, 'items'), depth + 1)}"
+    return str(schema.get("const") or schema.get("type", "any"))
+
+
+def _example(described: Schema, schema: Schema) -> Any:
+    """The first example that the schema, or one of those it may be, gives; an empty object where none does."""
+    for one in (_resolved(described, schema), *_choices(described, schema)):
+        if examples := _several(one, "examples"):
+            return examples[0]
+    return {}
+
+
+def _resolved(described: Schema, schema: Schema) -> Schema:
+    """The schema itself, or the one that it refers to; an empty one where that is not in the description."""
+    for _ in range(DEPTH_MAX):
+        if "$ref" not in schema:
+            break
+        found = described
+        for part in str(schema["$ref"]).removeprefix("#/").split("/"):
+            found = _part(found, part)
+        schema = found
+    return schema
+
+
+def _parameters(operation: Schema) -> Sequence[Schema]:
+    return _several(operation, "parameters")
+
+
+def _options(schema: Schema) -> Sequence[Schema]:
+    return _several(schema, "anyOf") or _several(schema, "oneOf")
+
+
+def _part(of: Schema, name: str) -> Schema:
+    return cast("Schema", of.get(name) or {})
+
+
+def _several(of: Schema, name: str) -> Sequence[Any]:
+    return cast("Sequence[Any]", of.get(name) or ())
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for paragraph in text.strip().split("\n\n"):
+        if paragraph.strip():
+            yield f"<p>{_inline(paragraph)}</p>"
+
+
+def _inline(text: str) -> str:
+    return _CODE.sub(r"<code>\1</code>", escape(text))

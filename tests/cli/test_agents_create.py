@@ -1,0 +1,83 @@
+"""`trellis agents create`: an agent of one's own, valid and runnable from one command, and nothing overwritten."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Terminal
+
+NOTES = {
+    "register.md": "# Register\n\nThe boiler B-1 is kept at 94 degrees.\n",
+    "manual.md": "# Manual\n\nThe boiler B-1 is kept at 88 degrees.\n",
+}
+PURPOSE = 'Compares notes: "degrees", and more'
+
+
+@pytest.fixture
+def notes(local: Terminal) -> list[str]:
+    folder = Path("notes")
+    folder.mkdir()
+    for name, text in NOTES.items():
+        (folder / name).write_text(text)
+    return [word for name in NOTES for word in ("--source", str(folder / name))]
+
+
+@pytest.mark.requirement("D24")
+def test_an_agent_is_made_with_its_sources_and_finds_what_they_disagree_on(local: Terminal, notes: list[str]):
+    asked = ("--question", "At how many degrees is the boiler B-1 kept?")
+    made = local("agents", "create", "boiler", "--purpose", PURPOSE, *notes, *asked)
+    assert made.code == 0, made.err
+    assert "run boiler --watch" in made.out
+    (listed,) = local("agents", "--json").records
+    assert (listed["slug"], listed["status"], listed["description"]) == ("boiler", "active", PURPOSE)
+    folder = Path("objects/agents/boiler")
+    assert {name: (folder / "sources" / name).read_text() for name in NOTES} == NOTES
+    assert local("run", "boiler", "--watch", "--json").record["status"] == "completed"
+    found = {one["action"]: one for one in local("proposals", "--json").records}
+    refs = {citation["ref"] for citation in found["propose-comment"]["content"]["citations"]}
+    assert refs == {f"sources/{name}" for name in NOTES}
+
+
+def test_nothing_that_is_there_is_overwritten(local: Terminal, notes: list[str]):
+    assert local("agents", "create", "boiler", "--purpose", "one", *notes).code == 0
+    before = {file: file.read_bytes() for file in Path("objects/agents").rglob("*") if file.is_file()}
+    again = local("agents", "create", "boiler", "--purpose", "two")
+    assert (again.code, "agents/boiler/_agent.md is there already" in again.err) == (1, True)
+    Path("objects/agents/other/sources").mkdir(parents=True)
+    kept = Path("objects/agents/other/sources/manual.md")
+    kept.write_text("mine")
+    beside = local("agents", "create", "other", "--purpose", "two", *notes)
+    assert (beside.code, "agents/other/sources/manual.md is there already" in beside.err) == (1, True)
+    assert kept.read_text() == "mine"
+    assert not Path("objects/agents/other/_agent.md").exists()
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_what_cannot_be_an_agent_is_refused_with_what_to_change(local: Terminal):
+    Path("photo.md").write_bytes(b"\xff\xd8\xff")
+    Path("table.csv").write_text("a,b\n")
+    for words, wrong in (
+        (("Boiler",), "is no agent slug"),
+        (("boiler", "--model", "gpt"), "use offline, or openai:<model>"),
+        (("boiler", "--source", "photo.md"), "photo.md cannot be a source: it is not UTF-8 text"),
+        (("boiler", "--source", "table.csv"), "its name must end in .md, .txt, .json"),
+        (("boiler", "--source", "missing.md"), "missing.md cannot be a source: it cannot be read"),
+        (("boiler", "--title", "x" * 101), "field name"),
+    ):
+        answer = local("agents", "create", *words, "--purpose", "p")
+        assert (answer.code != 0, wrong in answer.err) == (True, True), answer.err
+    assert not Path("objects/agents").exists()
+
+
+def test_a_model_whose_server_is_not_set_names_the_settings(local: Terminal):
+    made = local("agents", "create", "boiler", "--purpose", "p", "--model", "openai:qwen3:8b")
+    assert made.code == 0
+    assert "set TRELLIS_MODEL_BASE_URL" in made.err
+    assert "TRELLIS_MODEL_KEY" in made.err
+
+
+def test_only_the_owner_makes_agents(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    token = local("token", "issue", "--role", "frontend").out.strip()
+    monkeypatch.setenv("TRELLIS_TOKEN", token)
+    refused = local("agents", "create", "boiler", "--purpose", "p")
+    assert (refused.code, "create an agent" in refused.err) == (1, True)

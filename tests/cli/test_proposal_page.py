@@ -1,0 +1,84 @@
+"""`trellis proposals show`: a person sees what would change, what it rests on, and what somebody tried to hide."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Terminal
+from trellis.instance import open_instance
+from trellis.lifecycles import Role
+from trellis.runs.offering import Offer
+from trellis.runs.proposals import Draft, Source
+from trellis.settings import Settings
+
+AGENT = "boiler"
+HIDDEN = "on\u202eoff\u200b and \x1b[2Jaway\u2028more"
+WRITTEN_OUT = r"on\u202eoff\u200b and \x1b[2Jaway\u2028more"
+QUOTE = "The boiler B-1 is kept at\n94 degrees."
+
+
+def offered(local: Terminal, action: str, target: str) -> str:
+    """A proposal of this kind about the agent's note; its id."""
+
+    async def make() -> str:
+        async with open_instance(Settings.model_validate({}), local.url) as instance:
+            offering = instance.offering(instance.actor(Role.GATEWAY))
+            content = {
+                "summary": "turn it off",
+                "change": {"type": "append", "text": HIDDEN},
+                "reasoning": "it is too hot",
+                "citations": [{"ref": "sources/note.md", "excerpt": QUOTE, "start": 0, "end": len(QUOTE)}],
+                "flags": [],
+            }
+            draft = await offering.about_file(AGENT, action, target, content)
+            source = Source(type="agent", identity=f"agent:{AGENT}", run_id=None)
+            assert isinstance(draft, Draft)
+            made = await offering.make(
+                Offer(agent_slug=AGENT, draft=draft, source=source, priority="high", key=None, correlation_id=None)
+            )
+            return made.id
+
+    return asyncio.run(make())
+
+
+@pytest.fixture
+def boiler(local: Terminal) -> Terminal:
+    Path("note.md").write_text(f"{QUOTE}\n")
+    assert local("agents", "create", AGENT, "--purpose", "p", "--source", "note.md").code == 0
+    return local
+
+
+@pytest.mark.requirement("D22", "PIPE-7")
+def test_a_proposal_is_shown_as_a_diff_with_its_sources_and_what_hides_is_written_out(boiler: Terminal):
+    id_ = offered(boiler, "propose-edit", "sources/note.md")
+    page = boiler("proposals", "show", id_).out
+    diff = boiler("proposals", "show", id_, "--json").record["diff"]
+    assert diff.endswith(f"\n+{HIDDEN}\n"), "for programs it is as it is"
+    assert f"\n+{WRITTEN_OUT}\n" in page
+    assert not set(HIDDEN) & {"\u202e", "\u200b", "\x1b", "\u2028"} & set(page)
+    assert r"characters that cannot be seen, written out here: \u202e, \u200b, \x1b, \u2028" in page
+    assert "\nsources/note.md\n  | The boiler B-1 is kept at\n  | 94 degrees.\n" in page
+    assert "it is too hot" in page
+    assert f"proposals approve {id_}" in page
+
+
+def test_ids_have_one_name_in_listing_and_page(boiler: Terminal):
+    id_ = offered(boiler, "propose-edit", "sources/note.md")
+    (listed,) = boiler("proposals", "--json").records
+    shown = boiler("proposals", "show", id_, "--json").record
+    assert listed["id"] == listed["job_id"] == shown["id"] == shown["job_id"] == id_
+    assert boiler("proposals", "--state", "pending", "--ids").out == f"{id_}\n"
+    assert [boiler("proposals", *words).out.split()[0].lower() for words in ([], ["show", id_])] == ["proposal"] * 2
+
+
+@pytest.mark.requirement("D63")
+def test_the_diff_of_a_comment_shows_the_annotation_and_leaves_the_source_alone(boiler: Terminal):
+    id_ = offered(boiler, "propose-comment", "sources/note.md")
+    shown = boiler("proposals", "show", id_, "--json").record
+    made = f"agents/{AGENT}/annotations/sources/note.md/{id_}.json"
+    assert shown["diff"].startswith(f"--- /dev/null\n+++ {made}\n")
+    assert "stored beside the text" in boiler("proposals", "show", id_).out
+    assert boiler("proposals", "approve", id_).out == f"{id_} is applied\n", boiler("proposals", "show", id_).out
+    assert boiler("proposals", "show", id_, "--json").record["apply_result"]["object_key"] == made
+    assert Path(f"objects/agents/{AGENT}/sources/note.md").read_text() == f"{QUOTE}\n"

@@ -1,0 +1,79 @@
+"""The page at `/docs`: every route, without anything from elsewhere, under a policy that allows nothing else."""
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+from html import unescape
+from html.parser import HTMLParser
+
+from tests.gateway.conftest import Gateway
+from trellis.gateway.docs_page import render
+
+URLS = {"src", "href", "action", "srcset", "data", "poster"}
+
+
+class Tags(HTMLParser):
+    """The elements of a page with their attributes, and what stands in its style."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.style = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.elements and self.elements[-1][0] == "style" and not self.style:
+            self.style = data
+
+
+async def test_the_page_has_every_route_with_a_command_that_a_shell_understands(gateway: Gateway):
+    answer = await gateway.anonymous().get("/docs")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    commands = [unescape(found) for found in re.findall(r"<pre>(curl .*?)</pre>", answer.text, re.DOTALL)]
+    asked = {(words[words.index("-X") + 1] if "-X" in words else "GET") for words in map(shlex.split, commands)}
+    assert asked == {"GET", "POST", "PATCH"}
+    described = gateway.app.openapi()["paths"]
+    for path, operations in described.items():
+        for method in operations:
+            assert f"<span class=method>{method.upper()}</span> {path}</code>" in answer.text
+    assert len(commands) == sum(len(operations) for operations in described.values())
+    assert all("{" not in command.rpartition(" ")[2] for command in commands), "every path is filled"
+
+
+async def test_the_page_loads_nothing_and_its_policy_lets_nothing_load(gateway: Gateway):
+    answer = await gateway.anonymous().get("/docs")
+    tags = Tags(answer.text)
+    assert not {"script", "img", "link", "iframe", "object", "form", "base"} & {tag for tag, _ in tags.elements}
+    addresses = [value for _, given in tags.elements for name, value in given.items() if name in URLS]
+    assert [one for one in addresses if not (one or "").startswith(("#", "/openapi.json"))] == []
+    assert not any(name.startswith("on") or name == "style" for _, given in tags.elements for name in given)
+    digest = base64.b64encode(hashlib.sha256(tags.style.encode()).digest()).decode()
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'; ")
+    assert "unsafe" not in policy
+
+
+async def test_no_text_for_users_cites_our_own_decisions(gateway: Gateway):
+    """Whoever calls the gateway has never seen our list of requirements and decisions."""
+    described = json.dumps(gateway.app.openapi()["paths"]) + json.dumps(gateway.app.openapi()["components"])
+    assert re.findall(r"\b(?:D\d{1,2}|(?:DJ|JQ|RUN|PIPE|AUTH|OBS|BUS|NLM)-\d+)\b", described) == []
+
+
+def test_what_a_description_says_is_text_and_never_markup():
+    evil = "<script>alert(1)</script>"
+    fields = {"properties": {evil: {"type": evil, "description": evil}}, "examples": [{evil: evil}]}
+    operation = {
+        "tags": [evil],
+        "description": evil,
+        "parameters": [{"name": evil, "in": "query", "schema": {"$ref": "#/nowhere"}}],
+        "requestBody": {"content": {"application/json": {"schema": {"anyOf": [fields, {"type": "null"}]}}}},
+        "responses": {evil: {"description": evil}},
+    }
+    page = render({"info": {"title": evil, "description": evil}, "paths": {f"/{evil}": {"post": operation}}})
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") > 10
