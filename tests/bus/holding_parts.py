@@ -31,12 +31,12 @@ from trellis.bus.messages import (
     JobResult,
     Packet,
     Status,
-    wire_id,
 )
 from trellis.bus.port import Received
 from trellis.bus.reporting.attempts import Attempts, Stopping
 from trellis.bus.reporting.renewals import Renewals
 from trellis.bus.reporting.results import Results
+from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Move, Moved, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter

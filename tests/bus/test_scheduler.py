@@ -13,7 +13,7 @@ from trellis.bus.messages import Body, Order
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
 from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.scheduling import scheduler
+from trellis.bus.scheduling import kernel_checks, scheduler
 from trellis.bus.scheduling.approved import HOLD_S, bindings
 from trellis.bus.scheduling.options import Did, SchedulerOptions
 from trellis.bus.scheduling.tenants import SAID_AT_ONCE
@@ -323,7 +323,7 @@ async def test_while_the_kernel_is_away_jobs_wait_as_they_are(rig: Rig):
 
 @pytest.mark.requirement("BUS-4")
 async def test_a_kernel_that_thinks_for_ever_is_away(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scheduler, "CHECK_S_MAX", 0.01)
+    monkeypatch.setattr(kernel_checks, "CHECK_S_MAX", 0.01)
     worker = await rig.worker("w1", TOPIC)
     jobs = await rig.submit_many(40)
     asks = rig.kernel.check

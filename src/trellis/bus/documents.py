@@ -171,7 +171,7 @@ def _dispatch(event: Event | None) -> dict[str, Any] | None:
     said = data_of(event)
     return {
         "dispatch_id": str(said.get("dispatch_id", "")),
-        "attempt": event.attempt,
+        "attempt": int(said.get("attempt", event.attempt)),
         "epoch": event.epoch,
         "worker_id": str(said.get("worker_id", "")),
         "subject": str(said.get("subject", "")),

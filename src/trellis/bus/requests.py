@@ -12,6 +12,7 @@ import pydantic
 
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.topics import TENANT_KEY, Topics
+from trellis.bus.wire_ids import job_named
 from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, JobId, NewJob, Priority
 from trellis.engine.records import Job
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -199,7 +200,11 @@ def request_of(job: Job) -> JobRequest:
 def new_bus_job(
     request: JobRequest, topics: Topics, *, trace_id: str, trace: str | None = None, compensates: JobId | None = None
 ) -> NewJob:
-    """The job in the ledger's words. The same id and body again is the same job; another body is refused (BUS-11)."""
+    """The job in the ledger's words. The same id and body again is the same job; another body is refused (BUS-11).
+
+    Who names the parent by one of its wire ids, as its worker knows it, means the job.
+    """
+    request = request.model_copy(update={"parent_job_id": job_named(request.parent_job_id)})
     topic, tenant = topics.of(request.topic), request.tenant
     key = request.meta.idempotency_key if request.meta else ""
     limit = topics.tenant(tenant).held_max if tenant else None

@@ -23,7 +23,6 @@ from trellis.bus.scheduling.intake import Intake
 from trellis.bus.scheduling.registry import Workers
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
-from trellis.bus.wire.alerts import AlertLimit
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -73,14 +72,6 @@ class BusServices:
             clock=parts.clock,
             new_id=parts.new_id,
         )
-        self.intake = Intake(
-            ledger=parts.ledger,
-            bus=parts.bus,
-            topics=parts.topics,
-            room=Room(ledger=parts.ledger, clock=parts.clock),
-            accepted=self._wake,
-            limit=AlertLimit(parts.clock),
-        )
         self.results = Results(
             ledger=parts.ledger,
             bus=parts.bus,
@@ -91,6 +82,15 @@ class BusServices:
             attempts=attempts,
             stopping=stopping,
             wake=self._ended,
+        )
+        self.intake = Intake(
+            ledger=parts.ledger,
+            bus=parts.bus,
+            topics=parts.topics,
+            room=Room(ledger=parts.ledger, clock=parts.clock),
+            clock=parts.clock,
+            accepted=self._wake,
+            works_on=self.results.works_on,
         )
         self.renewals = Renewals(
             ledger=parts.ledger,

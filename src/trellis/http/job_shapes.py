@@ -204,7 +204,7 @@ class BusJob(JobWhole):
                     },
                     "dispatch": {
                         "dispatch_id": "7b1f6c1e-8a54-4b0e-9d2e-3c5d1a2b3c4d",
-                        "attempt": 0,
+                        "attempt": 1,
                         "epoch": 1,
                         "worker_id": "echo-1",
                         "subject": "worker.echo-1.jobs",

@@ -14,7 +14,7 @@ from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, JobRes
 from trellis.bus.room import Room
 from trellis.bus.scheduling.intake import Intake
 from trellis.bus.topics import Topics
-from trellis.bus.wire.alerts import ALERTS_AT_ONCE, AlertLimit
+from trellis.bus.wire.alerts import ALERTS_AT_ONCE
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
@@ -49,7 +49,8 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
     nats_net: Net, ledger: Ledger
 ):
     bus, results, alerts = await nats_net.bus(), Heard(), Heard()
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=Room(ledger=ledger, clock=FakeClock()))
+    clock = FakeClock()
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=Room(ledger=ledger, clock=clock), clock=clock)
     await intake.start()
     await bus.listen(RESULT, results)
     await bus.listen(ALERT, alerts)
@@ -83,7 +84,7 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
 async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: Net, ledger: Ledger):
     bus, alerts = await nats_net.bus(), Heard()
     room = Room(ledger=ledger, clock=FakeClock())
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=room, limit=AlertLimit(FakeClock()))
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=room, clock=FakeClock())
     await intake.start()
     await bus.listen(ALERT, alerts)
     client = await nats.connect(nats_net.url)

@@ -22,11 +22,12 @@ from trellis.bus.messages import (
     JobResult,
     Severity,
     Status,
-    wire_id,
+    error_number,
 )
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import attempt_in, report_in
 from trellis.bus.waking import Waking
+from trellis.bus.wire_ids import wire_id
 from trellis.engine import tracing
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -254,7 +255,7 @@ def result_of(event: Event, sender_id: str) -> JobResult:
     code, number = CODES.get(event.target, ("", ErrorCode.UNSPECIFIED))
     if report is not None and event.target in {"SUCCEEDED", "FAILED"}:
         code = report.error_code
-        number = ErrorCode.__members__.get(code, ErrorCode.UNSPECIFIED)
+        number = report.error_code_enum or error_number(code)
     message = report.error_message if report and report.error_message else event.cause or ""
     return JobResult(
         job_id=event.job_id,

@@ -24,7 +24,6 @@ from trellis.bus.messages import (
     JobProgress,
     JobResult,
     Status,
-    read_wire_id,
 )
 from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.reporting.attempts import Attempts, Signs, Stopping
@@ -45,6 +44,7 @@ from trellis.bus.reporting.reports import (
     settled_by,
 )
 from trellis.bus.topics import Topics
+from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
 from trellis.engine.batching import Batcher
 from trellis.engine.clock import Clock
@@ -181,6 +181,12 @@ class Results:
         async with self._room:
             answer = await self._progress(word, said)
         await _reply(received, said.job_id, answer)
+
+    async def works_on(self, wire_id: str, worker_id: str) -> None:
+        """A worker has shown that it is at this attempt, otherwise than by a report: that counts as a sign of life."""
+        word = _word(wire_id, worker_id, None)
+        async with self._room:
+            await self._progress(word, JobProgress(job_id=wire_id))
 
     # --- results ---------------------------------------------------------------------------------------------------
 
