@@ -30,7 +30,7 @@ def bent(change: Callable[[Any], object]) -> bytes:
 
 ZOO: dict[str, tuple[Callable[[], bytes], ErrorCode, Severity]] = {
     "noise": (lambda: b"\xff\xfe\xfd", ErrorCode.MALFORMED_PACKET, Severity.ERROR),
-    "nothing at all": (lambda: b"", ErrorCode.VERSION_MISMATCH, Severity.ERROR),
+    "nothing at all": (lambda: b"", ErrorCode.MALFORMED_PACKET, Severity.ERROR),
     "JSON": (lambda: b'{"job_id": "job-1"}', ErrorCode.MALFORMED_PACKET, Severity.ERROR),
     "another version": (
         lambda: bent(lambda message: setattr(message, "protocol_version", 2)),
@@ -39,8 +39,8 @@ ZOO: dict[str, tuple[Callable[[], bytes], ErrorCode, Severity]] = {
     ),
     "no payload": (
         lambda: bent(lambda message: message.ClearField("job_request")),
-        ErrorCode.UNKNOWN_PAYLOAD,
-        Severity.WARNING,
+        ErrorCode.MALFORMED_PACKET,
+        Severity.ERROR,
     ),
     "no trace": (
         lambda: bent(lambda message: setattr(message, "trace_id", "")),

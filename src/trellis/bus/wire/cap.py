@@ -37,12 +37,18 @@ from trellis.bus.messages import (
 )
 from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, JobRequest
 from trellis.bus.wire.signing import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, Delivery, Keys, Signed
+from trellis.bus.wire.strict import NotStrict, check_strict
 from trellis.engine.extras import Extra, extra_needed
 
 PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
 PRESENCE_BYTES_MAX = 32 * 1024
 """Of a heartbeat or a handshake: what it says is kept for as long as its sender lives."""
+PRESENCE = frozenset({"heartbeat", "handshake"})
+PRESENCE_S_MAX = 60.0
+"""How old a heartbeat or a handshake may be, and how far ahead; as much as CAP lets clocks differ."""
+ECHOED_ID_CHARS_MAX = 2_000
+"""Of a job id in a request that is refused: the client hears of it under that id. A longer one is in the alert only, cut."""
 DETAIL_CHARS_MAX = 500
 PRIORITIES: Mapping[str | None, int] = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
 ACTOR_TYPES: Mapping[str, int] = {"": 0, "human": 1, "service": 2}
@@ -97,14 +103,15 @@ def encode(packet: Packet, keys: Keys, *, subject: str = "", message_id: str = "
 def decode(data: bytes, keys: Keys, subject: str = "", *, delivery: Delivery | None = None) -> Packet:
     """The packet that came in. On the subject of submissions a request is held to the rules for requests from outside.
 
-    A signed packet is also held against how it was delivered, by whoever says that. Raises PacketRefused.
+    A signed packet, a heartbeat and a handshake are also held against how they were delivered, by whoever says that. Raises PacketRefused.
     """
-    message = _parsed(data)
+    message, fields = _parsed(data)
     _check_version(message)
-    if message.WhichOneof("payload") not in _READERS:
-        raise _refused(message, ErrorCode.UNKNOWN_PAYLOAD, "there is no payload that this side knows")
+    _check_payload(message, fields)
     _check_signature(message, keys, delivery)
     _check_meaning(message)
+    if delivery is not None:
+        _check_freshness(message, delivery)
     return Packet(
         trace_id=message.trace_id,
         sender_id=message.sender_id,
@@ -116,7 +123,10 @@ def decode(data: bytes, keys: Keys, subject: str = "", *, delivery: Delivery | N
 # -- coming in ------------------------------------------------------------------------------------------------------
 
 
-def _parsed(data: bytes) -> Any:
+def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:
+    """The message, and the numbers of its fields."""
+    if not data:
+        raise PacketRefused(ErrorCode.MALFORMED_PACKET, "it is empty")
     if len(data) > PACKET_BYTES_MAX:
         raise PacketRefused(ErrorCode.MALFORMED_PACKET, f"it has {len(data)} bytes and the limit is {PACKET_BYTES_MAX}")
     message = _sdk("buspacket_pb2").BusPacket()
@@ -124,7 +134,33 @@ def _parsed(data: bytes) -> Any:
         message.ParseFromString(data)
     except _decode_error() as error:
         raise PacketRefused(ErrorCode.MALFORMED_PACKET, f"it is no BusPacket: {error}"[:DETAIL_CHARS_MAX]) from None
-    return message
+    try:
+        return message, check_strict(data, message.DESCRIPTOR)
+    except NotStrict as error:
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, str(error)) from None
+
+
+def _check_payload(message: Any, fields: frozenset[int]) -> None:
+    """A packet without a payload is malformed; one with a payload, or a field, that only newer versions know has an unknown one."""
+    payload = message.WhichOneof("payload")
+    if payload in _READERS:
+        return
+    if payload is None and fields <= {field.number for field in message.DESCRIPTOR.fields}:
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, "it has no payload")
+    raise _refused(message, ErrorCode.UNKNOWN_PAYLOAD, "there is no payload that this side knows")
+
+
+def _check_freshness(message: Any, delivery: Delivery) -> None:
+    """A heartbeat or handshake tells how a worker is when it is sent: an old one, kept or repeated by somebody, says nothing."""
+    if message.WhichOneof("payload") not in PRESENCE:
+        return
+    age_s = (delivery.at - _moment(message, message.created_at, "created_at")).total_seconds()
+    if abs(age_s) > PRESENCE_S_MAX:
+        when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
+        detail = (
+            f"it is {when} by created_at, and what introduces a worker counts for {PRESENCE_S_MAX:g} s; set its clock"
+        )
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
 
 
 def _check_version(message: Any) -> None:
@@ -180,7 +216,7 @@ def _check_meaning(message: Any) -> None:
             raise _refused(message, ErrorCode.INVALID_INPUT, f"{of_request[0].field}: {of_request[0].message}")
     if faults:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{faults[0].field}: {faults[0].message}")
-    if message.WhichOneof("payload") in {"heartbeat", "handshake"} and message.ByteSize() > PRESENCE_BYTES_MAX:
+    if message.WhichOneof("payload") in PRESENCE and message.ByteSize() > PRESENCE_BYTES_MAX:
         detail = f"it has {message.ByteSize()} bytes and the limit for what introduces a worker is {PRESENCE_BYTES_MAX}"
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
     if max(len(message.trace_id), len(message.sender_id)) > NAME_CHARS_MAX:
@@ -208,11 +244,11 @@ def _read(message: Any, subject: str) -> Body:
 
 
 def _refused(message: Any, code: ErrorCode, detail: str) -> PacketRefused:
-    request = message.WhichOneof("payload") == "job_request"
+    named = message.job_request.job_id if message.WhichOneof("payload") == "job_request" else ""
     return PacketRefused(
         code,
         detail[:DETAIL_CHARS_MAX],
-        job_id=message.job_request.job_id[:NAME_CHARS_MAX] if request else "",
+        job_id=named if len(named) <= ECHOED_ID_CHARS_MAX else "",
         trace_id=message.trace_id[:NAME_CHARS_MAX],
         sender_id=message.sender_id[:NAME_CHARS_MAX],
     )
