@@ -235,7 +235,9 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         bus=bus,
     )
     aftermath = Aftermath(ledger=ledger, topics=rig.topics, follower=_follower(ledger, control, rig, AFTERMATH))
-    publisher = Publisher(ledger=ledger, bus=bus, follower=_follower(ledger, control, rig, PUBLISHER))
+    publisher = Publisher(
+        ledger=ledger, bus=bus, topics=rig.topics, follower=_follower(ledger, control, rig, PUBLISHER)
+    )
     return Parts(rig=rig, ledger=ledger, results=results, renewals=renewals, aftermath=aftermath, publisher=publisher)
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
-from trellis.bus.requests import JobRequest
+from trellis.bus.requests import JobRequest, ResourceRef
 
 SUBMIT = "sys.job.submit"
 RESULT = "sys.job.result"
@@ -19,10 +19,14 @@ CANCEL = "sys.job.cancel"
 HEARTBEAT = "sys.heartbeat"
 HANDSHAKE = "sys.handshake"
 ALERT = "sys.alert"
+DEAD_LETTERS = "sys.job.dlq"
+"""Where CAP wants to hear of jobs that came to a bad end."""
 ASK_FIRST = "trellis.start"
 """In a request's env: its worker asks before it begins, and sends its result until it is answered. Only our own workers know it."""
 JOB_ID_IN_ENV = "job_id"
-"""In a request's env: the job's own id, for handlers that recognise work they did before (D29)."""
+"""In a request's env: the job's own id, for handlers that recognise work they did before (D29). A client's own word stays there."""
+OWN_JOB_ID_IN_ENV = "trellis.job_id"
+"""In a request's env: the same, always as the control plane has it."""
 LEASE_IN_ENV = "trellis.lease_s"
 """In a request's env: how long a worker may be silent before the job is taken to be lost."""
 START_STEP = "start"
@@ -159,6 +163,8 @@ class JobResult:
     artifact_ptrs: tuple[str, ...] = ()
     error_code_enum: int = 0
     dispatch: Dispatch | None = None
+    result_ref: ResourceRef | None = None
+    artifact_refs: tuple[ResourceRef, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

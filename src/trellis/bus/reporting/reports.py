@@ -14,13 +14,14 @@ refused and remarked with the reason:
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, cast
 
 from trellis.bus.documents import data_of, decision_of
 from trellis.bus.messages import NOT_BEGUN, Dispatch, JobResult, Status, error_name
+from trellis.bus.requests import ResourceRef
 from trellis.bus.scheduling.orders import runtime_ms
 from trellis.bus.topics import Topic
 from trellis.engine.jobs import ERROR_CHARS_MAX, Epoch, Hold
@@ -86,6 +87,10 @@ class Report:
     dispatch_id: str = ""
     error_code_enum: int = 0
     """CAP's number of the error, as the worker told it."""
+    result_ref: ResourceRef | None = None
+    artifact_refs: tuple[ResourceRef, ...] = ()
+    dispatch: Dispatch | None = field(default=None, compare=False)
+    """Which handing-out it ended, as the ledger has it; no part of what the worker said."""
 
     @property
     def body(self) -> bytes:
@@ -111,6 +116,12 @@ class Report:
             told["dispatch_id"] = self.dispatch_id
         if self.error_code_enum:
             told["error_code_enum"] = self.error_code_enum
+        if self.result_ref is not None:
+            told["result_ref"] = self.result_ref.model_dump(exclude_defaults=True)
+        if self.artifact_refs:
+            told["artifact_refs"] = [ref.model_dump(exclude_defaults=True) for ref in self.artifact_refs]
+        if self.dispatch is not None:
+            told["dispatch"] = asdict(self.dispatch)
         return told
 
     @property
@@ -139,6 +150,8 @@ def reported(said: JobResult, dispatch_id: str) -> Report:
         artifact_ptrs=_fitting(said.artifact_ptrs),
         dispatch_id=kept(dispatch_id),
         error_code_enum=said.error_code_enum,
+        result_ref=None if said.result_ref is None else _kept_ref(said.result_ref),
+        artifact_refs=_fitting_refs(said.artifact_refs),
     )
 
 
@@ -157,6 +170,9 @@ def report_in(event: Event) -> Report | None:
         artifact_ptrs=tuple(map(str, told.get("artifact_ptrs", ()))),
         dispatch_id=str(told.get("dispatch_id", "")),
         error_code_enum=int(told.get("error_code_enum", 0)),
+        result_ref=ResourceRef.model_validate(told["result_ref"]) if told.get("result_ref") else None,
+        artifact_refs=tuple(map(ResourceRef.model_validate, told.get("artifact_refs", ()))),
+        dispatch=Dispatch(**told["dispatch"]) if told.get("dispatch") else None,
     )
 
 
@@ -174,6 +190,24 @@ def _fitting(pointers: Sequence[str]) -> tuple[str, ...]:
         if chars > POINTERS_CHARS_MAX:
             break
         found.append(kept(pointer))
+    return tuple(found)
+
+
+def _kept_ref(ref: ResourceRef) -> ResourceRef:
+    """A reference without what no ledger can store."""
+    texts = {name: kept(value) for name, value in ref.model_dump().items() if isinstance(value, str)}
+    return ref.model_copy(update=texts)
+
+
+def _fitting_refs(refs: Sequence[ResourceRef]) -> tuple[ResourceRef, ...]:
+    """As many references from the first on as are stored."""
+    found: list[ResourceRef] = []
+    chars = 0
+    for ref in refs[:POINTERS_MAX]:
+        chars += len(ref.model_dump_json(exclude_defaults=True))
+        if chars > POINTERS_CHARS_MAX:
+            break
+        found.append(_kept_ref(ref))
     return tuple(found)
 
 

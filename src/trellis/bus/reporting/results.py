@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trellis.bus.ends.compensation import COMPENSATION_ID
 from trellis.bus.messages import (
@@ -214,7 +214,7 @@ class Results:
             objection = attempt.objection(word.worker_id, word.dispatch)
         if objection is not None:
             return await self._refuse(word, report, objection)
-        return await self._carry_out(word, hold, report)
+        return await self._carry_out(word, hold, replace(report, dispatch=_done_as(attempt, word.worker_id)))
 
     async def _carry_out(self, word: _Said, hold: Hold, report: Report) -> Answer:
         topic = self.topics.of(hold.type)
@@ -441,6 +441,11 @@ def _word(job_id: str, worker_id: str, dispatch: Dispatch | None) -> _Said | Non
     ):
         return None
     return _Said(job_id=found[0], epoch=found[1], wire_id=job_id, worker_id=worker_id, dispatch=dispatch)
+
+
+def _done_as(attempt: Attempt | None, worker_id: str) -> Dispatch | None:
+    """The handing-out that a report ends, with the worker that had it also when nobody was chosen."""
+    return None if attempt is None else replace(attempt.dispatch, worker_id=attempt.assigned or worker_id)
 
 
 def _start(hold: Hold, word: _Said, told: dict[str, str]) -> tuple[Advance, ...]:

@@ -115,7 +115,7 @@ class Intake:
         if isinstance(answer, Mismatch):
             await self._refuse(packet, said.job_id, _used_before(answer), ErrorCode.DUPLICATE)
         elif answer.job_id != request.job_id:
-            await self._refuse(packet, said.job_id, _done_already(answer), ErrorCode.DUPLICATE)
+            await self._tell_refused(said.job_id, packet.trace_id, _done_already(answer), ErrorCode.DUPLICATE)
         else:
             await self._taken_in(packet, answer)
 

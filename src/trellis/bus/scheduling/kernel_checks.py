@@ -18,17 +18,16 @@ _log = log_of("trellis.bus.scheduling.scheduler")
 class KernelChecks:
     """One scheduler's questions to its kernel. The log says once that the kernel is away, and once that it is back."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self) -> None:
         self._away = False
         self._breaks: set[type[Exception]] = set()
         """What a kernel raised that none should, for the log."""
 
-    async def check(self, request: JobRequest) -> Decision:
+    async def check(self, kernel: Kernel, request: JobRequest) -> Decision:
         """The decision about this very request; raises KernelUnavailable, and KernelRefuses for what no kernel should raise or say."""
         try:
             async with asyncio.timeout(CHECK_S_MAX):
-                decision = await self._kernel.check(request)
+                decision = await kernel.check(request)
             json.dumps(decision.to_dict())  # what no event can record is no decision
         except KernelRefuses:
             raise

@@ -125,11 +125,10 @@ class Scheduler:
     _behind: frozenset[str] = frozenset()
     """Lanes that passes had no time for since all were looked at: the next one begins with them."""
     _waking: Waking[Passed] = field(init=False)
-    _checks: KernelChecks = field(init=False)
+    _checks: KernelChecks = field(default_factory=KernelChecks)
     _alerts: AlertSender = field(init=False)
 
     def __post_init__(self) -> None:
-        self._checks = KernelChecks(self.kernel)
         self._alerts = AlertSender(bus=self.bus, limit=AlertLimit(self.clock))
         self._families = Families(ledger=self.ledger, topics=self.topics)
         self._kernel_actor = replace(self.actor, role=Role.SAFETY_KERNEL)
@@ -327,7 +326,7 @@ class Scheduler:
         """Ask the kernel, then dispatch; whatever does not go out makes room again."""
         did = Did.LOST
         try:
-            decision = await self._checks.check(ready.request)
+            decision = await self._checks.check(self.kernel, ready.request)
             did = await self._decided(ready, placed, decision)
         except KernelRefuses as error:
             did = await self._defer(ready.job, "kernel", str(error), resting.refused_s(ready.age_s))
@@ -361,7 +360,12 @@ class Scheduler:
         about: dict[str, tracing.Value] = {"trellis.job_id": job.job_id, "trellis.correlation_id": job.correlation_id}
         with tracing.carried(job.trace, f"job.dispatch {job.type}", about, kind=tracing.PRODUCER):
             dispatch = Dispatch(dispatch_id=self.new_id(), attempt=job.attempt + 1, worker_id=placed.worker_id)
-            terms = Terms(lease_s=self._lease_s(job), trace=tracing.here(), constraints=decision.constraints)
+            terms = Terms(
+                lease_s=self._lease_s(job),
+                trace=tracing.here(),
+                constraints=decision.constraints,
+                redacted=decision.redacted,
+            )
             try:
                 order = order_of(ready.request, dispatch, ready.wire_id, terms)
             except RequestInvalid as error:

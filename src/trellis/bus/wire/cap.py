@@ -1,7 +1,7 @@
 """Packets as CAP v1 puts them on the wire (protobuf `BusPacket`, protocol version 1), with the messages of CAP's own SDK.
 
 What comes in is refused with the code that CAP gives to the mistake (`PacketRefused`); what goes out passes the SDK's validator, or
-is not sent. Fields of CAP that have no meaning here (identities, resource references, session tokens) are neither sent nor kept.
+is not sent. Session tokens, and identities elsewhere than in a request, have no meaning here and are neither sent nor kept.
 `signing` says what a signature covers.
 """
 
@@ -14,8 +14,6 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import ModuleType
 from typing import Any
-
-import pydantic
 
 from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused, PacketWrong, check
 from trellis.bus.errors import RequestInvalid
@@ -35,7 +33,8 @@ from trellis.bus.messages import (
     Severity,
     Status,
 )
-from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, JobRequest
+from trellis.bus.requests import JobRequest, ResourceRef
+from trellis.bus.wire.fields import fields_of, told_by
 from trellis.bus.wire.signing import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, Delivery, Keys, Signed
 from trellis.bus.wire.strict import NotStrict, check_strict
 from trellis.engine.extras import Extra, extra_needed
@@ -50,19 +49,9 @@ PRESENCE_S_MAX = 60.0
 ECHOED_ID_CHARS_MAX = 2_000
 """Of a job id in a request that is refused: the client hears of it under that id. A longer one is in the alert only, cut."""
 DETAIL_CHARS_MAX = 500
-PRIORITIES: Mapping[str | None, int] = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
-ACTOR_TYPES: Mapping[str, int] = {"": 0, "human": 1, "service": 2}
 ROLES = ("", "gateway", "scheduler", "worker", "orchestrator", "controller")
 SEVERITIES = (Severity.INFO, Severity.INFO, Severity.WARNING, Severity.ERROR, Severity.CRITICAL)
 """By CAP's number; an alert that says none is an information."""
-_PARTS: Mapping[str, type[pydantic.BaseModel]] = {
-    "context_hints": ContextHints,
-    "budget": Budget,
-    "meta": JobMeta,
-    "compensation": Compensation,
-}
-_PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
-_ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -255,7 +244,7 @@ def _refused(message: Any, code: ErrorCode, detail: str) -> PacketRefused:
 
 
 def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | Order:
-    told = _told(said, JobRequest)
+    told = told_by(said, JobRequest)
     if from_outside:
         return JobRequest.checked(told)
     request = JobRequest.read(json.dumps(told).encode())
@@ -263,32 +252,19 @@ def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | Orde
     return request if dispatch is None else Order(request=request, dispatch=dispatch)
 
 
-def _told(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """The fields of a message that our shape has."""
-    told: dict[str, Any] = {}
-    for name in shape.model_fields:
-        value = getattr(said, name)
-        if name in _PARTS:
-            if said.HasField(name):
-                told[name] = _told(value, _PARTS[name])
-        elif name == "priority":
-            told[name] = _PRIORITY_NAMES.get(value, value)
-        elif name == "actor_type":
-            told[name] = _ACTOR_NAMES.get(value, value)
-        else:
-            told[name] = value if isinstance(value, str | int) else _plain(value)
-    return told
-
-
-def _plain(value: Any) -> dict[str, str] | list[str]:
-    return dict(value) if hasattr(value, "items") else list(value)
-
-
 def _dispatch(said: Any) -> Dispatch | None:
     if not said.HasField("dispatch"):
         return None
     found = said.dispatch
     return Dispatch(dispatch_id=found.dispatch_id, attempt=found.attempt, worker_id=found.assigned_worker_id)
+
+
+def _ref(said: Any) -> ResourceRef | None:
+    """A reference in a report; None for one beyond our bounds: the report counts all the same."""
+    try:
+        return ResourceRef.model_validate(told_by(said, ResourceRef))
+    except ValueError:
+        return None
 
 
 def _read_result(said: Any) -> JobResult:
@@ -303,6 +279,8 @@ def _read_result(said: Any) -> JobResult:
         artifact_ptrs=tuple(said.artifact_ptrs),
         error_code_enum=said.error_code_enum,
         dispatch=_dispatch(said),
+        result_ref=_ref(said.result_ref) if said.HasField("result_ref") else None,
+        artifact_refs=tuple(filter(None, map(_ref, said.artifact_refs))),
     )
 
 
@@ -383,9 +361,9 @@ _READERS: Mapping[str | None, Any] = {
 def _put(message: Any, packet: Packet) -> None:
     match packet.body:
         case JobRequest() as request:
-            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**_fields(request.model_dump(exclude_none=True))))
+            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**fields_of(request.model_dump(exclude_none=True))))
         case Order(request=request, dispatch=dispatch):
-            told = _fields(request.model_dump(exclude_none=True))
+            told = fields_of(request.model_dump(exclude_none=True))
             message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**told, dispatch=_identity(dispatch)))
         case JobResult() | JobProgress() | JobCancel() as body:
             _put_report(message, body)
@@ -403,21 +381,13 @@ def _put_report(message: Any, body: JobResult | JobProgress | JobCancel) -> None
     told["dispatch"] = None if body.dispatch is None else _identity(body.dispatch)
     match body:
         case JobResult():
+            told["result_ref"] = None if body.result_ref is None else fields_of(body.result_ref.model_dump())
+            told["artifact_refs"] = [fields_of(ref.model_dump()) for ref in body.artifact_refs]
             message.job_result.CopyFrom(_sdk("job_pb2").JobResult(**told))
         case JobProgress():
             message.job_progress.CopyFrom(_sdk("job_pb2").JobProgress(**told))
         case JobCancel():
             message.job_cancel.CopyFrom(_sdk("job_pb2").JobCancel(**told))
-
-
-def _fields(told: dict[str, Any]) -> dict[str, Any]:
-    """What a request told of itself, with CAP's numbers for names."""
-    numbered: dict[str, Any] = {name: _fields(value) if name in _PARTS else value for name, value in told.items()}
-    if "priority" in numbered:
-        numbered["priority"] = PRIORITIES[numbered["priority"]]
-    if "actor_type" in numbered:
-        numbered["actor_type"] = ACTOR_TYPES[numbered["actor_type"]]
-    return numbered
 
 
 def _identity(dispatch: Dispatch) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from trellis.bus.messages import (
     ASK_FIRST,
     JOB_ID_IN_ENV,
     LEASE_IN_ENV,
+    OWN_JOB_ID_IN_ENV,
     START_STEP,
     Dispatch,
     JobProgress,
@@ -105,7 +106,8 @@ class Attempt:
     def job_id(self) -> JobId:
         """The job's own id."""
         known = read_wire_id(self.wire_id) if self.asks else None
-        return JobId(self.request.env.get(JOB_ID_IN_ENV) or (known[0] if known else self.wire_id))
+        said = self.request.env.get(OWN_JOB_ID_IN_ENV) or self.request.env.get(JOB_ID_IN_ENV)
+        return known[0] if known else JobId(said or self.wire_id)
 
     @property
     def epoch(self) -> Epoch:
