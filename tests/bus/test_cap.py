@@ -31,6 +31,7 @@ from trellis.bus.requests import JobRequest, ResourceRef
 from trellis.bus.wire.cap import PACKET_BYTES_MAX, decode, encode
 from trellis.bus.wire.fields import ACTOR_TYPES, PRIORITIES
 from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.strict import FIELDS_MAX
 
 AT = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=UTC)
 PLAIN = Keys()
@@ -305,6 +306,18 @@ def test_a_payload_that_only_newer_versions_know_is_unknown():
     with pytest.raises(PacketRefused) as refused:
         decode(newer, PLAIN)
     assert refused.value.error_code is ErrorCode.UNKNOWN_PAYLOAD
+
+
+def test_fields_in_another_order_and_with_default_values_are_taken_and_too_many_are_not():
+    data = encode(packet_of(BODIES["cancel"]), PLAIN)
+    empty_auth_token, unknown = b"\x92\x01\x00", b"\xf2\x06\x00"
+    assert decode(empty_auth_token + data + unknown, PLAIN) == packet_of(BODIES["cancel"])
+    with pytest.raises(PacketRefused, match="more than 50000 fields"):
+        decode(data + unknown * FIELDS_MAX, PLAIN)
+    for cut in (b"\x08", b"\x0a\x05a", b"\x0b", b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01"):
+        with pytest.raises(PacketRefused) as found:
+            decode(data + cut, PLAIN)
+        assert found.value.error_code is ErrorCode.MALFORMED_PACKET
 
 
 def test_a_packet_beyond_the_limit_is_neither_read_nor_sent():

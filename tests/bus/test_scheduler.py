@@ -45,7 +45,8 @@ async def test_a_job_goes_to_whoever_listens_on_its_topic(rig: Rig):
     (order,) = worker.orders
     job = await rig.job(job_id)
     assert order.request.job_id == f"{job_id}@{job.epoch}"
-    assert order.request.env == {"a": "b", "job_id": job_id, "trellis.start": "ask", "trellis.lease_s": "30"}
+    ours = {"trellis.job_id": job_id, "trellis.start": "ask", "trellis.lease_s": "30"}
+    assert order.request.env == {"a": "b", "job_id": job_id, **ours}
     assert order.request.labels == {"team": "x"}
     assert await rig.path(job_id) == [*ACCEPTED, "job_dispatched"]
     told = await rig.said(job_id, "job_dispatched")

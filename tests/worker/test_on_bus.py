@@ -1,6 +1,7 @@
 """A worker on the bus: each order runs at most once, only when it may, and its result is repeated until somebody has it."""
 
 import asyncio
+import hashlib
 import threading
 from dataclasses import dataclass, replace
 from typing import Any
@@ -458,6 +459,19 @@ async def test_a_pointer_that_leads_nowhere_fails_the_job_for_good(rig: Rig, poi
 
 
 @pytest.mark.requirement("BUS-9", "D45")
+async def test_a_payload_that_only_a_reference_names_is_read_and_held_against_it(rig: Rig):
+    echo, pointer = Echo(), rig.kept.put("hello")
+    body = rig.kept.bodies[pointer]
+    right = {"uri": pointer, "sha256": hashlib.sha256(body).hexdigest(), "size_bytes": len(body)}
+    async with rig.serving(echo.app):
+        assert (await rig.result(await rig.control.dispatch(context_ref=right))).status is Status.SUCCEEDED
+        for wrong in ({"sha256": "0" * 64}, {"size_bytes": 1}):
+            result = await rig.result(await rig.control.dispatch(context_ref={**right, **wrong}))
+            assert (result.status, result.error_code) == (Status.FAILED_FATAL, "POINTER_CHANGED")
+    assert echo.called == ["hello"]
+
+
+@pytest.mark.requirement("BUS-9")
 async def test_a_payload_that_was_changed_under_its_pointer_never_reaches_the_handler(rig: Rig):
     echo = Echo()
     rig.kept.failing = [PointerChanged(pointer="mem://0")]

@@ -54,7 +54,7 @@ class Asking:
             made = await self._made(JobRequest.checked(whole), correlation_id, owner)
             return await self._let_in(made, asked_as)
         if whole.get("context_ptr") or whole.get("context_ref"):
-            raise RequestInvalid(detail="payload excludes context_ptr and context_ref; give one")
+            raise RequestInvalid(detail="payload and context_ptr or context_ref exclude each other; give one")
         topic = JobRequest.checked(whole).topic
         body, scheme = _body(payload, topic), self.topics.of(topic).context
         try:

@@ -202,6 +202,28 @@ async def test_an_approval_is_void_when_the_kernel_allows_something_else_under_t
     assert (worker.orders, (await rig.path(job_id))[-1]) == ([], "job_held")
 
 
+@pytest.mark.on_both
+@pytest.mark.requirement("D45", "BUS-4", "D68")
+async def test_an_approval_shows_and_binds_the_redacted_context(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    clean = f"objects://ctx/{'c' * 64}"
+    rig.kernel.says(Kind.REQUIRE_HUMAN, redacted={"context_ptr": clean})
+    job_id, shown = await _held(rig, context_ptr="redis://ctx:secret")
+    assert (shown["context_ptr"], shown["order"]["context_ptr"], shown["payload_sha256"]) == (clean, clean, "c" * 64)
+    await _approve(rig, job_id)
+    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    await rig.run()
+    assert (worker.orders, (await rig.path(job_id))[-1]) == ([], "job_held"), "another context would go out"
+    rig.kernel.says(Kind.REQUIRE_HUMAN, redacted={"context_ref": {"uri": clean}})
+    await _approve(rig, job_id)
+    await rig.run()
+    assert worker.orders == []
+    rig.kernel.says(Kind.ALLOW, redacted={"context_ref": {"uri": clean}})
+    await rig.advance(80 * 3600)
+    await rig.run()
+    assert [(order.request.context_ptr, order.request.context) for order in worker.orders] == [("", clean)]
+
+
 @pytest.mark.requirement("D45", "BUS-9")
 async def test_a_document_says_which_bytes_are_approved(rig: Rig):
     rig.kernel.says(Kind.REQUIRE_HUMAN)

@@ -303,4 +303,4 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
 def _status(event: Event, report: Report | None) -> Status:
     """The state of the job; of one that its worker ended badly, the word that the worker has for it."""
     said = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
-    return said if said in WORKERS_WORDS else Status[event.target]
+    return said if said is not None and said in WORKERS_WORDS else Status[event.target]

@@ -5,7 +5,6 @@ two ways could be told two things with one signature, so such packets are refuse
 knows are passed over, as protobuf allows.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -25,25 +24,21 @@ def check_strict(data: bytes, descriptor: Any) -> frozenset[int]:
 
     Every field and part is looked at once, with a bound on their number: the bytes come from anybody.
     """
-    top: set[int] = set()
-    oneofs: set[str] = set()
-    waiting: list[tuple[int, int, Any, bool]] = [(0, len(data), descriptor, True)]
-    fields = 0
+    known = _known(descriptor)
+    left, top = _part(data, 0, len(data), FIELDS_MAX)
+    oneofs = [oneof for number, _, _ in top if (oneof := known.get(number, _UNKNOWN)[1])]
+    if len(oneofs) != len(set(oneofs)):
+        raise NotStrict(f"it has more than one {oneofs[0]}")
+    waiting = [(at, end, part) for number, at, end in top if (part := known.get(number, _UNKNOWN)[0])]
     while waiting:
-        start, end, kind, is_top = waiting.pop()
-        for number, at, stop in _fields(data, start, end):
-            fields += 1
-            if fields > FIELDS_MAX:
-                raise NotStrict(f"it has more than {FIELDS_MAX} fields")
-            part, oneof = _known(kind).get(number, (None, ""))
-            if part is not None:
-                waiting.append((at, stop, part, False))
-            if is_top:
-                top.add(number)
-                if oneof and oneof in oneofs:
-                    raise NotStrict(f"it has more than one {oneof}")
-                oneofs.add(oneof)
-    return frozenset(top)
+        at, end, part = waiting.pop()
+        inside = _known(part)
+        left, found = _part(data, at, end, left)
+        waiting += [(start, stop, kind) for number, start, stop in found if (kind := inside.get(number, _UNKNOWN)[0])]
+    return frozenset(number for number, _, _ in top)
+
+
+_UNKNOWN: tuple[Any, str] = (None, "")
 
 
 @cache
@@ -55,24 +50,33 @@ def _known(descriptor: Any) -> dict[int, tuple[Any, str]]:
     }
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The number of each field, and where the bytes behind its tag begin and end."""
+def _part(data: bytes, at: int, end: int, left: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """How many more fields a packet may have, and each field of this part: its number, and where the bytes behind its tag are."""
+    found: list[tuple[int, int, int]] = []
     while at < end:
-        tag, at = _varint(data, at, end)
-        number, wire = tag >> 3, tag & 7
-        if wire == _VARINT:
-            stop = _varint(data, at, end)[1]
-        elif wire == _LEN:
-            size, at = _varint(data, at, end)
+        tag = data[at]
+        if tag < 0x80:  # nearly every number is that short
+            at += 1
+        else:
+            tag, at = _varint(data, at, end)
+        wire = tag & 7
+        if wire == _LEN:
+            size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _varint(data, at, end)
             stop = at + size
+        elif wire == _VARINT:
+            stop = at + 1 if at < end and data[at] < 0x80 else _varint(data, at, end)[1]
         elif wire in _FIXED:
             stop = at + _FIXED[wire]
         else:
-            raise NotStrict(f"field {number} has the wire type {wire}, which is none of proto3")
-        if stop > end or not number:
-            raise NotStrict(f"field {number} does not fit into what it is part of")
-        yield number, at, stop
+            raise NotStrict(f"field {tag >> 3} has the wire type {wire}, which is none of proto3")
+        if stop > end or tag < 8:
+            raise NotStrict(f"field {tag >> 3} does not fit into what it is part of")
+        found.append((tag >> 3, at, stop))
         at = stop
+        left -= 1
+        if left < 0:
+            raise NotStrict(f"it has more than {FIELDS_MAX} fields")
+    return left, found
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
