@@ -30,7 +30,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "ledgers/sqlite/migrate.py": "rolls back, then raises",
     "runs/driver.py": "whatever a step raises is the step's failure, with its retries",
     "queue/driver.py": "whatever a stage raises is the attempt's failure, with its backoff",
-    "bus/scheduling/scheduler.py": "whatever a safety kernel raises is no permission: the job waits, and the others go on",
+    "bus/scheduling/kernel_checks.py": "whatever a safety kernel raises is no permission: the job waits, and the others go on",
     "bus/wire/connection.py": "whatever a server makes the client library raise, the next try may find another one there",
     "bus/wire/handling.py": "whatever a handler raises is the loss of its own packet only",
     "engine/tracing.py": "whatever the tracing library raises is told in the log, and the work goes on",

@@ -31,12 +31,12 @@ from trellis.bus.messages import (
     JobResult,
     Packet,
     Status,
-    wire_id,
 )
 from trellis.bus.port import Received
 from trellis.bus.reporting.attempts import Attempts, Stopping
 from trellis.bus.reporting.renewals import Renewals
 from trellis.bus.reporting.results import Results
+from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Move, Moved, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter
@@ -235,7 +235,9 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         bus=bus,
     )
     aftermath = Aftermath(ledger=ledger, topics=rig.topics, follower=_follower(ledger, control, rig, AFTERMATH))
-    publisher = Publisher(ledger=ledger, bus=bus, follower=_follower(ledger, control, rig, PUBLISHER))
+    publisher = Publisher(
+        ledger=ledger, bus=bus, topics=rig.topics, follower=_follower(ledger, control, rig, PUBLISHER)
+    )
     return Parts(rig=rig, ledger=ledger, results=results, renewals=renewals, aftermath=aftermath, publisher=publisher)
 
 

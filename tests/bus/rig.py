@@ -127,9 +127,15 @@ class Switched:
         return await self._bus.ask(subject, body, trace_id=trace_id, timeout_s=timeout_s)
 
     async def listen(
-        self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        group: str | None = None,
+        durable: bool = False,
+        alerts: bool = True,
     ) -> Listening:
-        return await self._bus.listen(subject, handler, group=group, durable=durable)
+        return await self._bus.listen(subject, handler, group=group, durable=durable, alerts=alerts)
 
     async def close(self) -> None:
         await self._bus.close()

@@ -27,12 +27,23 @@ from trellis.bus.messages import (
     Severity,
     Status,
 )
-from trellis.bus.requests import JobRequest
-from trellis.bus.wire.cap import ACTOR_TYPES, PACKET_BYTES_MAX, PRIORITIES, decode, encode
+from trellis.bus.requests import JobRequest, ResourceRef
+from trellis.bus.wire.cap import PACKET_BYTES_MAX, decode, encode
+from trellis.bus.wire.fields import ACTOR_TYPES, PRIORITIES
 from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.strict import FIELDS_MAX
 
 AT = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=UTC)
 PLAIN = Keys()
+REF: dict[str, Any] = {
+    "resolver_id": "store-1",
+    "uri": "objects://ctx/one",
+    "sha256": "0f" * 32,
+    "media_type": "application/json",
+    "size_bytes": 2**63,
+    "expires_at": "2030-01-02T03:04:05.000000006Z",
+    "purpose": "input",
+}
 FULL: dict[str, Any] = {
     "job_id": "job-1",
     "topic": "job.code.review",
@@ -71,7 +82,10 @@ FULL: dict[str, Any] = {
         "budget": {"deadline_ms": 9},
         "labels": {"l": "m"},
         "meta": {"actor_type": "human"},
+        "context_ref": {"uri": "objects://ctx/undo", "purpose": "undo"},
     },
+    "identity": {"tenant_id": "acme", "principal_id": "ann", "actor_id": "bot", "delegation_id": "d-1"},
+    "context_ref": REF,
 }
 DISPATCH = Dispatch(dispatch_id="d-1", attempt=3, worker_id="w-1")
 BODIES: dict[str, Body] = {
@@ -88,6 +102,8 @@ BODIES: dict[str, Body] = {
         artifact_ptrs=("a://1", "a://2"),
         error_code_enum=201,
         dispatch=DISPATCH,
+        result_ref=ResourceRef.model_validate(REF),
+        artifact_refs=(ResourceRef.model_validate({"uri": "a://1"}), ResourceRef.model_validate(REF)),
     ),
     "progress": JobProgress(
         job_id="job-1@3", step_id="start", percent=40, message="on it", result_ptr="p", dispatch=DISPATCH
@@ -253,7 +269,7 @@ def _far_future(message: Any) -> None:
 REFUSED = {
     "another version": (_set(protocol_version=2), ErrorCode.VERSION_MISMATCH),
     "no version": (_set(protocol_version=0), ErrorCode.VERSION_MISMATCH),
-    "no payload": (_no_payload, ErrorCode.UNKNOWN_PAYLOAD),
+    "no payload": (_no_payload, ErrorCode.MALFORMED_PACKET),
     "no trace": (_set(trace_id=""), ErrorCode.MALFORMED_PACKET),
     "no sender": (_set(sender_id=""), ErrorCode.MALFORMED_PACKET),
     "a long sender": (_set(sender_id="x" * 257), ErrorCode.MALFORMED_PACKET),
@@ -290,6 +306,18 @@ def test_a_payload_that_only_newer_versions_know_is_unknown():
     with pytest.raises(PacketRefused) as refused:
         decode(newer, PLAIN)
     assert refused.value.error_code is ErrorCode.UNKNOWN_PAYLOAD
+
+
+def test_fields_in_another_order_and_with_default_values_are_taken_and_too_many_are_not():
+    data = encode(packet_of(BODIES["cancel"]), PLAIN)
+    empty_auth_token, unknown = b"\x92\x01\x00", b"\xf2\x06\x00"
+    assert decode(empty_auth_token + data + unknown, PLAIN) == packet_of(BODIES["cancel"])
+    with pytest.raises(PacketRefused, match="more than 50000 fields"):
+        decode(data + unknown * FIELDS_MAX, PLAIN)
+    for cut in (b"\x08", b"\x0a\x05a", b"\x0b", b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01"):
+        with pytest.raises(PacketRefused) as found:
+            decode(data + cut, PLAIN)
+        assert found.value.error_code is ErrorCode.MALFORMED_PACKET
 
 
 def test_a_packet_beyond_the_limit_is_neither_read_nor_sent():
@@ -406,6 +434,5 @@ def test_fields_without_a_meaning_here_do_no_harm():
     def change(message: Any) -> None:
         message.auth_token = "token"
         message.identity.tenant_id = "acme"
-        message.job_request.context_ref.uri = "x"
 
     assert decode(changed(packet_of(BODIES["request"]), change), PLAIN) == packet_of(BODIES["request"])

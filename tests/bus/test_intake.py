@@ -70,7 +70,8 @@ class Client:
 
 
 def intake_of(rig: Rig, topics: Topics) -> Intake:
-    return Intake(ledger=rig.ledger, bus=rig.bus, topics=topics, room=Room(ledger=rig.ledger, clock=rig.clock))
+    room = Room(ledger=rig.ledger, clock=rig.clock)
+    return Intake(ledger=rig.ledger, bus=rig.bus, topics=topics, room=room, clock=rig.clock)
 
 
 @pytest.fixture

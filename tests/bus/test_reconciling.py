@@ -260,4 +260,4 @@ async def test_a_workflow_goes_by_its_order_and_is_undone_without_waiting_for_an
         await parts.settle()
         told = {result.job_id: result.status for result in parts.told}
         assert len(told) == len(parts.told) == 9
-        assert (told["s4"], told["s5"], told["s1.c"]) == (Status.FAILED, Status.CANCELLED, Status.SUCCEEDED)
+        assert (told["s4"], told["s5"], told["s1.c"]) == (Status.FAILED_FATAL, Status.CANCELLED, Status.SUCCEEDED)

@@ -112,11 +112,17 @@ def test_workers_that_have_been_lost_for_long_are_forgotten():
     assert list(known._workers) == ["late"]
 
 
-def test_a_worker_that_speaks_another_version_is_not_used():
+@pytest.mark.requirement("BUS-3", "D68")
+@pytest.mark.parametrize("said, others", [((3, 2, 2), (2, 3)), ((2, 1), ()), ((), ())])
+def test_a_worker_is_known_by_the_versions_that_it_speaks_instead_of_ours(
+    said: tuple[int, ...], others: tuple[int, ...]
+):
     known, clock = workers()
-    known.met(Handshake(component_id="w1", supported_versions=(2,)), clock.monotonic())
+    known.met(Handshake(component_id="w1", supported_versions=said), clock.monotonic())
     known.heard(beat(), clock.monotonic())
-    assert list(known.live()) == []
+    clock.advance(LOST_KEPT_S / 2)
+    known.heard(beat(), clock.monotonic())  # it was lost meanwhile, and does not say it again
+    assert [seen.other_versions for seen in known.live()] == [others]
 
 
 def test_other_components_are_no_workers():

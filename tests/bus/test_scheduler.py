@@ -13,7 +13,7 @@ from trellis.bus.messages import Body, Order
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import Decision, Kind
 from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.scheduling import scheduler
+from trellis.bus.scheduling import kernel_checks, scheduler
 from trellis.bus.scheduling.approved import HOLD_S, bindings
 from trellis.bus.scheduling.options import Did, SchedulerOptions
 from trellis.bus.scheduling.tenants import SAID_AT_ONCE
@@ -45,7 +45,8 @@ async def test_a_job_goes_to_whoever_listens_on_its_topic(rig: Rig):
     (order,) = worker.orders
     job = await rig.job(job_id)
     assert order.request.job_id == f"{job_id}@{job.epoch}"
-    assert order.request.env == {"a": "b", "job_id": job_id, "trellis.start": "ask", "trellis.lease_s": "30"}
+    ours = {"trellis.job_id": job_id, "trellis.start": "ask", "trellis.lease_s": "30"}
+    assert order.request.env == {"a": "b", "job_id": job_id, **ours}
     assert order.request.labels == {"team": "x"}
     assert await rig.path(job_id) == [*ACCEPTED, "job_dispatched"]
     told = await rig.said(job_id, "job_dispatched")
@@ -323,7 +324,7 @@ async def test_while_the_kernel_is_away_jobs_wait_as_they_are(rig: Rig):
 
 @pytest.mark.requirement("BUS-4")
 async def test_a_kernel_that_thinks_for_ever_is_away(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scheduler, "CHECK_S_MAX", 0.01)
+    monkeypatch.setattr(kernel_checks, "CHECK_S_MAX", 0.01)
     worker = await rig.worker("w1", TOPIC)
     jobs = await rig.submit_many(40)
     asks = rig.kernel.check

@@ -29,11 +29,11 @@ from trellis.bus.messages import (
     Packet,
     Status,
     direct_subject,
-    wire_id,
 )
 from trellis.bus.port import Handler, Listening, Received
 from trellis.bus.requests import JobRequest
 from trellis.bus.wire.local import LocalBus
+from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Epoch, JobId
 from trellis.testing import EPOCH_S, FakeClock
 from trellis.worker.app import App
@@ -113,9 +113,15 @@ class Line:
         return answer
 
     async def listen(
-        self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        group: str | None = None,
+        durable: bool = False,
+        alerts: bool = True,
     ) -> Listening:
-        return await self._bus.listen(subject, handler, group=group, durable=durable)
+        return await self._bus.listen(subject, handler, group=group, durable=durable, alerts=alerts)
 
     async def close(self) -> None:
         await self._bus.close()

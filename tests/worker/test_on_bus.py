@@ -1,6 +1,7 @@
 """A worker on the bus: each order runs at most once, only when it may, and its result is repeated until somebody has it."""
 
 import asyncio
+import hashlib
 import threading
 from dataclasses import dataclass, replace
 from typing import Any
@@ -382,7 +383,7 @@ async def test_the_class_of_an_error_decides_the_status(rig: Rig, error: BaseExc
     async with rig.serving(app):
         result = await rig.result(await rig.control.dispatch())
     assert (result.status, result.error_code) == (status, code)
-    assert result.error_code_enum == (ErrorCode[code] if code in ErrorCode.__members__ else 0)
+    assert result.error_code_enum == ErrorCode.__members__.get(code, ErrorCode.HANDLER_FAILED)
     assert "busy" in result.error_message or isinstance(error, asyncio.CancelledError)
 
 
@@ -458,6 +459,19 @@ async def test_a_pointer_that_leads_nowhere_fails_the_job_for_good(rig: Rig, poi
 
 
 @pytest.mark.requirement("BUS-9", "D45")
+async def test_a_payload_that_only_a_reference_names_is_read_and_held_against_it(rig: Rig):
+    echo, pointer = Echo(), rig.kept.put("hello")
+    body = rig.kept.bodies[pointer]
+    right = {"uri": pointer, "sha256": hashlib.sha256(body).hexdigest(), "size_bytes": len(body)}
+    async with rig.serving(echo.app):
+        assert (await rig.result(await rig.control.dispatch(context_ref=right))).status is Status.SUCCEEDED
+        for wrong in ({"sha256": "0" * 64}, {"size_bytes": 1}):
+            result = await rig.result(await rig.control.dispatch(context_ref={**right, **wrong}))
+            assert (result.status, result.error_code) == (Status.FAILED_FATAL, "POINTER_CHANGED")
+    assert echo.called == ["hello"]
+
+
+@pytest.mark.requirement("BUS-9")
 async def test_a_payload_that_was_changed_under_its_pointer_never_reaches_the_handler(rig: Rig):
     echo = Echo()
     rig.kept.failing = [PointerChanged(pointer="mem://0")]
@@ -680,7 +694,7 @@ async def test_the_context_says_what_the_order_says(rig: Rig):
     assert (ctx.job_id, ctx.epoch, ctx.idempotency_key) == ("job-1", 4, "job-1")
     assert (ctx.type, ctx.worker_id, ctx.parent_id, ctx.correlation_id) == (TOPIC, WORKER, "parent", "trace-1")
     assert (ctx.trace, ctx.env["TOOL"], ctx.labels["colour"]) == (TRACE, "hammer", "red")
-    assert (ctx.request.job_id, ctx.attempt) == ("job-1@4", 1 + 4 + 2)
+    assert (ctx.request.job_id, ctx.attempt) == ("job-1@4", 4 + 2)
 
 
 @pytest.mark.parametrize("kinds", [(Context, BusContext), (SyncContext, SyncBusContext)], ids=["async", "sync"])

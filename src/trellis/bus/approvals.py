@@ -234,8 +234,11 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
         return None
     hold, last, told = holds[-1], events[-1], _decision(holds[-1])
     request = _request(job)
+    order = _order(job, told)
+    given: dict[str, Any] = order or {}
     meta: dict[str, Any] = request.get("meta") or {}
-    tenant = request.get("tenant_id") or meta.get("tenant_id") or ""
+    identity: dict[str, Any] = request.get("identity") or {}
+    tenant = request.get("tenant_id") or meta.get("tenant_id") or identity.get("tenant_id") or ""
     principal = request.get("principal_id", "")
     ends_at = job.deadline_at or hold.ts + timedelta(seconds=HOLD_S)
     return {
@@ -256,14 +259,14 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
             "principal": principal,
             "workflow_id": request.get("workflow_id", ""),
             "adapter_id": request.get("adapter_id", ""),
-            "context_ptr": request.get("context_ptr", ""),
+            "context_ptr": _context(given),
             "env": request.get("env") or {},
             "labels": request.get("labels") or {},
             "risk_tags": meta.get("risk_tags") or [],
             "capability": meta.get("capability", ""),
             "constraints": told.get("constraints") or {},
-            "order": _order(job, told),
-            "payload_sha256": digest_in(request.get("context_ptr", "")),
+            "order": order,
+            "payload_sha256": digest_in(_context(given)),
             **{name: told.get(name, "") for name in ("decision", "rule", "reason", "policy_hash", "job_hash")},
         },
         "target_hash": told.get("job_hash"),
@@ -307,10 +310,17 @@ def _decision(hold: Event) -> dict[str, Any]:
 
 def _order(job: Job, decision: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
-        work = work_of(JobRequest.read(job.payload or b""), decision.get("constraints") or {})
+        request = JobRequest.read(job.payload or b"")
+        work = work_of(request, decision.get("constraints") or {}, decision.get("redacted"))
     except RequestInvalid:
         return None  # whoever would hand it out ends it
     return work.model_dump(mode="json", exclude_defaults=True)
+
+
+def _context(order: Mapping[str, Any]) -> str:
+    """Where the payload is that the worker would get: the redacted one, if the kernel gave one."""
+    ref: Mapping[str, Any] = order.get("context_ref") or {}
+    return str(order.get("context_ptr") or ref.get("uri", ""))
 
 
 def _request(job: Job) -> dict[str, Any]:

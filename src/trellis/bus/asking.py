@@ -53,8 +53,8 @@ class Asking:
         if payload is None:
             made = await self._made(JobRequest.checked(whole), correlation_id, owner)
             return await self._let_in(made, asked_as)
-        if whole.get("context_ptr"):
-            raise RequestInvalid(detail="payload and context_ptr exclude each other; give one")
+        if whole.get("context_ptr") or whole.get("context_ref"):
+            raise RequestInvalid(detail="payload and context_ptr or context_ref exclude each other; give one")
         topic = JobRequest.checked(whole).topic
         body, scheme = _body(payload, topic), self.topics.of(topic).context
         try:
@@ -83,7 +83,8 @@ class Asking:
 def _tenant(principal: Principal, request: JobRequest) -> dict[str, str]:
     """The tenant of the principal's token, as a field of the request; raises NotAllowed when the request names another."""
     undo = request.compensation.meta if request.compensation else None
-    named = (request.tenant_id, request.meta.tenant_id if request.meta else "", undo.tenant_id if undo else "")
+    places = (request, request.meta, request.identity, undo)
+    named = tuple(place.tenant_id for place in places if place is not None)
     tenant = within_tenant(principal, "jobs.create", *named)
     return {} if tenant is None else {"tenant_id": tenant}
 

@@ -21,6 +21,8 @@ REPORTS = frozenset({"job_started", "job_succeeded", "job_failed", "job_retry_sc
 """Events whose data is what a worker reported."""
 RETRY = frozenset({"job_retry_scheduled", "job_lease_expired"})
 REFUSED_SIGNAL = "job_result_refused"
+PARTS = ("meta", "budget", "context_hints", "identity", "context_ref")
+"""Parts of a request that a document shows as they were said, without what was left out."""
 SIGNALS_READ_MAX = 200
 ENDED_BY_US = {"DENIED": "SAFETY_DENIED", "TIMEOUT": "TIMEOUT", "CANCELLED": "CANCELLED"}
 """What stands for an error code where no worker gave one."""
@@ -107,7 +109,7 @@ def result_pointer(events: Sequence[Event]) -> str | None:
 def context_pointer(job: Job) -> str | None:
     """Where the payload of a job on a topic is; None for one that has none, or whose request is none of ours."""
     try:
-        return JobRequest.read(job.payload or b"").context_ptr or None
+        return JobRequest.read(job.payload or b"").context or None
     except RequestInvalid:
         return None
 
@@ -132,8 +134,8 @@ def refused_of(signals: Sequence[Signal]) -> list[dict[str, Any]]:
 def document(job: Job, request: JobRequest, events: Sequence[Event], signals: Sequence[Signal]) -> dict[str, Any]:
     """The fields that only a job on a topic has."""
     report, hold = report_of(job, events), hold_of(job, events)
-    asked = request.model_dump(mode="json", exclude={"job_id", "priority", "meta", "budget", "context_hints"})
-    parts = {"meta": request.meta, "budget": request.budget, "context_hints": request.context_hints}
+    asked = request.model_dump(mode="json", exclude={"job_id", "priority", *PARTS})
+    parts = {name: getattr(request, name) for name in PARTS}
     return {
         **asked,
         "compensation": _said(request.compensation),
@@ -145,6 +147,9 @@ def document(job: Job, request: JobRequest, events: Sequence[Event], signals: Se
         "error_message": report.get("error_message") or None,
         "result_ptr": report.get("result_ptr") or None,
         "artifact_ptrs": list(report.get("artifact_ptrs") or ()),
+        "result_ref": report.get("result_ref"),
+        "artifact_refs": list(report.get("artifact_refs") or ()),
+        "worker_status": report.get("status"),
         "hold": None if hold is None else _hold(hold),
         "decision": decision_of(events),
         "dispatch": _dispatch(dispatch_of(events)),
@@ -171,7 +176,7 @@ def _dispatch(event: Event | None) -> dict[str, Any] | None:
     said = data_of(event)
     return {
         "dispatch_id": str(said.get("dispatch_id", "")),
-        "attempt": event.attempt,
+        "attempt": int(said.get("attempt", event.attempt)),
         "epoch": event.epoch,
         "worker_id": str(said.get("worker_id", "")),
         "subject": str(said.get("subject", "")),

@@ -10,8 +10,7 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
-from trellis.bus.requests import JobRequest
-from trellis.engine.jobs import Epoch, JobId
+from trellis.bus.requests import JobRequest, ResourceRef
 
 SUBMIT = "sys.job.submit"
 RESULT = "sys.job.result"
@@ -20,10 +19,14 @@ CANCEL = "sys.job.cancel"
 HEARTBEAT = "sys.heartbeat"
 HANDSHAKE = "sys.handshake"
 ALERT = "sys.alert"
+DEAD_LETTERS = "sys.job.dlq"
+"""Where CAP wants to hear of jobs that came to a bad end."""
 ASK_FIRST = "trellis.start"
 """In a request's env: its worker asks before it begins, and sends its result until it is answered. Only our own workers know it."""
 JOB_ID_IN_ENV = "job_id"
-"""In a request's env: the job's own id, for handlers that recognise work they did before (D29)."""
+"""In a request's env: the job's own id, for handlers that recognise work they did before (D29). A client's own word stays there."""
+OWN_JOB_ID_IN_ENV = "trellis.job_id"
+"""In a request's env: the same, always as the control plane has it."""
 LEASE_IN_ENV = "trellis.lease_s"
 """In a request's env: how long a worker may be silent before the job is taken to be lost."""
 START_STEP = "start"
@@ -59,7 +62,7 @@ class Status(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """What CAP calls the mistakes that the bus itself can make or find."""
+    """CAP's error codes, and from 1000 on, where CAP leaves room for applications, those of our own workers."""
 
     UNSPECIFIED = 0
     VERSION_MISMATCH = 100
@@ -75,6 +78,49 @@ class ErrorCode(IntEnum):
     DUPLICATE = 205
     WORKER_UNAVAILABLE = 206
     SAFETY_DENIED = 300
+    POLICY_VIOLATION = 301
+    RISK_TAG_BLOCKED = 302
+    PUBLISH_FAILED = 400
+    SUBSCRIBE_FAILED = 401
+    CONNECTION_LOST = 402
+    HANDLER_FAILED = 1000
+    """A handler raised an error that none of the other codes names; `error_code` has its class."""
+    RESULT_NOT_KEPT = 1001
+    """A handler returned, and no store took what it returned."""
+    RESULT_INVALID = 1002
+    """A handler returned what cannot be stored."""
+    SNOOZED = 1003
+    """A handler asked for a pause."""
+    POINTER_CHANGED = 1004
+    """The payload is not the one that its pointer names."""
+    POINTER_UNAVAILABLE = 1005
+    """The store behind a pointer did not answer."""
+
+
+_CAP_PREFIXES = ("ERROR_CODE_", "PROTOCOL_", "JOB_", "TRANSPORT_")
+_OTHER_NAMES = {
+    "DENIED": ErrorCode.SAFETY_DENIED,
+    "SAFETY_POLICY_VIOLATION": ErrorCode.POLICY_VIOLATION,
+    "SAFETY_RISK_TAG_BLOCKED": ErrorCode.RISK_TAG_BLOCKED,
+    NOT_BEGUN: ErrorCode.WORKER_UNAVAILABLE,
+}
+"""Texts that workers send for codes which are called otherwise here."""
+
+
+def error_number(code: str) -> int:
+    """The number of an error code that is told as text, in CAP's spelling or ours; 0 for one that CAP does not know."""
+    short = code
+    for prefix in _CAP_PREFIXES:
+        short = short.removeprefix(prefix)
+    found = ErrorCode.__members__.get(short) or _OTHER_NAMES.get(short) or ErrorCode.UNSPECIFIED
+    return found.value
+
+
+def error_name(number: int) -> str:
+    """The text of an error code that is told as a number alone; empty for none, and the number itself for one that nobody knows."""
+    if not number:
+        return ""
+    return ErrorCode(number).name if number in ErrorCode.__members__.values() else str(number)
 
 
 class Severity(StrEnum):
@@ -117,6 +163,8 @@ class JobResult:
     artifact_ptrs: tuple[str, ...] = ()
     error_code_enum: int = 0
     dispatch: Dispatch | None = None
+    result_ref: ResourceRef | None = None
+    artifact_refs: tuple[ResourceRef, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,16 +240,3 @@ class Packet:
     sender_id: str
     created_at: datetime
     body: Body
-
-
-def wire_id(job_id: JobId, epoch: Epoch) -> str:
-    """How a worker sees one handing-out of a job."""
-    return f"{job_id}@{epoch}"
-
-
-def read_wire_id(text: str) -> tuple[JobId, Epoch] | None:
-    """Which job and which epoch a worker means; None when this is no wire id."""
-    job_id, at, epoch = text.rpartition("@")
-    if not at or not job_id or not (epoch.isascii() and epoch.isdigit()) or len(epoch) > 18:
-        return None
-    return JobId(job_id), Epoch(int(epoch))

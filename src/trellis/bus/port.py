@@ -70,9 +70,18 @@ class Bus(Protocol):
         ...
 
     async def listen(
-        self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        group: str | None = None,
+        durable: bool = False,
+        alerts: bool = True,
     ) -> Listening:
-        """Have packets of this subject handled. `durable`: also those that came while nobody listened, where the bus keeps them."""
+        """Have packets of this subject handled. `durable`: also those that came while nobody listened, where the bus keeps them.
+
+        Without `alerts` a packet that cannot be taken is dropped silently here: another listener of ours hears the same and alerts.
+        """
         ...
 
     @property

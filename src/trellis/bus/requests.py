@@ -12,6 +12,7 @@ import pydantic
 
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.topics import TENANT_KEY, Topics
+from trellis.bus.wire_ids import job_named
 from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, JobId, NewJob, Priority
 from trellis.engine.records import Job
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -23,7 +24,7 @@ SHAPES = {
 }
 """What a field must look like, for people."""
 ENTRIES_MAX = 1_000
-GIVEN_ENV_MAX = ENTRIES_MAX - 5
+GIVEN_ENV_MAX = ENTRIES_MAX - 6
 """Of an env from outside: its order says there whose job it is, how it begins, for how long, its trace and its constraints."""
 GIVEN_ID_CHARS_MAX = 160
 """Of an id from outside: its wire ids and the ids of its retries are longer, and must fit too."""
@@ -86,6 +87,27 @@ class JobMeta(_Shape):
     labels: Pairs = pydantic.Field(default_factory=dict[str, str])
 
 
+class ResourceRef(_Shape):
+    """Where data is and what it must be: CAP's structured form of a pointer. `sha256` is in hexadecimal, `expires_at` as in RFC 3339."""
+
+    resolver_id: Name = ""
+    uri: Text = ""
+    sha256: str = pydantic.Field("", pattern=r"^([0-9a-f]{64})?$")
+    media_type: Name = ""
+    size_bytes: int = pydantic.Field(0, ge=0, lt=2**64)
+    expires_at: str = pydantic.Field("", max_length=40)
+    purpose: Name = ""
+
+
+class IdentityBinding(_Shape):
+    """For whom a job acts, in one place. What other fields say of it must be the same."""
+
+    tenant_id: Name = ""
+    principal_id: Name = ""
+    actor_id: Name = ""
+    delegation_id: Name = ""
+
+
 class Compensation(_Shape):
     """How to undo a job that succeeded; what is empty is as in the job itself."""
 
@@ -99,6 +121,7 @@ class Compensation(_Shape):
     budget: Budget | None = None
     labels: Pairs = pydantic.Field(default_factory=dict[str, str])
     meta: JobMeta | None = None
+    context_ref: ResourceRef | None = None
 
 
 class JobRequest(_Shape):
@@ -121,11 +144,19 @@ class JobRequest(_Shape):
     labels: Pairs = pydantic.Field(default_factory=dict[str, str])
     meta: JobMeta | None = None
     compensation: Compensation | None = None
+    identity: IdentityBinding | None = None
+    context_ref: ResourceRef | None = None
 
     @property
     def tenant(self) -> str:
-        """Whose job it is: said in one of two places."""
-        return self.tenant_id or (self.meta.tenant_id if self.meta else "")
+        """Whose job it is: said in one of three places."""
+        said = (self.tenant_id, self.meta and self.meta.tenant_id, self.identity and self.identity.tenant_id)
+        return next(filter(None, said), "")
+
+    @property
+    def context(self) -> str:
+        """The pointer to the payload, in whichever form it was given; empty when there is none."""
+        return self.context_ptr or (self.context_ref.uri if self.context_ref else "")
 
     @property
     def is_retry(self) -> bool:
@@ -171,6 +202,9 @@ class JobRequest(_Shape):
             raise RequestInvalid(detail=_first(error)) from None
         if len(made.job_id) > GIVEN_ID_CHARS_MAX:
             raise RequestInvalid(detail=f"job_id: at most {GIVEN_ID_CHARS_MAX} characters; choose a shorter one")
+        contradiction = _contradiction(made)
+        if contradiction is not None:
+            raise RequestInvalid(detail=contradiction)
         for place, env in (("env", made.env), ("compensation/env", made.compensation.env if made.compensation else {})):
             if len(env) > GIVEN_ENV_MAX:
                 raise RequestInvalid(
@@ -199,7 +233,11 @@ def request_of(job: Job) -> JobRequest:
 def new_bus_job(
     request: JobRequest, topics: Topics, *, trace_id: str, trace: str | None = None, compensates: JobId | None = None
 ) -> NewJob:
-    """The job in the ledger's words. The same id and body again is the same job; another body is refused (BUS-11)."""
+    """The job in the ledger's words. The same id and body again is the same job; another body is refused (BUS-11).
+
+    Who names the parent by one of its wire ids, as its worker knows it, means the job.
+    """
+    request = request.model_copy(update={"parent_job_id": job_named(request.parent_job_id)})
     topic, tenant = topics.of(request.topic), request.tenant
     key = request.meta.idempotency_key if request.meta else ""
     limit = topics.tenant(tenant).held_max if tenant else None
@@ -225,6 +263,22 @@ def new_bus_job(
         parent_id=JobId(request.parent_job_id) if request.parent_job_id else None,
         compensates=compensates,
     )
+
+
+def _contradiction(request: JobRequest) -> str | None:
+    """Where a request says two things about for whom it acts; nothing repairs that."""
+    said, meta = request.identity or IdentityBinding.model_validate({}), request.meta or JobMeta.model_validate({})
+    mirrors = (
+        ("tenant_id", said.tenant_id, (request.tenant_id, meta.tenant_id)),
+        ("principal_id", said.principal_id, (request.principal_id,)),
+        ("actor_id", said.actor_id, (meta.actor_id,)),
+    )
+    for name, bound, others in mirrors:
+        if bound and any(other not in {"", bound} for other in others):
+            return (
+                f"identity/{name}: another field of the request says otherwise; say the same in both, or in one alone"
+            )
+    return None
 
 
 def _labels(request: JobRequest) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -20,10 +20,10 @@ from trellis.bus.reporting.results import Results
 from trellis.bus.room import Room
 from trellis.bus.safety.decisions import Kernel
 from trellis.bus.scheduling.intake import Intake
+from trellis.bus.scheduling.introduction import Introduction
 from trellis.bus.scheduling.registry import Workers
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
-from trellis.bus.wire.alerts import AlertLimit
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -73,14 +73,7 @@ class BusServices:
             clock=parts.clock,
             new_id=parts.new_id,
         )
-        self.intake = Intake(
-            ledger=parts.ledger,
-            bus=parts.bus,
-            topics=parts.topics,
-            room=Room(ledger=parts.ledger, clock=parts.clock),
-            accepted=self._wake,
-            limit=AlertLimit(parts.clock),
-        )
+        self.introduction = Introduction(bus=parts.bus, new_id=parts.new_id)
         self.results = Results(
             ledger=parts.ledger,
             bus=parts.bus,
@@ -92,6 +85,15 @@ class BusServices:
             stopping=stopping,
             wake=self._ended,
         )
+        self.intake = Intake(
+            ledger=parts.ledger,
+            bus=parts.bus,
+            topics=parts.topics,
+            room=Room(ledger=parts.ledger, clock=parts.clock),
+            clock=parts.clock,
+            accepted=self._wake,
+            works_on=self.results.works_on,
+        )
         self.renewals = Renewals(
             ledger=parts.ledger,
             topics=parts.topics,
@@ -102,7 +104,9 @@ class BusServices:
             stopping=stopping,
             bus=parts.bus,
         )
-        self.publisher = Publisher(ledger=parts.ledger, bus=parts.bus, follower=self._follower(PUBLISHES_AS))
+        self.publisher = Publisher(
+            ledger=parts.ledger, bus=parts.bus, topics=parts.topics, follower=self._follower(PUBLISHES_AS)
+        )
         self.aftermath = Aftermath(
             ledger=parts.ledger, topics=parts.topics, follower=self._follower(FOLLOWS_AS), wake=self._wake
         )
@@ -110,7 +114,7 @@ class BusServices:
     @property
     def services(self) -> list[Service[Any]]:
         """What runs again and again, for these roles."""
-        found: list[Service[Any]] = [self.scheduler] if self._schedules else []
+        found: list[Service[Any]] = [self.scheduler, self.introduction] if self._schedules else []
         return [*found, self.renewals, self.aftermath, self.publisher] if self._reconciles else found
 
     async def start(self) -> None:

@@ -37,3 +37,7 @@ class TopicWishes(TypedDict, total=False):
     """`requires`, `risk_tags`, `capability` and who asks."""
     compensation: Mapping[str, Any]
     """How it is undone when a later step of its workflow fails."""
+    identity: Mapping[str, str]
+    """For whom it acts: `tenant_id`, `principal_id`, `actor_id`, `delegation_id`; the same as other fields say."""
+    context_ref: Mapping[str, Any]
+    """Where the payload is, and what it must be: `uri`, `sha256`, `size_bytes`, `media_type` and more of CAP's ResourceRef."""

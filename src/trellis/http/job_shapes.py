@@ -188,12 +188,17 @@ class BusJob(JobWhole):
                     "labels": {},
                     "meta": None,
                     "compensation": None,
+                    "identity": None,
+                    "context_ref": None,
                     "worker_id": "echo-1",
                     "execution_ms": 12,
                     "error_code": None,
                     "error_message": None,
                     "result_ptr": "objects://res/fcde2b2edba56bf408601fb721fe9b5c",
                     "artifact_ptrs": [],
+                    "result_ref": None,
+                    "artifact_refs": [],
+                    "worker_status": "SUCCEEDED",
                     "hold": None,
                     "decision": {
                         "decision": "allow",
@@ -204,7 +209,7 @@ class BusJob(JobWhole):
                     },
                     "dispatch": {
                         "dispatch_id": "7b1f6c1e-8a54-4b0e-9d2e-3c5d1a2b3c4d",
-                        "attempt": 0,
+                        "attempt": 1,
                         "epoch": 1,
                         "worker_id": "echo-1",
                         "subject": "worker.echo-1.jobs",
@@ -234,12 +239,18 @@ class BusJob(JobWhole):
     labels: dict[str, str]
     meta: dict[str, Any] | None
     compensation: dict[str, Any] | None
+    identity: dict[str, Any] | None
+    context_ref: dict[str, Any] | None
     worker_id: str | None
     execution_ms: int | None
     error_code: str | None
     error_message: str | None
     result_ptr: str | None
     artifact_ptrs: list[str]
+    result_ref: dict[str, Any] | None
+    artifact_refs: list[dict[str, Any]]
+    worker_status: str | None
+    """How its worker named the end; FAILED_RETRYABLE, FAILED_FATAL, TIMEOUT, DENIED and CANCELLED are FAILED here."""
     hold: BusHold | None
     decision: dict[str, Any] | None
     dispatch: BusDispatch | None

@@ -12,7 +12,17 @@ import pydantic
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
 from trellis.bus.asking import AskedAs, Asking
-from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, Name, Pairs, Text
+from trellis.bus.requests import (
+    Budget,
+    Compensation,
+    ContextHints,
+    IdentityBinding,
+    JobMeta,
+    Name,
+    Pairs,
+    ResourceRef,
+    Text,
+)
 from trellis.engine.authority import Principal
 from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
@@ -49,6 +59,8 @@ BUS_FIELDS = (
     "labels",
     "meta",
     "compensation",
+    "identity",
+    "context_ref",
 )
 """What only a job on a topic has: the fields of a JobRequest (document 004)."""
 NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit")
@@ -131,6 +143,8 @@ class JobAsked(pydantic.BaseModel):
     labels: Pairs | None = None
     meta: JobMeta | None = None
     compensation: Compensation | None = None
+    identity: IdentityBinding | None = None
+    context_ref: ResourceRef | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

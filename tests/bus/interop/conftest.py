@@ -13,8 +13,8 @@ from tests.servers.nats import NatsServer, running_nats
 
 @pytest.fixture(scope="session")
 def interop_server() -> Iterator[NatsServer]:
-    """Without streams: what one test leaves unheard is gone before the next."""
-    with running_nats() as server:
+    """Without streams: what one test leaves unheard is gone before the next. It takes packets that are larger than CAP allows."""
+    with running_nats(settings="max_payload: 2MB") as server:
         yield server
 
 

@@ -213,13 +213,21 @@ async def _common_version(scene: Scene) -> None:
     await scene.finish(order)
 
 
-@case("negotiation/rejects-when-no-common-version", "BUS-3", topics=POOLED)
+@case("negotiation/rejects-when-no-common-version", "BUS-3", "D68")
 async def _no_common_version(scene: Scene) -> None:
-    await _introduced(scene, "later", beat={"pool": "code"}, ready_topics=[TOPIC], supported_versions=[2])
+    later = await _introduced(scene, "later", ready_topics=[TOPIC], supported_versions=[2, 3])
+    await later.hear(TOPIC, TOPIC)  # where workers listen that never say anything
     await scene.client.submit(JOB)
     await scene.plane.reaches(JOB, "SCHEDULED")
-    await scene.rests(*WAITS)
-    assert scene.sent_to_workers() == []
+    await scene.rests(*WAITS, "job_deferred")
+    held = await scene.plane.said(JOB, "job_deferred")
+    assert (held["hold"], held["reason"].partition(":")[0]) == ("placement", "VERSION_MISMATCH")
+    assert "worker later serves job.test and speaks version 2, 3 of CAP" in held["reason"]
+    assert (scene.sent_to_workers(), scene.client.alerts) == ([], [100])
+    scene.worker = await _introduced(scene, "able", ready_topics=[TOPIC])  # supported_versions empty: not said
+    await scene.plane.pass_time(6)
+    await scene.finish((await scene.worker.got(1))[0])
+    assert later.orders == []
 
 
 @case("negotiation/required-capability-filters-dispatch", "BUS-3", topics=POOLED)

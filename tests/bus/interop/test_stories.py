@@ -186,9 +186,10 @@ async def test_packets_that_cannot_be_read_raise_an_alert_and_disturb_nothing(pl
     later.created_at.GetCurrentTime()
     empty = packets.BusPacket(trace_id="t", sender_id="worker-1", protocol_version=1)
     empty.created_at.GetCurrentTime()
+    newer = empty.SerializeToString() + b"\xf2\x06\x00"  # a field that no version has yet
     later.job_result.CopyFrom(pb.JobResult(job_id=order.job_id, status=pb.JOB_STATUS_FAILED, worker_id="worker-1"))
     for subject in (SUBMIT, RESULT, PROGRESS, CANCEL, HEARTBEAT):
-        for data in (b"\xff\xff\xff", later.SerializeToString(), empty.SerializeToString()):
+        for data in (b"\xff\xff\xff", later.SerializeToString(), empty.SerializeToString(), newer):
             await worker.throw(subject, data)
     await plane.settle()
     assert set(client.alerts) == {100, 101, 102}

@@ -60,13 +60,15 @@ async def test_an_answer_about_another_job_lets_nothing_go(rig: Rig):
 
 @pytest.mark.requirement("BUS-4")
 async def test_what_a_request_says_that_the_policy_allows_does_not_reach_its_worker(rig: Rig):
+    """What the control plane itself says in env cannot be said by a client; a client's own `job_id` there stays."""
     worker = await rig.worker("w1", TOPIC)
-    forged = {"TRELLIS_POLICY_CONSTRAINTS": json.dumps({"network_allowlist": ["*"]}), "job_id": "another", "A": "1"}
+    told = {"trellis.job_id": "another", "job_id": "the client's", "A": "1"}
+    forged = {"TRELLIS_POLICY_CONSTRAINTS": json.dumps({"network_allowlist": ["*"]}), **told}
     job_id = await rig.submit(env=forged)
     await rig.run()
     (order,) = worker.orders
     assert "TRELLIS_POLICY_CONSTRAINTS" not in order.request.env
-    assert (order.request.env["job_id"], order.request.env["A"]) == (job_id, "1")
+    assert {name: order.request.env[name] for name in told} == {**told, "trellis.job_id": job_id}
 
 
 @pytest.mark.requirement("BUS-4", "D45")
@@ -93,7 +95,7 @@ WHOLE: dict[str, Any] = {
     "priority": "critical",
     "context_ptr": "redis://ctx:order-7",
     "adapter_id": "adapter",
-    "env": {"REGION": "eu", "job_id": "forged", "trellis.lease_s": "forged"},
+    "env": {"REGION": "eu", "job_id": "mine", "trellis.lease_s": "forged"},
     "parent_job_id": "order-6",
     "workflow_id": "flow",
     "step_index": 7,
@@ -114,9 +116,11 @@ WHOLE: dict[str, Any] = {
         "labels": {"x": "y"},
     },
     "compensation": {"topic": "job.undo", "env": {"c": "3"}, "context_ptr": "redis://ctx:undo", "memory_id": "m2"},
+    "identity": {"tenant_id": "acme", "principal_id": "ann", "actor_id": "bot", "delegation_id": "d-1"},
+    "context_ref": {"uri": "redis://ctx:order-7", "media_type": "text/plain", "size_bytes": 12},
 }
 """A request with every field; the test says so."""
-ONLY_AT_DISPATCH = {"job_id", "trellis.start", "trellis.lease_s", "TRACEPARENT"}
+ONLY_AT_DISPATCH = {"trellis.job_id", "trellis.start", "trellis.lease_s", "TRACEPARENT"}
 """Names in env that no approval can know."""
 
 
@@ -196,6 +200,28 @@ async def test_an_approval_is_void_when_the_kernel_allows_something_else_under_t
     rig.kernel.says(Kind.REQUIRE_HUMAN, constraints={"network_allowlist": ["*"]})
     await rig.run()
     assert (worker.orders, (await rig.path(job_id))[-1]) == ([], "job_held")
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("D45", "BUS-4", "D68")
+async def test_an_approval_shows_and_binds_the_redacted_context(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    clean = f"objects://ctx/{'c' * 64}"
+    rig.kernel.says(Kind.REQUIRE_HUMAN, redacted={"context_ptr": clean})
+    job_id, shown = await _held(rig, context_ptr="redis://ctx:secret")
+    assert (shown["context_ptr"], shown["order"]["context_ptr"], shown["payload_sha256"]) == (clean, clean, "c" * 64)
+    await _approve(rig, job_id)
+    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    await rig.run()
+    assert (worker.orders, (await rig.path(job_id))[-1]) == ([], "job_held"), "another context would go out"
+    rig.kernel.says(Kind.REQUIRE_HUMAN, redacted={"context_ref": {"uri": clean}})
+    await _approve(rig, job_id)
+    await rig.run()
+    assert worker.orders == []
+    rig.kernel.says(Kind.ALLOW, redacted={"context_ref": {"uri": clean}})
+    await rig.advance(80 * 3600)
+    await rig.run()
+    assert [(order.request.context_ptr, order.request.context) for order in worker.orders] == [("", clean)]
 
 
 @pytest.mark.requirement("D45", "BUS-9")

@@ -414,11 +414,17 @@ def test_what_another_kernel_answers_is_never_taken_for_more_than_it_is():
     beyonds: list[dict[str, Any]] = [
         {"decision": 6},
         {"decision": 7},
-        {"decision": 1, "redacted_context_ptr": "redis://x"},
     ]
     for beyond in beyonds:
         found = judged(**beyond)
-        assert (found.kind, "cannot be carried out" in found.reason) == (Kind.DENY, True)
+        assert (found.kind, found.redacted) == (Kind.DENY, {})
+    for number in (1, 5, 7):
+        cleaned = judged(decision=number, redacted_context_ptr="redis://x")
+        assert (cleaned.lets_go, cleaned.redacted) == (True, {"context_ptr": "redis://x"})
+    by_reference = judged(decision=7, redacted_context_ref={"uri": "redis://x", "sha256": b"\x0f" * 32})
+    assert by_reference.redacted["context_ref"]["sha256"] == "0f" * 32
+    with pytest.raises(KernelRefuses, match="redacted context does not fit"):
+        judged(decision=7, redacted_context_ref={"uri": "redis://x", "sha256": b"short"})
     useless: list[dict[str, Any]] = [{}, {"decision": 0}, {"decision": 99}, {"decision": 3, "policy_snapshot": ""}]
     for answer in useless:
         with pytest.raises(KernelRefuses):

@@ -11,7 +11,7 @@ from tests.bus.wire.conftest import Heard, Net, until
 from tests.servers.nats import caught_up
 from trellis.bus.envelope import PacketRefused
 from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, Packet, Severity
-from trellis.bus.wire.alerts import ALERT_EVERY_S, ALERTS_AT_ONCE, AlertLimit
+from trellis.bus.wire.alerts import ALERT_EVERY_S, ALERTS_AT_ONCE, ALL_AT_ONCE, SENDERS_MAX, AlertLimit
 from trellis.bus.wire.cap import encode
 from trellis.testing import FakeClock
 
@@ -30,7 +30,7 @@ def bent(change: Callable[[Any], object]) -> bytes:
 
 ZOO: dict[str, tuple[Callable[[], bytes], ErrorCode, Severity]] = {
     "noise": (lambda: b"\xff\xfe\xfd", ErrorCode.MALFORMED_PACKET, Severity.ERROR),
-    "nothing at all": (lambda: b"", ErrorCode.VERSION_MISMATCH, Severity.ERROR),
+    "nothing at all": (lambda: b"", ErrorCode.MALFORMED_PACKET, Severity.ERROR),
     "JSON": (lambda: b'{"job_id": "job-1"}', ErrorCode.MALFORMED_PACKET, Severity.ERROR),
     "another version": (
         lambda: bent(lambda message: setattr(message, "protocol_version", 2)),
@@ -39,8 +39,8 @@ ZOO: dict[str, tuple[Callable[[], bytes], ErrorCode, Severity]] = {
     ),
     "no payload": (
         lambda: bent(lambda message: message.ClearField("job_request")),
-        ErrorCode.UNKNOWN_PAYLOAD,
-        Severity.WARNING,
+        ErrorCode.MALFORMED_PACKET,
+        Severity.ERROR,
     ),
     "no trace": (
         lambda: bent(lambda message: setattr(message, "trace_id", "")),
@@ -129,6 +129,17 @@ def test_alerts_that_were_left_out_are_counted_in_the_next():
     clock.advance(ALERT_EVERY_S)
     assert limit.left_out(ErrorCode.TIMEOUT) == 7
     assert limit.left_out(ErrorCode.TIMEOUT) is None
+
+
+def test_alerts_are_limited_for_each_sender_and_for_all_of_them_together():
+    clock = FakeClock()
+    limit = AlertLimit(clock)
+    assert [limit.left_out(ErrorCode.TIMEOUT, "noisy") for _ in range(9)] == [0] * ALERTS_AT_ONCE + [None] * 4
+    assert limit.left_out(ErrorCode.TIMEOUT, "quiet") == 0
+    many = [limit.left_out(ErrorCode.TIMEOUT, f"invented-{number}") for number in range(3 * SENDERS_MAX)]
+    assert many.count(0) == ALL_AT_ONCE - ALERTS_AT_ONCE - 1
+    assert len(limit._codes[ErrorCode.TIMEOUT].by_sender) == SENDERS_MAX
+    assert limit.left_out(ErrorCode.NOT_FOUND, "noisy") == 0
 
 
 @pytest.mark.parametrize("reply", ["sys.job.cancel", "job.a", "$JS.API.STREAM.DELETE.TRELLIS"])

@@ -10,11 +10,11 @@ import pytest
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net
 from tests.bus.wire.test_refusals import bent, good
 from tests.servers.nats import caught_up
-from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, JobResult, Status
+from trellis.bus.messages import ALERT, CANCEL, RESULT, SUBMIT, Alert, ErrorCode, JobCancel, JobResult, Status
 from trellis.bus.room import Room
 from trellis.bus.scheduling.intake import Intake
 from trellis.bus.topics import Topics
-from trellis.bus.wire.alerts import ALERTS_AT_ONCE, AlertLimit
+from trellis.bus.wire.alerts import ALERTS_AT_ONCE
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
@@ -39,8 +39,12 @@ def named(job_id: str, change: Callable[[Any], object] = lambda _: None) -> byte
 
 
 async def there(ledger: Ledger, job_id: str) -> None:
+    await reaches(ledger, job_id, "PENDING")
+
+
+async def reaches(ledger: Ledger, job_id: str, state: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while await ledger.job(JobId(job_id)) is None:
+        while (job := await ledger.job(JobId(job_id))) is None or job.state != state:
             await SystemClock().sleep(0.005)
 
 
@@ -49,7 +53,8 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
     nats_net: Net, ledger: Ledger
 ):
     bus, results, alerts = await nats_net.bus(), Heard(), Heard()
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=Room(ledger=ledger, clock=FakeClock()))
+    clock = FakeClock()
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=Room(ledger=ledger, clock=clock), clock=clock)
     await intake.start()
     await bus.listen(RESULT, results)
     await bus.listen(ALERT, alerts)
@@ -83,7 +88,7 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
 async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: Net, ledger: Ledger):
     bus, alerts = await nats_net.bus(), Heard()
     room = Room(ledger=ledger, clock=FakeClock())
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=room, limit=AlertLimit(FakeClock()))
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=room, clock=FakeClock())
     await intake.start()
     await bus.listen(ALERT, alerts)
     client = await nats.connect(nats_net.url)
@@ -98,3 +103,23 @@ async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: N
     assert [body.code for one in alerts.packets if isinstance(body := one.packet.body, Alert)] == [
         ErrorCode.DUPLICATE
     ] * ALERTS_AT_ONCE
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_cancels_right_behind_their_requests_are_not_lost_where_requests_come_over_a_stream(
+    stream_net: Net, ledger: Ledger
+):
+    """Requests come over JetStream and cancels over plain NATS: sent back to back, a cancel overtakes its request."""
+    bus, clock = await stream_net.bus(), FakeClock()
+    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=Room(ledger=ledger, clock=clock), clock=clock)
+    await intake.start()
+    client = await nats.connect(stream_net.url)
+    jobs = [f"j{number}" for number in range(10)]
+    for job_id in jobs:
+        await client.publish(SUBMIT, named(job_id))
+        await client.publish(CANCEL, good("client-1", JobCancel(job_id=job_id, requested_by="client-1")))
+    await caught_up(client)
+    for job_id in jobs:
+        await reaches(ledger, job_id, "CANCELLED")
+    await client.close()
+    await intake.stop()

@@ -8,7 +8,7 @@ import pytest
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor
 from trellis.bus.ends.compensation import SUFFIX
 from trellis.bus.ends.derived import ids_after
-from trellis.bus.messages import wire_id
+from trellis.bus.wire_ids import wire_id
 from trellis.engine.errors import IdReserved
 from trellis.engine.jobs import Epoch, JobId, NewJob, Submitted
 from trellis.engine.records import JobFilter

@@ -36,11 +36,14 @@ def compensation_of(job: Job, request: JobRequest, topics: Topics) -> list[NewJo
 
 def _undoing(job: Job, request: JobRequest, template: Compensation, job_id: JobId) -> JobRequest:
     labels = {name: value for name, value in (template.labels or request.labels).items() if not _is_ours(name)}
+    own_context = bool(template.context_ptr or template.context_ref)
     return JobRequest.model_construct(
         job_id=job_id,
         topic=template.topic or request.topic,
         priority=template.priority or request.priority,
-        context_ptr=template.context_ptr or request.context_ptr,
+        context_ptr=template.context_ptr if own_context else request.context_ptr,
+        context_ref=template.context_ref if own_context else request.context_ref,
+        identity=request.identity,
         adapter_id=template.adapter_id or request.adapter_id,
         env=template.env or request.env,
         parent_job_id=job.job_id,

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trellis.bus.ends.following import Follower, TakenOver
+from trellis.bus.ends.retrying import next_id
 from trellis.bus.envelope import NAME_CHARS_MAX
 from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
 from trellis.bus.messages import (
     ALERT,
     CANCEL,
+    DEAD_LETTERS,
     POINTER_CHANGED,
     RESULT,
     Alert,
@@ -22,12 +24,15 @@ from trellis.bus.messages import (
     JobResult,
     Severity,
     Status,
-    wire_id,
+    error_number,
 )
 from trellis.bus.port import Bus
-from trellis.bus.reporting.reports import attempt_in, report_in
+from trellis.bus.reporting.reports import Report, attempt_in, report_in
+from trellis.bus.topics import Topics
 from trellis.bus.waking import Waking
+from trellis.bus.wire_ids import wire_id
 from trellis.engine import tracing
+from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event
@@ -40,6 +45,12 @@ NOT_KEPT_S_MAX = 30.0
 ENDS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
 TAKEN_BACK = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
 """Events that, out of a held state, end an attempt whose worker may still be at it."""
+DEAD = frozenset({"FAILED", "TIMEOUT", "DENIED"})
+"""Ends of which `sys.job.dlq` is told too, unless the job is done again."""
+WORKERS_WORDS = frozenset(
+    {Status.FAILED_RETRYABLE, Status.FAILED_FATAL, Status.TIMEOUT, Status.DENIED, Status.CANCELLED}
+)
+"""What a worker may call a failure. In the ledger all of them are FAILED: a worker ends a job well or badly, and no more."""
 CODES = {
     "DENIED": ("SAFETY_DENIED", ErrorCode.SAFETY_DENIED),
     "TIMEOUT": ("TIMEOUT", ErrorCode.TIMEOUT),
@@ -73,6 +84,7 @@ class Publisher:
 
     ledger: Ledger
     bus: Bus
+    topics: Topics
     follower: Follower
     name: str = FOLLOWS_AS
     waits_for_events = True
@@ -105,7 +117,7 @@ class Publisher:
             if done:
                 await self.follower.remember(page.positions[done - 1])
                 for event in page.events[:done]:
-                    self._sent -= {event.id, _stop_id(event), _alert_id(event)}
+                    self._sent -= {event.id, _stop_id(event), _alert_id(event), _dead_id(event)}
             else:
                 await self.follower.keep()
         except TakenOver:
@@ -205,11 +217,21 @@ class Publisher:
         if event.type in TAKEN_BACK and event.source in HELD:
             notes += await self._stop(event)
         if event.type in ENDS:
-            result = result_of(event, self.bus.sender_id)
+            again = await self._done_again(event) if event.target in DEAD else None
+            result = result_of(event, self.bus.sender_id, again=again)
             notes.append(_Note(subject=RESULT, body=result, message_id=event.id))
+            if event.target in DEAD and again is None:
+                notes.append(_Note(subject=DEAD_LETTERS, body=result, message_id=_dead_id(event)))
             if result.error_code == POINTER_CHANGED:
                 notes.append(_Note(subject=ALERT, body=_payload_changed(result), message_id=_alert_id(event)))
         return notes
+
+    async def _done_again(self, event: Event) -> JobId | None:
+        """The job that will do this one again."""
+        job = await self.ledger.job(event.job_id)
+        events = [one for one in await self.ledger.events(event.job_id) if one.version <= event.version]
+        stands = job is not None and job.version == event.version
+        return next_id(job, events, self.topics) if job is not None and stands else None
 
     async def _stop(self, event: Event) -> list[_Note]:
         before = [one for one in await self.ledger.events(event.job_id) if one.version < event.version]
@@ -234,6 +256,10 @@ def _alert_id(event: Event) -> str:
     return f"{event.id}:alert"
 
 
+def _dead_id(event: Event) -> str:
+    return f"{event.id}:dlq"
+
+
 def _payload_changed(result: JobResult) -> Alert:
     """Somebody wrote over a payload that was judged, and perhaps approved, as another one."""
     return Alert(
@@ -248,17 +274,19 @@ def _trace(event: Event) -> str:
     return event.correlation_id if 0 < len(event.correlation_id) <= NAME_CHARS_MAX else event.job_id
 
 
-def result_of(event: Event, sender_id: str) -> JobResult:
-    """What a client is told of a job's end."""
+def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> JobResult:
+    """What a client is told of a job's end, and as which job it is done again."""
     report = report_in(event)
     code, number = CODES.get(event.target, ("", ErrorCode.UNSPECIFIED))
     if report is not None and event.target in {"SUCCEEDED", "FAILED"}:
         code = report.error_code
-        number = ErrorCode.__members__.get(code, ErrorCode.UNSPECIFIED)
+        number = report.error_code_enum or error_number(code)
     message = report.error_message if report and report.error_message else event.cause or ""
+    if again is not None:
+        message = f"{message}; it is done again as job {again}, unless that is cancelled".removeprefix("; ")
     return JobResult(
         job_id=event.job_id,
-        status=Status[event.target],
+        status=_status(event, report),
         worker_id=sender_id,
         result_ptr=report.result_ptr if report else "",
         execution_ms=report.execution_ms if report else 0,
@@ -266,4 +294,13 @@ def result_of(event: Event, sender_id: str) -> JobResult:
         error_message="" if event.target == "SUCCEEDED" else message,
         artifact_ptrs=report.artifact_ptrs if report else (),
         error_code_enum=int(number),
+        dispatch=report.dispatch if report else None,
+        result_ref=report.result_ref if report else None,
+        artifact_refs=report.artifact_refs if report else (),
     )
+
+
+def _status(event: Event, report: Report | None) -> Status:
+    """The state of the job; of one that its worker ended badly, the word that the worker has for it."""
+    said = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
+    return said if said is not None and said in WORKERS_WORDS else Status[event.target]

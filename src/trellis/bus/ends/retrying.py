@@ -12,8 +12,18 @@ from dataclasses import replace
 
 from trellis.bus.documents import data_of, dispatch_of
 from trellis.bus.ends.derived import ids_after, is_whole
+from trellis.bus.errors import RequestInvalid
 from trellis.bus.reporting.reports import RETRYABLE, is_retryable, report_in
-from trellis.bus.requests import FIRST_PARENT, REQUEUE_CAUSE, RETRY_ATTEMPT, RETRY_OF, Budget, JobRequest, new_bus_job
+from trellis.bus.requests import (
+    FIRST_PARENT,
+    REQUEUE_CAUSE,
+    RETRY_ATTEMPT,
+    RETRY_OF,
+    Budget,
+    JobRequest,
+    new_bus_job,
+    request_of,
+)
 from trellis.bus.topics import Topic, Topics
 from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.records import Event, Job
@@ -72,6 +82,17 @@ def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> lis
         for made in candidates
         if is_whole(made)
     ]
+
+
+def next_id(job: Job, events: Sequence[Event], topics: Topics) -> JobId | None:
+    """The id under which a job with these events is done again, unless it is cancelled or the id is taken; None when it is not."""
+    try:
+        request = request_of(job)
+    except RequestInvalid:
+        return None
+    if not is_wanted(job, request, events, topics.of(job.type)):
+        return None
+    return next((made.job_id for made in retry_of(job, request, events[-1], topics)), None)
 
 
 def _retry(job: Job, request: JobRequest, ended: Event, number: int, job_id: JobId) -> JobRequest:

@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from trellis.bus.errors import BusUnavailable
-from trellis.bus.messages import CANCEL, JobCancel, wire_id
+from trellis.bus.messages import CANCEL, JobCancel
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import Attempt, attempt_in
+from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Epoch, Hold, JobKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of

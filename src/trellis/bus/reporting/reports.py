@@ -14,13 +14,14 @@ refused and remarked with the reason:
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, cast
 
 from trellis.bus.documents import data_of, decision_of
-from trellis.bus.messages import NOT_BEGUN, Dispatch, JobResult, Status
+from trellis.bus.messages import NOT_BEGUN, Dispatch, JobResult, Status, error_name
+from trellis.bus.requests import ResourceRef
 from trellis.bus.scheduling.orders import runtime_ms
 from trellis.bus.topics import Topic
 from trellis.engine.jobs import ERROR_CHARS_MAX, Epoch, Hold
@@ -37,6 +38,8 @@ SETTLING = frozenset({"job_succeeded", "job_failed", "job_retry_scheduled", "job
 """Events that can have a report in their data."""
 GIVE_BACKS_MAX = 50
 """How often a worker gives back what it did not begin; from then on it counts as an attempt."""
+ATTEMPT = "attempt"
+"""In the event of a handing-out: the number of the attempt, from 1, as its worker was told it."""
 RETRYABLE = "retryable"
 """In the event of a failure: whether it was worth another attempt, as its topic was configured then."""
 STATUS_MISSING = "STATUS_MISSING"
@@ -82,6 +85,12 @@ class Report:
     result_ptr: str = ""
     artifact_ptrs: tuple[str, ...] = ()
     dispatch_id: str = ""
+    error_code_enum: int = 0
+    """CAP's number of the error, as the worker told it."""
+    result_ref: ResourceRef | None = None
+    artifact_refs: tuple[ResourceRef, ...] = ()
+    dispatch: Dispatch | None = field(default=None, compare=False)
+    """Which handing-out it ended, as the ledger has it; no part of what the worker said."""
 
     @property
     def body(self) -> bytes:
@@ -105,6 +114,14 @@ class Report:
         }
         if self.dispatch_id:
             told["dispatch_id"] = self.dispatch_id
+        if self.error_code_enum:
+            told["error_code_enum"] = self.error_code_enum
+        if self.result_ref is not None:
+            told["result_ref"] = self.result_ref.model_dump(exclude_defaults=True)
+        if self.artifact_refs:
+            told["artifact_refs"] = [ref.model_dump(exclude_defaults=True) for ref in self.artifact_refs]
+        if self.dispatch is not None:
+            told["dispatch"] = asdict(self.dispatch)
         return told
 
     @property
@@ -118,9 +135,9 @@ def _json(told: Mapping[str, Any]) -> bytes:
 
 
 def reported(said: JobResult, dispatch_id: str) -> Report:
-    """What a worker says, cut to what is kept of it. A failure always has a code: else its status is the code."""
+    """What a worker says, cut to what is kept of it. A failure always has a code: its text, else its number, else its status."""
     status = said.status
-    code = said.error_code
+    code = said.error_code or error_name(said.error_code_enum)
     if not code and status in {Status.UNSPECIFIED, Status.CANCELLED, Status.DENIED, Status.TIMEOUT}:
         code = {Status.UNSPECIFIED: STATUS_MISSING, Status.CANCELLED: CANCELLED_BY_WORKER}.get(status, status.name)
     return Report(
@@ -132,6 +149,9 @@ def reported(said: JobResult, dispatch_id: str) -> Report:
         result_ptr=kept(said.result_ptr),
         artifact_ptrs=_fitting(said.artifact_ptrs),
         dispatch_id=kept(dispatch_id),
+        error_code_enum=said.error_code_enum,
+        result_ref=None if said.result_ref is None else _kept_ref(said.result_ref),
+        artifact_refs=_fitting_refs(said.artifact_refs),
     )
 
 
@@ -149,6 +169,10 @@ def report_in(event: Event) -> Report | None:
         result_ptr=str(told.get("result_ptr", "")),
         artifact_ptrs=tuple(map(str, told.get("artifact_ptrs", ()))),
         dispatch_id=str(told.get("dispatch_id", "")),
+        error_code_enum=int(told.get("error_code_enum", 0)),
+        result_ref=ResourceRef.model_validate(told["result_ref"]) if told.get("result_ref") else None,
+        artifact_refs=tuple(map(ResourceRef.model_validate, told.get("artifact_refs", ()))),
+        dispatch=Dispatch(**told["dispatch"]) if told.get("dispatch") else None,
     )
 
 
@@ -166,6 +190,24 @@ def _fitting(pointers: Sequence[str]) -> tuple[str, ...]:
         if chars > POINTERS_CHARS_MAX:
             break
         found.append(kept(pointer))
+    return tuple(found)
+
+
+def _kept_ref(ref: ResourceRef) -> ResourceRef:
+    """A reference without what no ledger can store."""
+    texts = {name: kept(value) for name, value in ref.model_dump().items() if isinstance(value, str)}
+    return ref.model_copy(update=texts)
+
+
+def _fitting_refs(refs: Sequence[ResourceRef]) -> tuple[ResourceRef, ...]:
+    """As many references from the first on as are stored."""
+    found: list[ResourceRef] = []
+    chars = 0
+    for ref in refs[:POINTERS_MAX]:
+        chars += len(ref.model_dump_json(exclude_defaults=True))
+        if chars > POINTERS_CHARS_MAX:
+            break
+        found.append(_kept_ref(ref))
     return tuple(found)
 
 
@@ -208,6 +250,7 @@ class Attempt:
     """The worker it went to; empty when it went to whoever listened."""
     dispatched_at: datetime
     number: int
+    """As its order names it: from 1. Orders that went out before that was recorded counted from 0."""
     starter: str | None = None
     token: str = ""
     """What the start was asked with, when the worker asked."""
@@ -229,10 +272,11 @@ class Attempt:
         return Dispatch(dispatch_id=self.dispatch_id, attempt=self.number, worker_id=self.assigned)
 
     def objection(self, worker_id: str, dispatch: Dispatch | None) -> Refusal | None:
-        """Why this worker's word is not taken; None when it is."""
-        if self.worker not in {"", worker_id}:
+        """Why this worker's word is not taken; None when it is. Whatever it echoes of a dispatch must be this one's."""
+        said = dispatch or Dispatch()
+        if self.worker not in {"", worker_id} or said.worker_id not in {"", self.assigned, worker_id}:
             return Refusal.FOREIGN
-        if dispatch is not None and dispatch.dispatch_id not in {"", self.dispatch_id}:
+        if said.dispatch_id not in {"", self.dispatch_id} or said.attempt not in {0, self.number}:
             return Refusal.STALE
         return None
 
@@ -249,7 +293,7 @@ def attempt_in(events: Sequence[Event], epoch: Epoch) -> Attempt | None:
         dispatch_id=str(told.get("dispatch_id", "")),
         assigned=str(told.get("worker_id", "")),
         dispatched_at=first.ts,
-        number=first.attempt,
+        number=int(told.get(ATTEMPT, first.attempt)),
         starter=None if started is None else started.actor,
         token="" if started is None else str(data_of(started).get("token", "")),
         runtime_s=_runtime_s(first),

@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trellis.bus.ends.compensation import COMPENSATION_ID
 from trellis.bus.messages import (
@@ -24,7 +24,6 @@ from trellis.bus.messages import (
     JobProgress,
     JobResult,
     Status,
-    read_wire_id,
 )
 from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.reporting.attempts import Attempts, Signs, Stopping
@@ -45,6 +44,7 @@ from trellis.bus.reporting.reports import (
     settled_by,
 )
 from trellis.bus.topics import Topics
+from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
 from trellis.engine.batching import Batcher
 from trellis.engine.clock import Clock
@@ -182,6 +182,12 @@ class Results:
             answer = await self._progress(word, said)
         await _reply(received, said.job_id, answer)
 
+    async def works_on(self, wire_id: str, worker_id: str) -> None:
+        """A worker has shown that it is at this attempt, otherwise than by a report: that counts as a sign of life."""
+        word = _word(wire_id, worker_id, None)
+        async with self._room:
+            await self._progress(word, JobProgress(job_id=wire_id))
+
     # --- results ---------------------------------------------------------------------------------------------------
 
     async def _settle(self, word: _Said | None, said: JobResult, *, forged: bool) -> Answer:
@@ -208,7 +214,7 @@ class Results:
             objection = attempt.objection(word.worker_id, word.dispatch)
         if objection is not None:
             return await self._refuse(word, report, objection)
-        return await self._carry_out(word, hold, report)
+        return await self._carry_out(word, hold, replace(report, dispatch=_done_as(attempt, word.worker_id)))
 
     async def _carry_out(self, word: _Said, hold: Hold, report: Report) -> Answer:
         topic = self.topics.of(hold.type)
@@ -435,6 +441,11 @@ def _word(job_id: str, worker_id: str, dispatch: Dispatch | None) -> _Said | Non
     ):
         return None
     return _Said(job_id=found[0], epoch=found[1], wire_id=job_id, worker_id=worker_id, dispatch=dispatch)
+
+
+def _done_as(attempt: Attempt | None, worker_id: str) -> Dispatch | None:
+    """The handing-out that a report ends, with the worker that had it also when nobody was chosen."""
+    return None if attempt is None else replace(attempt.dispatch, worker_id=attempt.assigned or worker_id)
 
 
 def _start(hold: Hold, word: _Said, told: dict[str, str]) -> tuple[Advance, ...]:

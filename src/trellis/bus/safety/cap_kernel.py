@@ -42,10 +42,12 @@ _KINDS = {
     Kind.ALLOW_WITH_CONSTRAINTS: 5,
 }
 _KIND_OF = {number: kind for kind, number in _KINDS.items()}
+_GOES = frozenset({Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS, Kind.REQUIRE_HUMAN})
+"""Answers after which a job may go, at once or when a person has said yes."""
 _BOUNDED = frozenset({Kind.ALLOW_WITH_CONSTRAINTS, Kind.REQUIRE_HUMAN})
 """Answers after which a job may go within constraints; of the second when a person has said yes."""
-_BEYOND = {6: "QUARANTINE", 7: "REDACT"}
-"""Answers of CAP that this control plane cannot carry out."""
+_QUARANTINE, _REDACT = 6, 7
+"""Answers of CAP beside ours. A quarantine cannot be carried out here; to redact is to allow another context in place of the request's."""
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "budgets": ("max_runtime_ms", "max_retries", "max_artifact_bytes", "max_concurrent_jobs"),
     "sandbox": ("isolated", "network_allowlist", "fs_read_only", "fs_read_write"),
@@ -103,6 +105,8 @@ def question(cap: Protocol, request: JobRequest) -> Any:
     )
     if request.budget is not None:
         made.budget.CopyFrom(cap.job.Budget(**request.budget.model_dump()))
+    if request.identity is not None:
+        made.identity.CopyFrom(cap.job.IdentityBinding(**request.identity.model_dump()))
     if request.meta is not None:
         told = request.meta.model_dump() | {"actor_type": _ACTORS[request.meta.actor_type]}
         made.meta.CopyFrom(cap.job.JobMetadata(**told))
@@ -199,7 +203,8 @@ def decided(response: Any, beside: Mapping[str, str], request: JobRequest) -> De
     tenant = response.identity.tenant_id
     if tenant and tenant != request.tenant:
         raise KernelRefuses(detail=f"it answers about tenant {tenant[:200]!r}, and not {request.tenant!r}")
-    kind, why = _kind(response)
+    redacted = _redacted(response)
+    kind, why = _kind(response, redacted)
     snapshot = response.policy_snapshot[:SNAPSHOT_CHARS_MAX]
     if kind is Kind.REQUIRE_HUMAN and not snapshot:
         raise KernelRefuses(detail="it requires a person and does not say under which policy (policy_snapshot)")
@@ -211,16 +216,18 @@ def decided(response: Any, beside: Mapping[str, str], request: JobRequest) -> De
         job_hash=request.hash,
         delay_s=_delay_s(beside.get(DELAY_METADATA)) if kind is Kind.THROTTLE else 0.0,
         constraints=_constraints(response.constraints, beside) if kind in _BOUNDED else {},
+        redacted=redacted if kind in _GOES else {},
     )
 
 
-def _kind(response: Any) -> tuple[Kind, str]:
+def _kind(response: Any, redacted: Mapping[str, Any]) -> tuple[Kind, str]:
     """Which of our answers it is, and why when it is not the kernel's own. Whatever is in doubt lets nothing go."""
     number = response.decision
-    wish = _BEYOND.get(number) or ("a redacted context" if _is_redacted(response) and number in {1, 3, 5} else None)
-    if wish is not None:
-        return Kind.DENY, f"the kernel answers {wish}, which cannot be carried out here: {response.reason}"
-    kind = _KIND_OF.get(number)
+    if number == _QUARANTINE:
+        return Kind.DENY, f"the kernel answers QUARANTINE, which cannot be carried out here: {response.reason}"
+    if number == _REDACT and not redacted:
+        return Kind.DENY, f"the kernel answers REDACT and names no redacted context: {response.reason}"
+    kind = Kind.ALLOW if number == _REDACT else _KIND_OF.get(number)
     if kind is None:
         raise KernelRefuses(detail=f"it answers {number}, which is no decision")
     if kind in {Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS} and response.approval_required:
@@ -230,8 +237,21 @@ def _kind(response: Any) -> tuple[Kind, str]:
     return kind, ""
 
 
-def _is_redacted(response: Any) -> bool:
-    return bool(response.redacted_context_ptr) or response.HasField("redacted_context_ref")
+def _redacted(response: Any) -> dict[str, Any]:
+    """The context that shall go out instead of the request's own; raises KernelRefuses for one that cannot."""
+    made: dict[str, Any] = {}
+    if response.redacted_context_ptr:
+        made["context_ptr"] = response.redacted_context_ptr
+    if response.HasField("redacted_context_ref"):
+        said = response.redacted_context_ref
+        told = {name: getattr(said, name) for name in ("resolver_id", "uri", "media_type", "size_bytes", "purpose")}
+        expires_at = said.expires_at.ToJsonString() if said.HasField("expires_at") else ""
+        made["context_ref"] = {**told, "sha256": said.sha256.hex(), "expires_at": expires_at}
+    try:
+        JobRequest.model_validate({"job_id": "redacted", "topic": "job.redacted", **made})
+    except pydantic.ValidationError as error:
+        raise KernelRefuses(detail=f"its redacted context does not fit: {error.errors()[0]['msg']}") from None
+    return made
 
 
 def _constraints(told: Any, beside: Mapping[str, str]) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class Decision:
     delay_s: float = 0.0
     """How long a throttled job waits before it is asked about again."""
     constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    redacted: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The context that the worker gets in place of the request's own: `context_ptr`, `context_ref` or both; empty for none."""
 
     @property
     def lets_go(self) -> bool:
@@ -48,7 +50,11 @@ class Decision:
         }
         if self.kind is Kind.THROTTLE:
             told["delay_s"] = self.delay_s
-        return {**told, "constraints": dict(self.constraints)} if self.constraints else told
+        if self.constraints:
+            told["constraints"] = dict(self.constraints)
+        if self.redacted:
+            told["redacted"] = dict(self.redacted)
+        return told
 
 
 class Kernel(Protocol):

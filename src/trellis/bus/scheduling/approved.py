@@ -19,7 +19,7 @@ def bindings(request: JobRequest, decision: Mapping[str, Any]) -> dict[str, str]
     return {
         "job_hash": request.hash,
         "policy_hash": str(decision.get("policy_hash", "")),
-        "order_hash": work_of(request, decision.get("constraints") or {}).hash,
+        "order_hash": work_of(request, decision.get("constraints") or {}, decision.get("redacted")).hash,
     }
 
 

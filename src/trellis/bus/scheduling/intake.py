@@ -1,12 +1,13 @@
 """Takes in what clients send over the bus: job requests and wishes to cancel (BUS-2, BUS-11).
 
 A request that is in the ledger is accepted, and one that is not is refused aloud: an alert says why, and a client whose job id nobody
-has used gets a result; one that found no room may be sent again under the same id. A request that is repeated after its job has ended gets that result again. While the ledger is away nothing is
-answered, and a bus that keeps requests brings them again.
+has used gets a result; one that found no room may be sent again under the same id. A request that is repeated after its job has ended
+gets that result again. One that repeats an idempotency key under another job id is refused as DUPLICATE, under its own id: the first job
+does the work. While the ledger is away nothing is answered, and a bus that keeps requests brings them again.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from trellis.bus.ends.families import Families
@@ -14,27 +15,27 @@ from trellis.bus.ends.publisher import ENDS, result_of
 from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import BusError, RequestInvalid, TopicFull
 from trellis.bus.messages import (
-    ALERT,
     CANCEL,
     RESULT,
     SUBMIT,
-    Alert,
     Dispatch,
     ErrorCode,
     JobCancel,
     JobResult,
     Order,
     Packet,
-    Severity,
     Status,
 )
 from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.reporting.reports import attempt_in
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.room import Room
+from trellis.bus.scheduling.early_cancels import EarlyCancels
 from trellis.bus.topics import Topics
-from trellis.bus.wire.alerts import AlertLimit
+from trellis.bus.wire.alerts import AlertLimit, AlertSender
+from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
+from trellis.engine.clock import Clock
 from trellis.engine.errors import InputError, Refused
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
@@ -48,7 +49,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.ownership import may_link_on_bus, scoped_key, submitter_of
+from trellis.engine.ownership import is_of_sender, may_link_on_bus, scoped_key, submitter_of
 from trellis.engine.principal_names import sender_name
 from trellis.engine.records import Job, Place
 from trellis.lifecycles import Role
@@ -69,11 +70,18 @@ class Intake:
     bus: Bus
     topics: Topics
     room: Room
+    clock: Clock
     accepted: Callable[[], None] | None = None
     """Called when a new job is in the ledger."""
-    limit: AlertLimit | None = None
-    """How often people are told of requests that are refused; None for every time."""
+    works_on: Callable[[str, str], Awaitable[None]] | None = None
+    """Called with a wire id and its worker's id when a request shows that this worker has begun."""
     _listening: list[Listening] = field(default_factory=list[Listening])
+    _alerts: AlertSender = field(init=False)
+    _early: EarlyCancels = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._alerts = AlertSender(bus=self.bus, limit=AlertLimit(self.clock))
+        self._early = EarlyCancels(clock=self.clock, carry_out=self._cancel)
 
     async def start(self) -> None:
         """Listen, also to what the bus itself refuses: a request that does not fit has a client that waits."""
@@ -86,6 +94,7 @@ class Intake:
         self.bus.on_refused = None
         while self._listening:
             await self._listening.pop().stop()
+        await self._early.stop()
 
     async def on_submit(self, received: Received) -> None:
         """One request. Raises LedgerError, and then the bus may bring it again."""
@@ -104,8 +113,18 @@ class Intake:
             await self._refuse(packet, said.job_id, str(error), ErrorCode.INVALID_INPUT)
             return
         if isinstance(answer, Mismatch):
-            await self._alert(packet, said.job_id, ErrorCode.DUPLICATE, _used_before(answer))
-        elif not answer.created:
+            await self._refuse(packet, said.job_id, _used_before(answer), ErrorCode.DUPLICATE)
+        elif answer.job_id != request.job_id:
+            await self._tell_refused(said.job_id, packet.trace_id, _done_already(answer), ErrorCode.DUPLICATE)
+        else:
+            await self._taken_in(packet, answer)
+
+    async def _taken_in(self, packet: Packet, answer: Submitted) -> None:
+        """The ledger has this job, now or since an earlier request."""
+        early = self._early.take(answer.job_id, packet.sender_id)
+        if early is not None:
+            await self._cancel(early)
+        if not answer.created:
             await self._tell_again(answer.job_id, packet.trace_id)
         elif self.accepted is not None:
             self.accepted()
@@ -133,10 +152,21 @@ class Intake:
             if not await may_link_on_bus(self.ledger, packet.sender_id, job.parent_id):
                 detail = f"parent_job_id: {packet.sender_id} neither submitted {job.parent_id} nor works on it"
                 raise RequestInvalid(detail=detail)
+            await self._note_worker(packet.sender_id, request.parent_job_id, job.parent_id)
             sender = Actor(role=Role.GATEWAY, name=sender_name(packet.sender_id))
             job = await scoped_key(self.ledger, job, sender.name)
             await self.room.take(job, self.topics)
             return (await self.ledger.submit(sender, [job]))[0]
+
+    async def _note_worker(self, sender_id: str, named: str, parent_id: JobId | None) -> None:
+        """Who submits parts of a job under its wire id has got its order and has begun. So its parts are the job's, also when it never
+        says anything else about it. A submitter's own parts are so anyway.
+        """
+        if parent_id is None or parent_id == named or self.works_on is None:
+            return
+        parent = await self.ledger.job(parent_id)
+        if parent is not None and not await is_of_sender(self.ledger, parent, sender_id):
+            await self.works_on(named, sender_id)
 
     async def on_refused(self, subject: str, error: PacketRefused) -> None:
         """A packet that the bus dropped, after it has told people: the client of a request that does not fit is told too."""
@@ -149,17 +179,30 @@ class Intake:
         wish = packet.body
         if not isinstance(wish, JobCancel) or packet.sender_id == self.bus.sender_id:
             return
-        job = await self.ledger.job(JobId(wish.job_id))
-        if job is None or job.lifecycle != BUS_JOB.name:
+        may_come = re.fullmatch(JOB_ID_PATTERN, wish.job_id) and read_wire_id(wish.job_id) is None
+        if may_come:
+            self._early.keep(packet)  # before the look: its request may be taken in meanwhile
+        if await self._cancel(packet):
+            self._early.forget(packet)
+        elif not may_come:
             _log.info("cancel_of_unknown_job", job_id=wish.job_id, sender=packet.sender_id)
-            return
+
+    async def _cancel(self, packet: Packet) -> bool:
+        """Cancel the job that the packet names, if its sender may; False when there is no such job."""
+        wish = packet.body
+        job = await self.ledger.job(JobId(wish.job_id)) if isinstance(wish, JobCancel) else None
+        if job is None or not isinstance(wish, JobCancel):
+            return False
+        if job.lifecycle != BUS_JOB.name:
+            _log.info("cancel_of_unknown_job", job_id=wish.job_id, sender=packet.sender_id)
+            return True
         if not await self._is_of(job, packet.sender_id):
             reason = "only who submitted a job cancels it over the bus"
             await self._alert(packet, job.job_id, ErrorCode.PERMISSION_DENIED, f"{packet.sender_id}: {reason}")
-            return
+            return True
         if not await self._is_meant(job, wish.dispatch):
             _log.info("cancel_of_another_attempt", job_id=job.job_id, sender=packet.sender_id)
-            return
+            return True
         job = await self._open_form(job)
         await self.ledger.cancel(
             Actor(role=Role.SUBMITTER, name=sender_name(packet.sender_id)),
@@ -169,6 +212,7 @@ class Intake:
             grace_s=CANCEL_GRACE_S_DEFAULT,
             cause=wish.reason[:TEXT_CHARS_MAX] or None,
         )
+        return True
 
     async def _open_form(self, job: Job) -> Job:
         """The job, or the one that does it again: who does not want the one does not want the other."""
@@ -188,10 +232,10 @@ class Intake:
 
     async def _is_meant(self, job: Job, dispatch: Dispatch | None) -> bool:
         """Whether a wish that names a handing-out names the one that the job is in; most name none."""
-        if dispatch is None or not dispatch.dispatch_id:
+        if dispatch is None or dispatch == Dispatch():
             return True
         attempt = attempt_in(await self.ledger.events(job.job_id), job.epoch)
-        return attempt is not None and attempt.dispatch_id == dispatch.dispatch_id
+        return attempt is not None and attempt.objection(dispatch.worker_id or attempt.worker, dispatch) is None
 
     async def _refuse(self, packet: Packet, job_id: str, reason: str, code: ErrorCode) -> None:
         """Say that it cannot be taken; to the client too, when the id is nobody else's job."""
@@ -199,7 +243,9 @@ class Intake:
         await self._tell_refused(job_id, packet.trace_id, reason, code)
 
     async def _tell_refused(self, job_id: str, trace_id: str, reason: str, code: ErrorCode) -> None:
-        if not re.fullmatch(JOB_ID_PATTERN, job_id) or await self.ledger.job(JobId(job_id)) is not None:
+        """The client hears it under its own id, also one that no job can have; unless that is the id of somebody's job."""
+        usable = re.fullmatch(JOB_ID_PATTERN, job_id) is not None
+        if not job_id or (usable and await self.ledger.job(JobId(job_id)) is not None):
             return
         result = JobResult(
             job_id=job_id,
@@ -212,24 +258,16 @@ class Intake:
         await self.bus.publish(RESULT, result, trace_id=trace_id)
 
     async def _alert(self, packet: Packet, job_id: str, code: ErrorCode, message: str) -> None:
-        left_out = 0 if self.limit is None else self.limit.left_out(code)
-        if left_out is None:
-            return
-        _log.warning("request_refused", job_id=job_id, sender=packet.sender_id, code=code.name, reason=message)
-        details = {"job_id": job_id, "sender_id": packet.sender_id, "trace_id": packet.trace_id}
-        if left_out:
-            details["left_out"] = str(left_out)
-        alert = Alert(
-            message=message[:TEXT_CHARS_MAX],
-            code=code,
-            severity=Severity.WARNING,
-            details={name: text[:TEXT_CHARS_MAX] for name, text in details.items()},
-        )
-        try:
-            await self.bus.publish(ALERT, alert, trace_id=packet.trace_id)
-        except BusError as error:
-            _log.warning("alert_not_sent", error=str(error))
+        details = {"job_id": job_id, "trace_id": packet.trace_id}
+        await self._alerts.send(code, message, about=packet.sender_id, trace_id=packet.trace_id, details=details)
 
 
 def _used_before(answer: Mismatch) -> str:
     return f"{answer.key} was used before for another request (job {answer.job_id}); choose another id or key"
+
+
+def _done_already(answer: Submitted) -> str:
+    return (
+        f"its idempotency key was used before: job {answer.job_id} does the work, and its result comes under that id; "
+        "use a new key for new work"
+    )

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, LEASE_IN_ENV, Dispatch, Order
-from trellis.bus.requests import REQUEUE_CAUSE, Budget, JobRequest
+from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, LEASE_IN_ENV, OWN_JOB_ID_IN_ENV, Dispatch, Order
+from trellis.bus.requests import REQUEUE_CAUSE, Budget, JobRequest, ResourceRef
 from trellis.engine import tracing
 from trellis.engine.jobs import DELAY_S_MAX
 
@@ -17,7 +17,7 @@ DEADLINE_MS_MAX = int(DELAY_S_MAX * 1000)
 """The longest that a budget says; a policy that allows more allows this."""
 
 
-OVERWRITTEN = frozenset({JOB_ID_IN_ENV, ASK_FIRST, LEASE_IN_ENV, CONSTRAINTS_IN_ENV})
+OVERWRITTEN = frozenset({OWN_JOB_ID_IN_ENV, ASK_FIRST, LEASE_IN_ENV, CONSTRAINTS_IN_ENV})
 """Names in env that an order says itself: what the request says there does not go out."""
 
 
@@ -29,16 +29,25 @@ class Terms:
     trace: str | None = None
     """The trace of whoever submitted the job."""
     constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    redacted: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def work_of(request: JobRequest, constraints: Mapping[str, Any]) -> JobRequest:
+def work_of(
+    request: JobRequest, constraints: Mapping[str, Any], redacted: Mapping[str, Any] | None = None
+) -> JobRequest:
     """The request as a worker is told it, within what the policy allows: everything but what only one handing-out knows.
+
+    With a `redacted` context the worker is told of no other: neither the pointer nor the reference of the request goes out.
 
     An order is made of this and nothing else, and an approval shows and binds it: a field that a worker is told cannot be left out.
     """
     env = {name: value for name, value in request.env.items() if name not in OVERWRITTEN}
     labels = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
     changed: dict[str, Any] = {"env": env, "labels": labels}
+    if redacted:
+        ref = redacted.get("context_ref")
+        changed["context_ptr"] = str(redacted.get("context_ptr", ""))
+        changed["context_ref"] = None if ref is None else ResourceRef.model_validate(ref)
     if constraints:
         env[CONSTRAINTS_IN_ENV] = json.dumps(constraints, sort_keys=True, default=str)
         changed["budget"] = _within(request.budget, constraints)
@@ -47,8 +56,9 @@ def work_of(request: JobRequest, constraints: Mapping[str, Any]) -> JobRequest:
 
 def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Terms) -> Order:
     """The order; the stored request stays as it is. Raises RequestInvalid when nobody could read it."""
-    work = work_of(request, terms.constraints)
-    env = {**work.env, JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
+    work = work_of(request, terms.constraints, terms.redacted)
+    ours = {OWN_JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
+    env = {JOB_ID_IN_ENV: request.job_id, **work.env, **ours}
     if terms.trace:
         env[tracing.IN_ENV] = terms.trace
     sent = work.model_copy(update={"job_id": wire_id, "env": env})

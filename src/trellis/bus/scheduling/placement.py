@@ -5,6 +5,9 @@ that said it serves the topic, and else to the topic's own subject, where worker
 
 A label `worker.<name>` must be among the worker's labels; `preferred_worker` and `preferred_pool` are wishes; every other label is the
 submitter's own. What the job requires must be there, in the pool or in the worker.
+
+A worker that does not speak our version of CAP gets nothing. Who listens on a topic's own subject cannot be told apart, so
+that subject is not used while such a worker may listen there: the job waits, with VERSION_MISMATCH as its reason.
 """
 
 import hashlib
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
-from trellis.bus.messages import direct_subject
+from trellis.bus.messages import ErrorCode, direct_subject
 from trellis.bus.requests import JobRequest
 from trellis.bus.scheduling.registry import Seen
 from trellis.bus.topics import Topic, Topics, patterns
@@ -77,9 +80,11 @@ class Stays:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfit:
-    """Workers are there, and none of them may have it."""
+    """Workers are there, and none of them may have it. With a `code` people are alerted, about this worker."""
 
     reason: str
+    code: ErrorCode | None = None
+    worker_id: str = ""
 
 
 Placement: TypeAlias = Placed | Stays | Unfit
@@ -90,9 +95,27 @@ def place(
 ) -> Placement:
     """Where the job goes now."""
     topic = topics.of(request.topic)
-    serving = [seen for seen in workers if _serves(seen, request.topic, topic)]
+    serving: list[Seen] = []
+    foreign: list[Seen] = []
+    unsaid: list[Seen] = []
+    for seen in workers:
+        if _serves(seen, request.topic, topic):
+            (foreign if seen.other_versions else serving).append(seen)
+        elif seen.other_versions and not seen.ready_topics and seen.pool in {"", request.topic}:
+            unsaid.append(seen)  # it did not say where it listens; CAP calls a topic's own subject its pool
+    placed = _among(request, topics, serving, subjects, subject_max)
+    own_subject = isinstance(placed, Placed) and not placed.worker_id
+    nobody = isinstance(placed, Stays) and placed.why is not Why.FULL
+    suspects = [*foreign, *unsaid] if own_subject or not topic.pools else foreign
+    return _mismatch(request.topic, suspects) if suspects and (own_subject or nobody) else placed
+
+
+def _among(
+    request: JobRequest, topics: Topics, serving: Sequence[Seen], subjects: Subjects, subject_max: int
+) -> Placement:
+    """Where the job goes, as if nobody else listened but the workers that serve it and speak our version."""
     if not serving:
-        if topic.pools:
+        if topics.of(request.topic).pools:
             return Stays(why=Why.NOBODY, all_do=True)
         problem = _unfit_for_anyone(request)
         return Unfit(reason=problem) if problem else _own_subject(request.topic, subjects, subject_max)
@@ -106,6 +129,18 @@ def place(
     if chosen is None and len(fitting) == len(serving):
         return _own_subject(request.topic, subjects, subject_max)
     return chosen or _unheard(request, fitting, subjects)
+
+
+def _mismatch(topic: str, foreign: Sequence[Seen]) -> Unfit:
+    code, first = ErrorCode.VERSION_MISMATCH, foreign[0]
+    spoken = ", ".join(map(str, first.other_versions))
+    others = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+    where = f"serves {topic}" if first.ready_topics or first.pool else f"names no topics and may listen on {topic}"
+    reason = (
+        f"{code.name}: worker {first.worker_id}{others} {where} and speaks version {spoken} of CAP, this side version 1; "
+        "upgrade it, stop it, or serve the topic with workers that listen at their own subjects"
+    )
+    return Unfit(reason=reason, code=code, worker_id=first.worker_id)
 
 
 def _unheard(request: JobRequest, fitting: Sequence[Seen], subjects: Subjects) -> Stays | Unfit:

@@ -15,19 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trellis.bus.messages import (
-    HANDSHAKE,
-    HEARTBEAT,
-    RESULT,
-    Handshake,
-    Heartbeat,
-    JobResult,
-    Status,
-    direct_subject,
-    read_wire_id,
-)
+from trellis.bus.messages import HANDSHAKE, HEARTBEAT, RESULT, Handshake, Heartbeat, JobResult, Status, direct_subject
 from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.topics import is_wild, patterns
+from trellis.bus.wire_ids import read_wire_id
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor
@@ -68,6 +59,8 @@ FIRST_TOLD_MAX = 100
 """How many workers the ledger is told of for the first time within one such interval: a name stays there for good."""
 NAMES_TOLD_MAX = 50
 PROTOCOL_VERSION = 1
+VERSIONS_KEPT_MAX = 10
+"""How many protocol versions of one worker are kept, for people."""
 WORKER_ID = re.compile(r"[A-Za-z0-9_:@-]+(\.[A-Za-z0-9_:@-]+)*")
 WORKER_ID_CHARS_MAX = 200
 ENDS = frozenset(status for status in Status if status > Status.RUNNING)
@@ -94,6 +87,8 @@ class Seen:
     labels: dict[str, str]
     ready_topics: tuple[str, ...]
     """Empty when it did not say."""
+    other_versions: tuple[int, ...] = ()
+    """The protocol versions of a worker that does not speak ours, lowest first; empty for every other worker."""
 
     @property
     def free(self) -> int:
@@ -110,7 +105,8 @@ class _Worker:
     heard_at: float | None = None
     interval_s: float = INTERVAL_S_DEFAULT
     ready_topics: tuple[str, ...] = ()
-    speaks: bool = True
+    other_versions: tuple[int, ...] = ()
+    """What it speaks instead of our version of the protocol; empty when it speaks ours, or did not say."""
     gone_at: float = math.inf
     """When it did not listen where it alone listens."""
     told_at: float = -math.inf
@@ -223,7 +219,7 @@ class Workers:
         if known is None:
             return
         known.seen, known.met_at = None, at
-        known.speaks = PROTOCOL_VERSION in handshake.supported_versions
+        known.other_versions = _other_versions(handshake.supported_versions)
         known.ready_topics = handshake.ready_topics
         self._drop_subject(direct_subject(known.worker_id))
         self._break_silence(known.ready_topics, at)
@@ -275,12 +271,12 @@ class Workers:
         return _seen(known) if known and self.clock.monotonic() <= known.lost_at() else None
 
     def live(self) -> Iterator[Seen]:
-        """Every worker that is not lost and speaks our version."""
+        """Every worker that is not lost, also one that does not speak our version of the protocol."""
         now = self.clock.monotonic()
         if now >= self._swept_at + SWEPT_EVERY_S:
             self._swept_at = now
             self._forget_lost(now - LOST_KEPT_S)
-        return (_seen(known) for known in self._workers.values() if known.speaks and now <= known.lost_at())
+        return (_seen(known) for known in self._workers.values() if now <= known.lost_at())
 
     def outstanding(self, subject: str) -> int:
         """How many attempts that went to this subject may still be under way."""
@@ -321,8 +317,10 @@ class Workers:
 
     async def listen(self, bus: Bus) -> None:
         """Hear everything that tells of workers."""
-        for subject in (HEARTBEAT, HANDSHAKE, RESULT):
+        for subject in (HEARTBEAT, HANDSHAKE):
             self._listening.append(await bus.listen(subject, self._take))
+        # Who writes results down alerts about those that cannot be read: one alert for one packet.
+        self._listening.append(await bus.listen(RESULT, self._take, alerts=False))
 
     async def stop(self) -> None:
         """Hear no more."""
@@ -370,7 +368,8 @@ class Workers:
         self.lose(worker_id)
         made = self._workers[worker_id] = _Worker(worker_id, met_at=at)
         if known is not None:  # whoever was not heard for a while says how it is, and not again what it is
-            made.ready_topics, made.speaks, made.told_at = known.ready_topics, known.speaks, known.told_at
+            made.ready_topics, made.told_at = known.ready_topics, known.told_at
+            made.other_versions = known.other_versions
         return made
 
     def _not_taken_in(self, why: str, worker_id: str, at: float) -> None:
@@ -450,7 +449,13 @@ def _looked_at(known: _Worker) -> Seen:
         capabilities=frozenset(name.lower() for name in beat.capabilities) if beat else frozenset(),
         labels=dict(beat.labels) if beat else {},
         ready_topics=known.ready_topics,
+        other_versions=known.other_versions,
     )
+
+
+def _other_versions(supported: tuple[int, ...]) -> tuple[int, ...]:
+    """The versions of a component that does not speak ours. One that names none did not say: CAP has one version so far."""
+    return () if PROTOCOL_VERSION in supported else tuple(sorted(set(supported)))[:VERSIONS_KEPT_MAX]
 
 
 def _percent(said: float) -> float:

@@ -18,13 +18,15 @@ from typing import Any, TypeAlias
 from trellis.bus.ends.families import Families
 from trellis.bus.ends.retrying import ATTEMPTS, attempts_of
 from trellis.bus.errors import BusError, BusUnavailable, BusUncertain, KernelUnavailable, NoResponders, RequestInvalid
-from trellis.bus.messages import Dispatch, Order, wire_id
+from trellis.bus.messages import Dispatch, Order
 from trellis.bus.port import Bus
+from trellis.bus.reporting.reports import ATTEMPT
 from trellis.bus.requests import JobRequest, request_of
 from trellis.bus.safety.decisions import Decision, Kernel, Kind
 from trellis.bus.safety.errors import KernelRefuses
 from trellis.bus.scheduling import resting
 from trellis.bus.scheduling.approved import HOLD_S, approved
+from trellis.bus.scheduling.kernel_checks import KernelChecks
 from trellis.bus.scheduling.options import Did, Passed, SchedulerOptions
 from trellis.bus.scheduling.ordering import Never, NotYet, Turns
 from trellis.bus.scheduling.orders import Terms, order_of
@@ -34,6 +36,8 @@ from trellis.bus.scheduling.tenants import TenantLimits
 from trellis.bus.scheduling.urgency import age_s, in_lanes, in_turn, not_reached, side_by_side, urgent_first
 from trellis.bus.topics import Topics
 from trellis.bus.waking import Waking
+from trellis.bus.wire.alerts import AlertLimit, AlertSender
+from trellis.bus.wire_ids import wire_id
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
@@ -60,8 +64,6 @@ from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 
 PENDING, SCHEDULED, DISPATCHED, DENIED = "PENDING", "SCHEDULED", "DISPATCHED", "DENIED"
-CHECK_S_MAX = 5.0
-"""How long the kernel may think about one job; others wait for it."""
 UNASKED_MAX = 3
 """After so many questions without an answer, and none with one beside them, a pass asks no more."""
 BUS_AWAY_S = 1.0
@@ -123,11 +125,11 @@ class Scheduler:
     _behind: frozenset[str] = frozenset()
     """Lanes that passes had no time for since all were looked at: the next one begins with them."""
     _waking: Waking[Passed] = field(init=False)
-    _kernel_away: bool = False
-    _breaks: set[type[Exception]] = field(default_factory=set[type[Exception]])
-    """What a kernel raised that none should, for the log."""
+    _checks: KernelChecks = field(default_factory=KernelChecks)
+    _alerts: AlertSender = field(init=False)
 
     def __post_init__(self) -> None:
+        self._alerts = AlertSender(bus=self.bus, limit=AlertLimit(self.clock))
         self._families = Families(ledger=self.ledger, topics=self.topics)
         self._kernel_actor = replace(self.actor, role=Role.SAFETY_KERNEL)
         self._reconciler = replace(self.actor, role=Role.RECONCILER)
@@ -202,7 +204,7 @@ class Scheduler:
         unseen = not_reached(heads, waiting, self._lane)
         self._behind = (unseen & self._behind) or unseen
         await self._let_go(await room.turns.missed())
-        self._say_kernel(away=did[Did.UNASKED] > 0)
+        self._checks.passed(away=did[Did.UNASKED] > 0)
         return Passed(did=did, bus_away=bus_away)
 
     def _in_order(self, jobs: Sequence[Job], now: datetime) -> list[Job]:
@@ -264,7 +266,7 @@ class Scheduler:
             elif self._stays(ready, placed, room):
                 left.append(Did.WAITING)
             else:
-                group.append(partial(self._defer, job, "placement", placed.reason, resting.placement_s(ready.age_s)))
+                group.append(partial(self._hold_back, ready, placed))
         return group, later, left
 
     async def _in_turn(self, job: Job, turns: Turns, now: datetime) -> _Ready | _Work:
@@ -303,6 +305,17 @@ class Scheduler:
         room.stuck[kind] += 1
         return room.stuck[kind] <= self.options.each // 2
 
+    async def _hold_back(self, ready: _Ready, placed: Stays | Unfit) -> Did:
+        """It rests for a while, because nobody may have it; people are alerted when that is a fault of the workers."""
+        job = ready.job
+        did = await self._defer(job, "placement", placed.reason, resting.placement_s(ready.age_s))
+        if did is Did.DEFERRED and isinstance(placed, Unfit) and placed.code is not None:
+            trace_id, details = job.correlation_id or job.job_id, {"job_id": job.job_id, "topic": job.type}
+            await self._alerts.send(
+                placed.code, placed.reason, about=placed.worker_id, trace_id=trace_id, details=details
+            )
+        return did
+
     def _reserve(self, ready: _Ready, placed: Placed) -> None:
         if placed.worker_id:
             self.workers.assigned(placed.worker_id, ready.wire_id)
@@ -313,38 +326,16 @@ class Scheduler:
         """Ask the kernel, then dispatch; whatever does not go out makes room again."""
         did = Did.LOST
         try:
-            decision = await self._asked(ready.request)
+            decision = await self._checks.check(self.kernel, ready.request)
             did = await self._decided(ready, placed, decision)
         except KernelRefuses as error:
             did = await self._defer(ready.job, "kernel", str(error), resting.refused_s(ready.age_s))
-        except KernelUnavailable as error:
-            if not self._kernel_away:
-                _log.warning("kernel_unavailable", error=str(error))
-                self._kernel_away = True
+        except KernelUnavailable:
             did = Did.UNASKED
         finally:
             if did not in _OUT:
                 self.workers.released(ready.wire_id)
         return did
-
-    async def _asked(self, request: JobRequest) -> Decision:
-        """The decision about this very request; raises KernelUnavailable, also for what no kernel should raise or say."""
-        try:
-            async with asyncio.timeout(CHECK_S_MAX):
-                decision = await self.kernel.check(request)
-            json.dumps(decision.to_dict())  # what no event can record is no decision
-        except KernelUnavailable:
-            raise
-        except TimeoutError:
-            raise KernelUnavailable(detail=f"no answer within {CHECK_S_MAX:g} s") from None
-        except Exception as error:
-            if type(error) not in self._breaks:
-                _log.exception("kernel_broke", job_id=request.job_id)  # once: every job would tell the same
-            self._breaks.add(type(error))
-            raise KernelRefuses(detail=f"it broke: {type(error).__name__}") from error
-        if decision.job_hash != request.hash:
-            raise KernelRefuses(detail="it answers about another job")
-        return decision
 
     async def _decided(self, ready: _Ready, placed: Placed, decision: Decision) -> Did:
         job = ready.job
@@ -368,8 +359,13 @@ class Scheduler:
         job = ready.job
         about: dict[str, tracing.Value] = {"trellis.job_id": job.job_id, "trellis.correlation_id": job.correlation_id}
         with tracing.carried(job.trace, f"job.dispatch {job.type}", about, kind=tracing.PRODUCER):
-            dispatch = Dispatch(dispatch_id=self.new_id(), attempt=job.attempt, worker_id=placed.worker_id)
-            terms = Terms(lease_s=self._lease_s(job), trace=tracing.here(), constraints=decision.constraints)
+            dispatch = Dispatch(dispatch_id=self.new_id(), attempt=job.attempt + 1, worker_id=placed.worker_id)
+            terms = Terms(
+                lease_s=self._lease_s(job),
+                trace=tracing.here(),
+                constraints=decision.constraints,
+                redacted=decision.redacted,
+            )
             try:
                 order = order_of(ready.request, dispatch, ready.wire_id, terms)
             except RequestInvalid as error:
@@ -388,6 +384,7 @@ class Scheduler:
         lease_s = self._lease_s(job)
         data: dict[str, Any] = {
             "dispatch_id": dispatch.dispatch_id,
+            ATTEMPT: dispatch.attempt,
             "worker_id": placed.worker_id,
             "subject": placed.subject,
             ATTEMPTS: attempts_of(self.topics.of(job.type)),
@@ -471,11 +468,6 @@ class Scheduler:
             cause=_cut(cause),
             data=json.dumps(data).encode(),
         )
-
-    def _say_kernel(self, *, away: bool) -> None:
-        if self._kernel_away and not away:
-            _log.info("kernel_back")
-        self._kernel_away = away
 
 
 def _made(answer: object, did: Did) -> Did:

@@ -1,7 +1,7 @@
 """Packets as CAP v1 puts them on the wire (protobuf `BusPacket`, protocol version 1), with the messages of CAP's own SDK.
 
 What comes in is refused with the code that CAP gives to the mistake (`PacketRefused`); what goes out passes the SDK's validator, or
-is not sent. Fields of CAP that have no meaning here (identities, resource references, session tokens) are neither sent nor kept.
+is not sent. Session tokens, and identities elsewhere than in a request, have no meaning here and are neither sent nor kept.
 `signing` says what a signature covers.
 """
 
@@ -14,8 +14,6 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import ModuleType
 from typing import Any
-
-import pydantic
 
 from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused, PacketWrong, check
 from trellis.bus.errors import RequestInvalid
@@ -35,28 +33,25 @@ from trellis.bus.messages import (
     Severity,
     Status,
 )
-from trellis.bus.requests import Budget, Compensation, ContextHints, JobMeta, JobRequest
+from trellis.bus.requests import JobRequest, ResourceRef
+from trellis.bus.wire.fields import fields_of, told_by
 from trellis.bus.wire.signing import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, Delivery, Keys, Signed
+from trellis.bus.wire.strict import NotStrict, check_strict
 from trellis.engine.extras import Extra, extra_needed
 
 PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
 PRESENCE_BYTES_MAX = 32 * 1024
 """Of a heartbeat or a handshake: what it says is kept for as long as its sender lives."""
+PRESENCE = frozenset({"heartbeat", "handshake"})
+PRESENCE_S_MAX = 60.0
+"""How old a heartbeat or a handshake may be, and how far ahead; as much as CAP lets clocks differ."""
+ECHOED_ID_CHARS_MAX = 2_000
+"""Of a job id in a request that is refused: the client hears of it under that id. A longer one is in the alert only, cut."""
 DETAIL_CHARS_MAX = 500
-PRIORITIES: Mapping[str | None, int] = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
-ACTOR_TYPES: Mapping[str, int] = {"": 0, "human": 1, "service": 2}
 ROLES = ("", "gateway", "scheduler", "worker", "orchestrator", "controller")
 SEVERITIES = (Severity.INFO, Severity.INFO, Severity.WARNING, Severity.ERROR, Severity.CRITICAL)
 """By CAP's number; an alert that says none is an information."""
-_PARTS: Mapping[str, type[pydantic.BaseModel]] = {
-    "context_hints": ContextHints,
-    "budget": Budget,
-    "meta": JobMeta,
-    "compensation": Compensation,
-}
-_PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
-_ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -97,14 +92,15 @@ def encode(packet: Packet, keys: Keys, *, subject: str = "", message_id: str = "
 def decode(data: bytes, keys: Keys, subject: str = "", *, delivery: Delivery | None = None) -> Packet:
     """The packet that came in. On the subject of submissions a request is held to the rules for requests from outside.
 
-    A signed packet is also held against how it was delivered, by whoever says that. Raises PacketRefused.
+    A signed packet, a heartbeat and a handshake are also held against how they were delivered, by whoever says that. Raises PacketRefused.
     """
-    message = _parsed(data)
+    message, fields = _parsed(data)
     _check_version(message)
-    if message.WhichOneof("payload") not in _READERS:
-        raise _refused(message, ErrorCode.UNKNOWN_PAYLOAD, "there is no payload that this side knows")
+    _check_payload(message, fields)
     _check_signature(message, keys, delivery)
     _check_meaning(message)
+    if delivery is not None:
+        _check_freshness(message, delivery)
     return Packet(
         trace_id=message.trace_id,
         sender_id=message.sender_id,
@@ -116,7 +112,10 @@ def decode(data: bytes, keys: Keys, subject: str = "", *, delivery: Delivery | N
 # -- coming in ------------------------------------------------------------------------------------------------------
 
 
-def _parsed(data: bytes) -> Any:
+def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:
+    """The message, and the numbers of its fields."""
+    if not data:
+        raise PacketRefused(ErrorCode.MALFORMED_PACKET, "it is empty")
     if len(data) > PACKET_BYTES_MAX:
         raise PacketRefused(ErrorCode.MALFORMED_PACKET, f"it has {len(data)} bytes and the limit is {PACKET_BYTES_MAX}")
     message = _sdk("buspacket_pb2").BusPacket()
@@ -124,7 +123,33 @@ def _parsed(data: bytes) -> Any:
         message.ParseFromString(data)
     except _decode_error() as error:
         raise PacketRefused(ErrorCode.MALFORMED_PACKET, f"it is no BusPacket: {error}"[:DETAIL_CHARS_MAX]) from None
-    return message
+    try:
+        return message, check_strict(data, message.DESCRIPTOR)
+    except NotStrict as error:
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, str(error)) from None
+
+
+def _check_payload(message: Any, fields: frozenset[int]) -> None:
+    """A packet without a payload is malformed; one with a payload, or a field, that only newer versions know has an unknown one."""
+    payload = message.WhichOneof("payload")
+    if payload in _READERS:
+        return
+    if payload is None and fields <= {field.number for field in message.DESCRIPTOR.fields}:
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, "it has no payload")
+    raise _refused(message, ErrorCode.UNKNOWN_PAYLOAD, "there is no payload that this side knows")
+
+
+def _check_freshness(message: Any, delivery: Delivery) -> None:
+    """A heartbeat or handshake tells how a worker is when it is sent: an old one, kept or repeated by somebody, says nothing."""
+    if message.WhichOneof("payload") not in PRESENCE:
+        return
+    age_s = (delivery.at - _moment(message, message.created_at, "created_at")).total_seconds()
+    if abs(age_s) > PRESENCE_S_MAX:
+        when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
+        detail = (
+            f"it is {when} by created_at, and what introduces a worker counts for {PRESENCE_S_MAX:g} s; set its clock"
+        )
+        raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
 
 
 def _check_version(message: Any) -> None:
@@ -180,7 +205,7 @@ def _check_meaning(message: Any) -> None:
             raise _refused(message, ErrorCode.INVALID_INPUT, f"{of_request[0].field}: {of_request[0].message}")
     if faults:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{faults[0].field}: {faults[0].message}")
-    if message.WhichOneof("payload") in {"heartbeat", "handshake"} and message.ByteSize() > PRESENCE_BYTES_MAX:
+    if message.WhichOneof("payload") in PRESENCE and message.ByteSize() > PRESENCE_BYTES_MAX:
         detail = f"it has {message.ByteSize()} bytes and the limit for what introduces a worker is {PRESENCE_BYTES_MAX}"
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
     if max(len(message.trace_id), len(message.sender_id)) > NAME_CHARS_MAX:
@@ -208,18 +233,18 @@ def _read(message: Any, subject: str) -> Body:
 
 
 def _refused(message: Any, code: ErrorCode, detail: str) -> PacketRefused:
-    request = message.WhichOneof("payload") == "job_request"
+    named = message.job_request.job_id if message.WhichOneof("payload") == "job_request" else ""
     return PacketRefused(
         code,
         detail[:DETAIL_CHARS_MAX],
-        job_id=message.job_request.job_id[:NAME_CHARS_MAX] if request else "",
+        job_id=named if len(named) <= ECHOED_ID_CHARS_MAX else "",
         trace_id=message.trace_id[:NAME_CHARS_MAX],
         sender_id=message.sender_id[:NAME_CHARS_MAX],
     )
 
 
 def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | Order:
-    told = _told(said, JobRequest)
+    told = told_by(said, JobRequest)
     if from_outside:
         return JobRequest.checked(told)
     request = JobRequest.read(json.dumps(told).encode())
@@ -227,32 +252,19 @@ def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | Orde
     return request if dispatch is None else Order(request=request, dispatch=dispatch)
 
 
-def _told(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """The fields of a message that our shape has."""
-    told: dict[str, Any] = {}
-    for name in shape.model_fields:
-        value = getattr(said, name)
-        if name in _PARTS:
-            if said.HasField(name):
-                told[name] = _told(value, _PARTS[name])
-        elif name == "priority":
-            told[name] = _PRIORITY_NAMES.get(value, value)
-        elif name == "actor_type":
-            told[name] = _ACTOR_NAMES.get(value, value)
-        else:
-            told[name] = value if isinstance(value, str | int) else _plain(value)
-    return told
-
-
-def _plain(value: Any) -> dict[str, str] | list[str]:
-    return dict(value) if hasattr(value, "items") else list(value)
-
-
 def _dispatch(said: Any) -> Dispatch | None:
     if not said.HasField("dispatch"):
         return None
     found = said.dispatch
     return Dispatch(dispatch_id=found.dispatch_id, attempt=found.attempt, worker_id=found.assigned_worker_id)
+
+
+def _ref(said: Any) -> ResourceRef | None:
+    """A reference in a report; None for one beyond our bounds: the report counts all the same."""
+    try:
+        return ResourceRef.model_validate(told_by(said, ResourceRef))
+    except ValueError:
+        return None
 
 
 def _read_result(said: Any) -> JobResult:
@@ -267,6 +279,8 @@ def _read_result(said: Any) -> JobResult:
         artifact_ptrs=tuple(said.artifact_ptrs),
         error_code_enum=said.error_code_enum,
         dispatch=_dispatch(said),
+        result_ref=_ref(said.result_ref) if said.HasField("result_ref") else None,
+        artifact_refs=tuple(filter(None, map(_ref, said.artifact_refs))),
     )
 
 
@@ -347,9 +361,9 @@ _READERS: Mapping[str | None, Any] = {
 def _put(message: Any, packet: Packet) -> None:
     match packet.body:
         case JobRequest() as request:
-            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**_fields(request.model_dump(exclude_none=True))))
+            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**fields_of(request.model_dump(exclude_none=True))))
         case Order(request=request, dispatch=dispatch):
-            told = _fields(request.model_dump(exclude_none=True))
+            told = fields_of(request.model_dump(exclude_none=True))
             message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**told, dispatch=_identity(dispatch)))
         case JobResult() | JobProgress() | JobCancel() as body:
             _put_report(message, body)
@@ -367,21 +381,13 @@ def _put_report(message: Any, body: JobResult | JobProgress | JobCancel) -> None
     told["dispatch"] = None if body.dispatch is None else _identity(body.dispatch)
     match body:
         case JobResult():
+            told["result_ref"] = None if body.result_ref is None else fields_of(body.result_ref.model_dump())
+            told["artifact_refs"] = [fields_of(ref.model_dump()) for ref in body.artifact_refs]
             message.job_result.CopyFrom(_sdk("job_pb2").JobResult(**told))
         case JobProgress():
             message.job_progress.CopyFrom(_sdk("job_pb2").JobProgress(**told))
         case JobCancel():
             message.job_cancel.CopyFrom(_sdk("job_pb2").JobCancel(**told))
-
-
-def _fields(told: dict[str, Any]) -> dict[str, Any]:
-    """What a request told of itself, with CAP's numbers for names."""
-    numbered: dict[str, Any] = {name: _fields(value) if name in _PARTS else value for name, value in told.items()}
-    if "priority" in numbered:
-        numbered["priority"] = PRIORITIES[numbered["priority"]]
-    if "actor_type" in numbered:
-        numbered["actor_type"] = ACTOR_TYPES[numbered["actor_type"]]
-    return numbered
 
 
 def _identity(dispatch: Dispatch) -> dict[str, Any]:

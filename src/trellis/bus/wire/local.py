@@ -155,7 +155,13 @@ class LocalBus:
             raise NoAnswer(url=self.url, subject=subject, timeout_s=timeout_s) from None
 
     async def listen(
-        self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        group: str | None = None,
+        durable: bool = False,
+        alerts: bool = True,  # noqa: ARG002 - what cannot be taken does not leave its sender
     ) -> LocalListening:
         """See the port."""
         check_subject(subject, patterns=True)

@@ -107,7 +107,13 @@ class NatsBus:
             raise NoAnswer(url=self.url, subject=subject, timeout_s=timeout_s) from None
 
     async def listen(
-        self, subject: str, handler: Handler, *, group: str | None = None, durable: bool = False
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        group: str | None = None,
+        durable: bool = False,
+        alerts: bool = True,
     ) -> Listening:
         """See the port. Without a connection it returns at once, and listens from the first one on."""
         check_subject(subject, patterns=True)
@@ -116,7 +122,7 @@ class NatsBus:
         listener = next(self._listeners)
 
         async def hear(message: Msg, kept: Msg.Metadata | None) -> bool:
-            return await self._heard(message, handler, self._delivery(message, listener, kept))
+            return await self._heard(message, handler, self._delivery(message, listener, kept), alerts=alerts)
 
         if durable and group is not None:
             made: Direct | Durable = Durable(self._connection, subject, group, hear, clock=self._clock)
@@ -198,12 +204,12 @@ class NatsBus:
         place = kept.sequence.stream
         return Delivery(subject=message.subject, at=kept.timestamp, listener=listener, sequence=place)
 
-    async def _heard(self, message: Msg, handler: Handler, delivery: Delivery) -> bool:
+    async def _heard(self, message: Msg, handler: Handler, delivery: Delivery, *, alerts: bool) -> bool:
         """Whether the packet is done with: handled, or of no use."""
         try:
             packet = decode(message.data, self._keys, message.subject, delivery=delivery)
         except PacketRefused as error:
-            return await self._refuse(message.subject, error)
+            return not alerts or await self._refuse(message.subject, error)
         reply = _reply_of(message)
 
         async def answer(body: Body) -> None:
@@ -214,7 +220,7 @@ class NatsBus:
         return await handled(message.subject, handler(received))
 
     async def _refuse(self, subject: str, error: PacketRefused) -> bool:
-        left_out = self._limit.left_out(error.error_code)
+        left_out = self._limit.left_out(error.error_code, error.sender_id)
         if left_out is not None:
             log.warning("packet_refused", subject=subject, sender=error.sender_id, error=str(error), left_out=left_out)
             if subject != ALERT:  # an alert about an alert could go round for ever

@@ -56,13 +56,13 @@ def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance])
             batch, moved = Batch(), set[int]()
         row = rows.get(key)
         if row is None or not _fits(row, advance, step, tx.now):
-            later = sum(other.lease == advance.lease for other in advances[number + 1 :])
-            outcomes.append(_repeated_or_lost(tx, row, who, advance, step, later))
+            outcomes.append(_repeated_or_lost(tx, row, who, advance, step, _later(advances, number)))
             continue
         moved.add(key)
         if advance.finalizes is not None:
             batch.finalized.append((key, _staged(tx, actor, advance, step)))
-        wish = wished_cancel(row) if row.cancel_at is not None and _lets_go(step) else None
+        asked_to_stop = row.cancel_at is not None and _lets_go(step, _later(advances, number))
+        wish = wished_cancel(row) if asked_to_stop else None
         if wish is None:
             _decide(tx, batch, row, step, who, advance)
         else:
@@ -119,9 +119,16 @@ def _fits(row: Standing, advance: Advance, step: Step, now: int) -> bool:
     )
 
 
-def _lets_go(step: Step) -> bool:
-    """No user code runs at this step: it has not begun, or the holder gives the job back."""
-    return step.trigger == Trigger.START or not (step.held or step.ended)
+def _later(advances: Sequence[Advance], number: int) -> int:
+    """How many steps of the same lease follow this one in the turn."""
+    return sum(other.lease == advances[number].lease for other in advances[number + 1 :])
+
+
+def _lets_go(step: Step, later: int) -> bool:
+    """No user code runs at this step: it has not begun, or the holder gives the job back. A start that is told together with what came
+    after it has been, and so has the work.
+    """
+    return (step.trigger == Trigger.START and not later) or not (step.held or step.ended)
 
 
 def _obey(tx: Transaction, batch: Batch, row: Standing, wish: Step, who: Who) -> None:

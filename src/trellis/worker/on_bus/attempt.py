@@ -13,14 +13,15 @@ from trellis.bus.messages import (
     ASK_FIRST,
     JOB_ID_IN_ENV,
     LEASE_IN_ENV,
+    OWN_JOB_ID_IN_ENV,
     START_STEP,
     Dispatch,
     JobProgress,
     Order,
     Status,
-    read_wire_id,
 )
 from trellis.bus.requests import RETRY_ATTEMPT, JobRequest
+from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
 from trellis.engine.jobs import Epoch, JobId
 from trellis.worker.held import Fate
@@ -87,10 +88,26 @@ class Attempt:
         return self.order.dispatch if self.order.dispatch.dispatch_id else None
 
     @property
+    def identity(self) -> str:
+        """What makes an order the same order. Only the wire ids of our own control plane differ from attempt to attempt."""
+        dispatch = self.order.dispatch
+        return self.wire_id if self.asks else f"{self.wire_id} {dispatch.dispatch_id} {dispatch.attempt}"
+
+    def is_meant(self, dispatch: Dispatch | None, worker_id: str) -> bool:
+        """Whether a message that names this job means this handing-out of it: whatever it says of a dispatch must be so."""
+        ours, said = self.order.dispatch, dispatch or Dispatch()
+        return (
+            said.dispatch_id in {"", ours.dispatch_id}
+            and said.attempt in {0, ours.attempt}
+            and said.worker_id in {"", worker_id}
+        )
+
+    @property
     def job_id(self) -> JobId:
         """The job's own id."""
         known = read_wire_id(self.wire_id) if self.asks else None
-        return JobId(self.request.env.get(JOB_ID_IN_ENV) or (known[0] if known else self.wire_id))
+        said = self.request.env.get(OWN_JOB_ID_IN_ENV) or self.request.env.get(JOB_ID_IN_ENV)
+        return known[0] if known else JobId(said or self.wire_id)
 
     @property
     def epoch(self) -> Epoch:
@@ -100,9 +117,9 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """Which attempt this is, from 1, over linked retries too. Our control plane counts from 0."""
-        again, counted = self.request.labels.get(RETRY_ATTEMPT, ""), self.order.dispatch.attempt
-        first = counted + 1 if self.asks else max(1, counted)
+        """Which attempt this is, from 1, over linked retries too."""
+        again = self.request.labels.get(RETRY_ATTEMPT, "")
+        first = max(1, self.order.dispatch.attempt)
         return first + (int(again) if again.isdecimal() and len(again) < 6 else 0)
 
     @property

@@ -1,12 +1,14 @@
 """Calling a handler for an order: its payload read and checked, its result kept, whatever ends it caught as the job's outcome."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, cast
 
 from trellis.bus.errors import PointerChanged
 from trellis.bus.messages import POINTER_CHANGED, ErrorCode
+from trellis.bus.requests import ResourceRef
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, PermanentError, TransientError, TrellisError, ValidationError
@@ -130,8 +132,10 @@ class Calls:
         return await (spec.handler(context, payload) if spec.takes_payload else spec.handler(context))
 
     async def _payload(self, attempt: Attempt, spec: JobSpec) -> Any:
-        pointer = attempt.request.context_ptr
+        pointer = attempt.request.context
         body = await self._read(attempt, pointer) if pointer and spec.takes_payload else NULL
+        if pointer and spec.takes_payload:
+            _check_reference(body, attempt.request.context_ref)
         payload = spec.codec.read_payload(body)
         if isinstance(payload, Unreadable):
             raise ValidationError(f"{payload.reason_code.value}: {payload.detail}")
@@ -182,6 +186,16 @@ class Calls:
             raise TransientError(f"{what} took longer than {IO_S:g} s", error_code="POINTER_UNAVAILABLE") from None
         except (TrellisError, OSError) as error:
             raise TransientError(f"{what}: {error}", error_code="POINTER_UNAVAILABLE") from error
+
+
+def _check_reference(body: bytes, reference: ResourceRef | None) -> None:
+    """Whether these are the bytes that a structured reference names; raises PermanentError."""
+    if reference is None:
+        return
+    found = hashlib.sha256(body).hexdigest()
+    if reference.sha256 not in {"", found} or reference.size_bytes not in {0, len(body)}:
+        detail = f"what is stored at {reference.uri} is not what context_ref names: it has {len(body)} bytes and sha256 {found}"
+        raise PermanentError(detail, error_code=POINTER_CHANGED)
 
 
 def _note_failure(attempt: Attempt, error: BaseException) -> None:

@@ -14,11 +14,14 @@
 | stopped after its lease was over by the worker's clock | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
 | was cut by a worker that stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
 | never began: the worker stops or is full | FAILED_RETRYABLE | NOT_BEGUN; to other schedulers WORKER_UNAVAILABLE, RESOURCE_EXHAUSTED |
+
+Every failure also has CAP's number for it (`error_code_enum`): that of its code; else the one that its class stands for, such as TIMEOUT for
+a `TimeoutError`; else HANDLER_FAILED (1000), in the range that CAP leaves to applications.
 """
 
 from dataclasses import dataclass
 
-from trellis.bus.messages import NOT_BEGUN, ErrorCode, JobResult, Status
+from trellis.bus.messages import NOT_BEGUN, ErrorCode, JobResult, Status, error_number
 from trellis.engine.errors import JobError, PermanentError, TransientError, ValidationError
 from trellis.engine.retries import storable
 from trellis.engine.text import words_of
@@ -55,7 +58,7 @@ def result_of(attempt: Attempt, ending: Ending, *, worker_id: str, now: float) -
         execution_ms=max(0, round((now - began) * 1000)),
         error_code=storable(code)[:CODE_CHARS_MAX],
         error_message=storable(text)[:ERROR_CHARS_MAX],
-        error_code_enum=ErrorCode[code].value if code in ErrorCode.__members__ else 0,
+        error_code_enum=_number(status, code, ending.error),
         dispatch=attempt.dispatch,
     )
 
@@ -69,9 +72,27 @@ def not_run(attempt: Attempt, status: Status, code: str, why: str, *, worker_id:
         worker_id=worker_id,
         error_code=NOT_BEGUN if given_back else code,
         error_message=why[:ERROR_CHARS_MAX],
-        error_code_enum=ErrorCode[code].value if code in ErrorCode.__members__ else 0,
+        error_code_enum=error_number(code),
         dispatch=attempt.dispatch,
     )
+
+
+def _number(status: Status, code: str, error: BaseException | None) -> int:
+    if status in {Status.SUCCEEDED, Status.CANCELLED}:
+        return 0
+    named = error_number(code)
+    return named or next((number for kind, number in _NUMBERS if isinstance(error, kind)), ErrorCode.HANDLER_FAILED)
+
+
+_NUMBERS: tuple[tuple[type[BaseException], ErrorCode], ...] = (
+    (TimeoutError, ErrorCode.TIMEOUT),
+    (MemoryError, ErrorCode.RESOURCE_EXHAUSTED),
+    (PermissionError, ErrorCode.PERMISSION_DENIED),
+    (FileNotFoundError, ErrorCode.NOT_FOUND),
+    (ConnectionError, ErrorCode.CONNECTION_LOST),
+    (ValidationError, ErrorCode.INVALID_INPUT),
+)
+"""What errors of Python mean in CAP, for handlers that raise them as they are."""
 
 
 def _judged(attempt: Attempt, error: BaseException | None) -> tuple[Status, str, str]:

@@ -11,7 +11,6 @@ sent once.
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from typing import Any, Self
@@ -41,11 +40,9 @@ from trellis.worker.on_bus.options import BusWorkerOptions, Resolver, check_intr
 from trellis.worker.on_bus.outcomes import not_run, result_of
 from trellis.worker.on_bus.presence import Presence
 from trellis.worker.on_bus.reports import Reports, Said
+from trellis.worker.on_bus.seen_orders import OrderKind, SeenOrders
 from trellis.worker.threads import Threads
 from trellis.worker.worker import Drained
-
-SEEN_MAX = 10_000
-"""Orders remembered, so that a copy is not executed again."""
 
 _log = log_of("trellis.worker")
 
@@ -76,8 +73,8 @@ class BusWorker:
         self.stopping = False
         self.drained: Drained | None = None
         self.attempts: dict[str, Attempt] = {}
-        """What is held, by wire id."""
-        self._seen: OrderedDict[str, JobResult | None] = OrderedDict()
+        """What is held, by its identity."""
+        self._seen = SeenOrders()
         self._tasks: dict[asyncio.Task[None], Attempt] = {}
         self._changed = asyncio.Event()
         self._slots = asyncio.Semaphore(options.max_parallel_jobs)
@@ -171,12 +168,16 @@ class BusWorker:
             _log.warning("order_of_a_stranger", job_id=order.request.job_id, sender_id=sender)
             return
         attempt = Attempt(order, received.packet.trace_id, sender)
-        if await self._is_copy(attempt):
+        kind = self._seen.note(attempt)
+        if kind is not OrderKind.NEW:
+            await self._not_again(attempt, kind)
             return
         if len(self._tasks) >= self._held_max:
             _log.warning("order_dropped", job_id=attempt.wire_id, held=len(self._tasks))
             return
-        self.attempts[attempt.wire_id] = attempt
+        for older in [one for one in self.attempts.values() if _is_superseded(one, attempt)]:
+            self._let_go(older)
+        self.attempts[attempt.identity] = attempt
         refusal = self._refusal(attempt)
         if refusal is None:
             self._spawn(attempt, self._execute(attempt, self.app.spec(order.request.topic)))
@@ -185,27 +186,31 @@ class BusWorker:
 
     async def _cancel_heard(self, received: Received) -> None:
         cancel = received.packet.body
-        attempt = self.attempts.get(cancel.job_id) if isinstance(cancel, JobCancel) else None
-        if attempt is None or not isinstance(cancel, JobCancel) or not _is_meant(cancel.dispatch, attempt):
+        if not isinstance(cancel, JobCancel):
             return
-        attempt.tell(cancel.reason or f"cancelled by {cancel.requested_by}")
-        if attempt.waiting:
-            self._withdraw(attempt, self._cancelled(attempt))
+        for attempt in [one for one in self.attempts.values() if one.wire_id == cancel.job_id]:
+            if not attempt.is_meant(cancel.dispatch, self.worker_id):
+                _log.info("cancel_of_another_attempt", job_id=attempt.wire_id, sender_id=received.packet.sender_id)
+                continue
+            attempt.tell(cancel.reason or f"cancelled by {cancel.requested_by}")
+            if attempt.waiting:
+                self._withdraw(attempt, self._cancelled(attempt))
 
-    async def _is_copy(self, attempt: Attempt) -> bool:
-        """Whether this order came before. A scheduler that never answers gets the result again: it may have missed it."""
-        key = _identity(attempt)
-        if key not in self._seen:
-            self._seen[key] = None
-            while len(self._seen) > SEEN_MAX:
-                self._seen.popitem(last=False)
-            return attempt.wire_id in self.attempts
-        _log.info("order_repeated", job_id=attempt.wire_id)
-        known = self._seen[key]
-        if known is not None and not attempt.asks:
+    async def _not_again(self, attempt: Attempt, kind: OrderKind) -> None:
+        """An order that is not executed. A scheduler that never answers gets the result of a copy again: it may have missed it."""
+        _log.info("order_not_executed", job_id=attempt.wire_id, why=kind.value)
+        known = self._seen.result(attempt)
+        if kind is OrderKind.COPY and known is not None and not attempt.asks:
             with suppress(BusError):
                 await self.bus.publish(RESULT, known, trace_id=attempt.trace_id)
-        return True
+
+    def _let_go(self, attempt: Attempt) -> None:
+        """Its scheduler has handed the job out anew: nobody waits for this attempt any more, and it reports nothing."""
+        _log.warning("attempt_superseded", job_id=attempt.wire_id)
+        attempt.cut(Fate.LOST)
+        if attempt.waiting:
+            attempt.waiting, attempt.ended = False, True
+            self._cancel_tasks(attempt)
 
     def _refusal(self, attempt: Attempt) -> JobResult | None:
         """Why an order cannot be taken here; somebody else may have it."""
@@ -269,7 +274,7 @@ class BusWorker:
         return result, beats
 
     async def _settle(self, attempt: Attempt, result: JobResult) -> None:
-        self._seen[_identity(attempt)] = result
+        self._seen.settle(attempt, result)
         await self._reports.settle(attempt, result)
 
     def _cancelled(self, attempt: Attempt) -> JobResult:
@@ -282,10 +287,13 @@ class BusWorker:
     def _withdraw(self, attempt: Attempt, result: JobResult) -> None:
         """Report an order that will not begin, and take it back if it waits for a slot."""
         attempt.waiting, attempt.ended = False, True
+        self._cancel_tasks(attempt)
+        self._spawn(attempt, self._settle(attempt, result))
+
+    def _cancel_tasks(self, attempt: Attempt) -> None:
         for task, whose in list(self._tasks.items()):
             if whose is attempt:
                 task.cancel()
-        self._spawn(attempt, self._settle(attempt, result))
 
     def _spawn(self, attempt: Attempt, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work, name=f"job {attempt.wire_id}")
@@ -295,7 +303,7 @@ class BusWorker:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         attempt = self._tasks.pop(task)
         if attempt not in self._tasks.values():
-            self.attempts.pop(attempt.wire_id, None)
+            self.attempts.pop(attempt.identity, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("job_broken", job_id=attempt.wire_id, error=repr(error), exc_info=error)
         self._changed.set()
@@ -358,13 +366,7 @@ def _order(body: object) -> Order | None:
     return body if isinstance(body, Order) else None
 
 
-def _identity(attempt: Attempt) -> str:
-    """What makes an order the same order. Only our wire ids differ from attempt to attempt."""
-    dispatch = attempt.order.dispatch
-    return attempt.wire_id if attempt.asks else f"{attempt.wire_id} {dispatch.dispatch_id} {dispatch.attempt}"
-
-
-def _is_meant(dispatch: Dispatch | None, attempt: Attempt) -> bool:
-    """Whether a cancellation is about this handing-out."""
-    ours = attempt.order.dispatch
-    return dispatch is None or not dispatch.dispatch_id or dispatch.dispatch_id == ours.dispatch_id
+def _is_superseded(older: Attempt, newer: Attempt) -> bool:
+    """Whether the same scheduler has handed out the same job anew. Under our own control plane the ledger says so."""
+    same = older.wire_id == newer.wire_id and older.sender_id == newer.sender_id
+    return same and not older.asks and not newer.asks

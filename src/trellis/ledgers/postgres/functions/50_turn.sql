@@ -79,10 +79,11 @@ begin
     end if;
     select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
     cancelled := null;
-    if (x.trigger = 'start' or s.phase = 0)
+    if ((x.trigger = 'start' and o.later = 0) or s.phase = 0)
        and exists (select from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
                      and l.cancel_at is not null and (o.version is null or l.version = o.version)) then
-      -- Somebody asked for a stop and no user code runs, before a start or when the holder lets go: nothing has to be waited for.
+      -- Somebody asked for a stop and no user code runs, before a start or when the holder lets go: nothing has to be waited for. A start
+      -- that is told together with what came after it has been, and so has the work.
       cancelled := _cancel_now(o.id, p_actor, p_now, p_batch, 'cancel_let_go');
       if cancelled is not null then
         return query select case when x.trigger = 'start' then 1 else 3 end::smallint, o.id, cancelled;

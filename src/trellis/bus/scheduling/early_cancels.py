@@ -1,0 +1,97 @@
+"""Cancels that arrive before the request of their job.
+
+Requests may come over a stream and cancels come directly, so a cancel that a client sends right behind its request can overtake it, and
+another process of the control plane may take the request in. A cancel of an unknown job is therefore kept for some seconds: whoever takes
+the request in here asks for it, and for requests that other processes take in the ledger is looked at again.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from trellis.bus.messages import JobCancel, Packet
+from trellis.engine.clock import Clock
+from trellis.engine.errors import LedgerError
+from trellis.engine.logs import log_of
+
+KEPT_S = 30.0
+KEPT_MAX = 1_000
+"""How many cancels of unknown jobs are kept; the oldest goes first."""
+LOOK_S_FIRST = 0.25
+"""How soon the ledger is looked at again; twice as long each time."""
+
+_log = log_of("trellis.bus.scheduling.intake")
+Key = tuple[str, str]
+"""The job that is meant, and who does not want it."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    packet: Packet
+    until: float
+    next_at: float
+    pause_s: float = LOOK_S_FIRST
+
+
+@dataclass(kw_only=True)
+class EarlyCancels:
+    """One process's memory of cancels whose jobs are not there yet."""
+
+    clock: Clock
+    carry_out: Callable[[Packet], Awaitable[bool]]
+    """Cancels the job that a packet names; False while there is no such job."""
+    _kept: "OrderedDict[Key, _Kept]" = field(default_factory=OrderedDict[Key, _Kept])
+    _looking: "asyncio.Task[None] | None" = None
+
+    def keep(self, packet: Packet) -> None:
+        """Remember this cancel for a while."""
+        now = self.clock.monotonic()
+        self._kept[_key(packet)] = _Kept(packet, until=now + KEPT_S, next_at=now + LOOK_S_FIRST)
+        if len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look_again())
+
+    def forget(self, packet: Packet) -> None:
+        """It was carried out."""
+        self._kept.pop(_key(packet), None)
+
+    def take(self, job_id: str, sender_id: str) -> Packet | None:
+        """The cancel of this job by this sender, if one came lately; it is forgotten then."""
+        found = self._kept.pop((job_id, sender_id), None)
+        return None if found is None or found.until <= self.clock.monotonic() else found.packet
+
+    async def stop(self) -> None:
+        """Look no more."""
+        self._kept.clear()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look_again(self) -> None:
+        while self._kept:
+            now = self.clock.monotonic()
+            next_at = min(kept.next_at for kept in self._kept.values())
+            await self.clock.sleep(max(LOOK_S_FIRST / 5, next_at - now))
+            for key, kept in list(self._kept.items()):
+                await self._look(key, kept)
+
+    async def _look(self, key: Key, kept: _Kept) -> None:
+        now = self.clock.monotonic()
+        if now >= kept.until:
+            self._kept.pop(key, None)
+            _log.info("cancel_of_unknown_job", job_id=key[0], sender=key[1])
+        elif now >= kept.next_at:
+            kept.pause_s *= 2
+            kept.next_at = min(kept.until, now + kept.pause_s)
+            try:
+                if await self.carry_out(kept.packet):
+                    self._kept.pop(key, None)
+            except LedgerError as error:
+                _log.info("cancel_waits_for_ledger", job_id=key[0], error=str(error))
+
+
+def _key(packet: Packet) -> Key:
+    named = packet.body.job_id if isinstance(packet.body, JobCancel) else ""
+    return named, packet.sender_id
