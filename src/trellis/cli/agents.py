@@ -14,8 +14,6 @@ from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column
 from trellis.runs.health import Failure, last_failure, set_status
-from trellis.runs.publishing import Publisher
-from trellis.wiring import new_id
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's slug.")]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why, for the audit record.")]
@@ -105,12 +103,10 @@ async def _change(cli: Cli, slug: str, status: AgentStatus, reason: str | None) 
     async with opened(cli) as instance:
         changed = await set_status(
             instance.catalog,
-            Publisher(instance.objects),
+            instance.ledger,
             actor,
             slug,
             status,
-            at=await instance.ledger.now(),
-            change_id=new_id(),
             reason=reason,
         )
     was, now = changed.previous.value, changed.agent.status.value

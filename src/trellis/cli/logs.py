@@ -9,6 +9,7 @@ from typing import Any
 from trellis.cli.output import Output
 from trellis.engine import tracing
 from trellis.engine.logs import log_of
+from trellis.engine.text import visible
 from trellis.settings import Settings
 
 LOGGER = "trellis"
@@ -23,6 +24,10 @@ class _Lines(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("{asctime} {levelname:<7} {name}: {message}", style="{")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line, and a traceback as more; what cannot be seen is escaped."""
+        return "\n".join(map(visible, super().format(record).split("\n")))
 
 
 class _Json(_Lines):
@@ -42,7 +47,7 @@ class _Json(_Lines):
             line["trace_id"] = trace_id
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return visible(json.dumps(line, default=str, ensure_ascii=False))
 
 
 class _StandardError(logging.StreamHandler[Any]):

@@ -102,11 +102,11 @@ async def pause(cli: Cli, agent: str, reason: str | None) -> None:
     _told(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
-async def run(cli: Cli, agent: str, param: list[str] | None, watch: bool) -> int:  # noqa: FBT001 - as its namesake
+async def run(cli: Cli, agent: str, param: list[str] | None, watch: bool, correlation: str | None) -> int:  # noqa: FBT001 - as its namesake
     """Begin a run; the instance behind the gateway works on it."""
     params = params_of(param or [])
     async with cli.client() as client:
-        begun = await client.runs.start(agent, params)
+        begun = await client.runs.start(agent, params, correlation_id=correlation)
         if not watch:
             _told(cli, {"run_id": begun.run_id, "status": begun.status}, begun.run_id)
             return 0

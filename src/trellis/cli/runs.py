@@ -60,6 +60,9 @@ async def run(
         list[str] | None, typer.Option("--param", metavar="K=V", help="A parameter of the run; again for another.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Work on it here, and show each step until it ends.")] = False,  # noqa: FBT002 - a flag
+    correlation: Annotated[
+        str | None, typer.Option("--correlation", metavar="ID", help="What the run belongs to; its records carry it.")
+    ] = None,
 ) -> int:
     """Begin a run of an agent.
 
@@ -70,7 +73,7 @@ async def run(
     params = params_of(param or [])
     owner(cli, "begin a run")
     async with opened(cli) as instance:
-        run_id = await instance.layer.trigger(agent, params, kind=TriggerKind.MANUAL)
+        run_id = await instance.layer.trigger(agent, params, kind=TriggerKind.MANUAL, correlation_id=correlation)
         if not watch:
             standing = await instance.layer.standing(run_id)
             if cli.out.as_json:

@@ -47,6 +47,9 @@ class Caller:
     actor: Actor
     """The principal in the role that gives the right."""
     correlation_id: str
+    """The request's own: as its header says, else made for it."""
+    given_correlation_id: str | None = None
+    """The same where the caller chose it; None for one that was made."""
 
     def permit(self, rule: str, *, own: bool | None = None) -> Actor:
         """Ask another rule, or the same one now that the thing is known."""
@@ -91,7 +94,14 @@ class Requires:
         """The caller; raises NotAllowed, which is answered, logged and audited in one place (`refusals`)."""
         principal, identity = who
         actor = permit(principal, self.rule)
-        return Caller(principal=principal, identity=identity, actor=actor, correlation_id=correlation_of(request) or "")
+        correlation_id = correlation_of(request) or ""
+        return Caller(
+            principal=principal,
+            identity=identity,
+            actor=actor,
+            correlation_id=correlation_id,
+            given_correlation_id=correlation_id if request.scope.get("trellis.correlation_given") else None,
+        )
 
     async def admit(self, request: Request) -> None:
         """Raise what asking would raise, before anything of the body is read."""

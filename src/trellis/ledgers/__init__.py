@@ -13,21 +13,27 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 
 async def open_ledger(
-    url: str, *, clock: Callable[[], float] = time.time, part: str | None = None, **options: Any
+    url: str,
+    *,
+    clock: Callable[[], float] = time.time,
+    part: str | None = None,
+    node: str | None = None,
+    **options: Any,
 ) -> Ledger:
     """Open the ledger at `url`. `clock` is an SQLite ledger's time; PostgreSQL has its own and takes `options`.
 
     `part` is what of Trellis this process is: PostgreSQL lists its connections as `trellis-<part>`.
+    `node` is the machine that audit records name; by default this one.
     """
     if url.startswith("sqlite:") or url == ":memory:":
         from trellis.ledgers.sqlite.ledger import SqliteLedger
 
-        return await SqliteLedger.open(url, clock=clock)
+        return await SqliteLedger.open(url, clock=clock, node=node)
     if url.startswith(_POSTGRES):
         with extra_needed(Extra.POSTGRES, "A ledger on PostgreSQL"):
             from trellis.ledgers.postgres.ledger import PostgresLedger
 
-        return await PostgresLedger.open(url, part=part, **options)
+        return await PostgresLedger.open(url, part=part, node=node, **options)
     raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
 
 

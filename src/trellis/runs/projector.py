@@ -1,5 +1,7 @@
 """Publishes what the ledger decided: follows the feed and puts documents and audit records into the object store (D14, D35, OBS-1).
 
+Administrative acts are not in the feed: each pass publishes those that have no record yet (`act_records`).
+
 One projector at a time follows; the ledger keeps its place, so the next one goes on where it stopped. An event may be published
 twice, after a crash between publishing and remembering: the second time nothing is written, because documents are functions of
 the ledger and are only ever created or raised. Records that wait for their segment hold the place back: it is remembered only when
@@ -28,6 +30,7 @@ from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, finalizing, ids, proposals
+from trellis.runs.act_records import ActRecorder
 from trellis.runs.alerts import Alert, raise_alert, read_alerts, withdraw_alert
 from trellis.runs.documents import Facts, Publication, Request
 from trellis.runs.errors import DocumentDiffers
@@ -311,6 +314,7 @@ class Projector:
     waits_for_events = True
     _following: Following | None = None
     _recorder: Recorder = field(init=False)
+    _acts: ActRecorder = field(init=False)
     _read_up_to: str | None = None
     """Up to here everything was taken; what goes into segments may still wait there."""
     _documents_up_to: str | None = None
@@ -333,6 +337,7 @@ class Projector:
             if self._recorder.segments.full:
                 await self._write_segments()
             done = await self._publish_page(following, done)
+            done = replace(done, written=done.written + await self._acts.publish_new())
             if self._segments_are_due():
                 done = replace(done, written=done.written + await self._write_segments())
             await self._remember(following)
@@ -395,6 +400,7 @@ class Projector:
         if following.position is None:
             await self.ledger.followed(following, place.to_text(), lease_s=self.options.lease_s)
         self._recorder = Recorder(self.ledger, self.publisher, place.alone)
+        self._acts = ActRecorder(self.ledger, self.actor, self.publisher)
         self._following, self._waiting_since, self._kept_at = following, None, self.clock.monotonic()
         self._read_up_to = self._remembered = place.position
         self._documents_up_to, self._is_behind = place.documents or place.position, False

@@ -23,6 +23,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, finalizing, ids, segments
+from trellis.runs.act_records import ActRecorder
 from trellis.runs.alerts import read_alerts, withdraw_alert
 from trellis.runs.documents import Request
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
@@ -119,9 +120,11 @@ async def rebuild_objects(
                 position = page.position
                 await keep()
                 on_progress("events published", done.events)
-        written = done.written + await recorder.segments.write()
+        acts = ActRecorder(ledger, actor, Publisher(objects))
+        written = done.written + await recorder.segments.write() + await acts.publish_all()
         await _withdraw_alerts(objects, recorder)
-        return replace(done, written=written, older=recorder.older, differing=tuple(sorted(recorder.differing)))
+        differing = tuple(sorted({*recorder.differing, *acts.differing}))
+        return replace(done, written=written, older=recorder.older, differing=differing)
 
 
 async def _withdraw_alerts(objects: ObjectStore, recorder: Recorder) -> None:
@@ -186,8 +189,8 @@ async def _refuse_others(ledger: Ledger, spool: Spool) -> None:
 
 
 def _facts(event: Event) -> Event:
-    """The event without its data, of which the record does not keep the white space."""
-    return replace(event, data=None)
+    """The event without its data, of which the record does not keep the white space, and without its node, which old records lack."""
+    return replace(event, data=None, node=None)
 
 
 async def _publish_others(

@@ -172,7 +172,7 @@ class Work:
             proposals.Proposal(id=body["id"], agent_slug=body["agent_slug"], run_id=context.run_id, body=encode(body))
             for body in bodies
         ]
-        created = await proposals.store(self.ledger, self.orchestrator, kept)
+        created = await proposals.store(self.ledger, self.orchestrator, kept, correlation_id=context.correlation_id)
         told = [
             {"id": body["id"], "action": body["action"], "target": body["target"], "status": await self._settle(body)}
             for body in bodies

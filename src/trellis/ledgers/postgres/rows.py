@@ -1,6 +1,8 @@
 """Rows of the database as the engine's values."""
 
+from trellis.engine.admin_acts import AdminAct
 from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
+from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, Signal
 from trellis.ledgers.postgres.connection import Row
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
@@ -79,6 +81,7 @@ def event(row: Row) -> Event:
         epoch=Epoch(row["epoch"]),
         version=row["version"],
         data=row["data"],
+        node=node_of(row["actor_name"], row["actor_node"]),
     )
 
 
@@ -113,6 +116,24 @@ def queue_depth(row: Row) -> QueueDepth:
         paused=row["paused"],
         oldest_ready_s=row["oldest_s"],
         rate_limit=row["rate_per_s"],
+    )
+
+
+def act(row: Row) -> AdminAct:
+    """A row of `act` with its names."""
+    return AdminAct(
+        no=row["no"],
+        id=row["act_id"],
+        at=row["at"],
+        role=ROLES[int(row["role"])],
+        actor=row["actor_name"],
+        node=node_of(row["actor_name"], row["actor_node"]),
+        event=row["event"],
+        subject=row["subject"],
+        source=row["source"],
+        target=row["target"],
+        cause=row["cause"],
+        correlation_id=row["correlation_id"],
     )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act
 from trellis.engine.authority import check_held_limit, require
 from trellis.engine.errors import LedgerError, LedgerUnavailable
 from trellis.engine.jobs import (
@@ -32,6 +33,7 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
 )
+from trellis.engine.nodes import this_node
 from trellis.engine.records import (
     Children,
     DeadLetter,
@@ -57,6 +59,7 @@ from trellis.engine.records import (
 )
 from trellis.ledgers.bounds import check_children, check_each, check_expiring, check_ids, check_remark
 from trellis.ledgers.sqlite import (
+    acts,
     control,
     holder,
     inspection,
@@ -83,7 +86,7 @@ class SqliteLedger:
 
     turns_at_once = 1
 
-    def __init__(self, target: Target, clock: Callable[[], float]) -> None:
+    def __init__(self, target: Target, clock: Callable[[], float], node: str | None = None) -> None:
         self.url = target.url
         self._target = target
         self._bell = Bell()
@@ -91,6 +94,7 @@ class SqliteLedger:
         self._commits_seen = 0
         self._events = Bell()
         self._claims = count(1)
+        node = node or this_node()
         self._found_nothing_at = 0
         connection = connect(target)
         try:
@@ -104,6 +108,7 @@ class SqliteLedger:
             url=self.url,
             name="trellis-writer",
             clock=clock,
+            node=node,
             writes=True,
             room=None if target.path is None else WaitingRoom(target.path, BUSY_TIMEOUT_S),
             on_wake=self._bell.ring,
@@ -113,14 +118,14 @@ class SqliteLedger:
         self._reader = (
             self._writer
             if reading is None
-            else Lane(reading, url=self.url, name="trellis-reader", clock=clock, writes=False)
+            else Lane(reading, url=self.url, name="trellis-reader", clock=clock, node=node, writes=False)
         )
         self._watch = None if target.path is None else self._watch_of(target.path)
 
     @classmethod
-    async def open(cls, url: str, *, clock: Callable[[], float]) -> "SqliteLedger":
-        """Open a ledger, making or upgrading its file as needed."""
-        return await asyncio.get_running_loop().run_in_executor(None, cls, parse_url(url), clock)
+    async def open(cls, url: str, *, clock: Callable[[], float], node: str | None = None) -> "SqliteLedger":
+        """Open a ledger, making or upgrading its file as needed; `node` is this machine unless another is named."""
+        return await asyncio.get_running_loop().run_in_executor(None, cls, parse_url(url), clock, node)
 
     def _watch_of(self, path: Path) -> CommitWatch:
         """Hints of what other processes commit."""
@@ -216,7 +221,19 @@ class SqliteLedger:
 
     async def leave_behind(self, actor: Actor, name: str) -> bool:
         require(actor, "leave_behind")
-        return await self._writer.run(lambda tx: control.leave_behind(tx, name))
+        return await self._writer.run(lambda tx: control.leave_behind(tx, actor, name))
+
+    async def record_act(self, actor: Actor, act: NewAct) -> str:
+        require(actor, "record_act")
+        recorded_act = checked_act(act)
+        return await self._writer.run(lambda tx: acts.record(tx, actor, recorded_act))
+
+    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
+        return await self._reader.run(lambda tx: acts.read(tx, after, min(limit, ACTS_MAX), unpublished=unpublished))
+
+    async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
+        require(actor, "publish_acts")
+        await self._writer.run(lambda tx: acts.mark_published(tx, [one.no for one in published]))
 
     async def unfollow(self, following: Following) -> None:
         await self.followed(following, None, lease_s=0.0)
