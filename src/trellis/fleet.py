@@ -23,6 +23,8 @@ from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 
 OBJECTS_FOLDER = "objects"
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
+"""Where one listens on every address, and where one finds that on this machine."""
 NO_POLICY = MappingProxyType(
     {
         "id": "no-policy",
@@ -118,3 +120,15 @@ async def open_asking(settings: Settings, url: str, room: Room, *, new_id: Calla
     topics = topics_of(settings)
     async with open_pointers(settings, url) as pointers:
         yield Asking(topics=topics, pointers=pointers, room=room, new_id=new_id)
+
+
+def gateway_address(settings: Settings) -> str:
+    """The gateway as other parts reach it: as configured, else where this machine's gateway listens."""
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    return (settings.gateway or f"{scheme}://{reachable_host(settings.host)}:{settings.port}").rstrip("/")
+
+
+def reachable_host(host: str) -> str:
+    """A host that can be asked, as it stands in a URL."""
+    name = WILDCARDS.get(host, host)
+    return f"[{name}]" if ":" in name else name

@@ -30,13 +30,13 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.fleet import OBJECTS_FOLDER, kernel_of, topics_of
+from trellis.fleet import OBJECTS_FOLDER, gateway_address, kernel_of, reachable_host, topics_of
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm.asking import Asking
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
-from trellis.queue.backend import NlmBackend
+from trellis.queue.backend import READ_BYTES_MAX, NlmBackend
 from trellis.queue.context import Assembly
 from trellis.queue.driver import Driver as QueueDriver
 from trellis.queue.driver import DriverOptions as QueueDriverOptions
@@ -89,8 +89,6 @@ HELPERS = {
     "bus-collector": "retention",
 }
 """Services that belong to the part that is called by another one's name, and that name."""
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
-"""Where one listens on every address, and where one finds that on this machine."""
 
 
 def role_of(service: str) -> str:
@@ -155,7 +153,7 @@ class Instance:
     @property
     def nlm_url(self) -> str:
         """Where queue jobs are executed: as configured, else where this machine's NLM backend listens."""
-        there = f"http://{_reachable(self.settings.nlm_host)}:{self.settings.nlm_port}"
+        there = f"http://{reachable_host(self.settings.nlm_host)}:{self.settings.nlm_port}"
         return (self.settings.nlm_backend or there).rstrip("/")
 
     def actor(self, role: Role) -> Actor:
@@ -261,8 +259,28 @@ class Instance:
         """How jobs on topics are asked for."""
         return BusAsking(topics=self.topics, pointers=self.pointers, room=self.room, new_id=new_id)
 
+    def _token_as(self, role: Role) -> Callable[[], str]:
+        """What this process shows in a role; made when it is needed: without a key to sign with a job fails, and not the process."""
+
+        @cache
+        def made() -> ComponentToken:
+            return component_token(self.places.ledger, self.settings, role)
+
+        def token() -> str:
+            return made()()
+
+        return token
+
+    @cached_property
+    def nlm_reader(self) -> NlmBackend:
+        """How the gateway reads jobs of the NLM backend."""
+        token, tls = self._token_as(Role.GATEWAY), outgoing_tls(self.settings)
+        return NlmBackend(self.nlm_url, token, tls, answer_bytes_max=READ_BYTES_MAX)
+
     async def let_go(self) -> None:
         """End connections that were made on the way."""
+        if "nlm_reader" in vars(self):
+            await self.nlm_reader.close()
         if "pointers" in vars(self):
             await self.pointers.close()
         if "kernel" in vars(self):
@@ -273,14 +291,6 @@ class Instance:
         clock, actor = SystemClock(), self.actor(Role.ORCHESTRATOR)
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
         artifacts = self.artifacts
-
-        @cache
-        def made() -> ComponentToken:
-            return component_token(self.places.ledger, self.settings, Role.ORCHESTRATOR)
-
-        def token() -> str:  # asked for when it is needed: without a key to sign with a job fails, and not the process
-            return made()()
-
         driver = QueueDriver(
             ledger=self.ledger,
             actor=actor,
@@ -289,7 +299,7 @@ class Instance:
             assembly=Assembly(objects=self.objects, memory=self.memory, cid=artifacts.cid),
             artifacts=artifacts,
             layer=self.layer,
-            backend=NlmBackend(self.nlm_url, token, outgoing_tls(self.settings)),
+            backend=NlmBackend(self.nlm_url, self._token_as(Role.ORCHESTRATOR), outgoing_tls(self.settings)),
             gateway=self.gateway_url,
             draw=rng.random,
             options=QueueDriverOptions(
@@ -479,18 +489,6 @@ async def open_instance(
             await objects.close()
     finally:
         await ledger.close()
-
-
-def gateway_address(settings: Settings) -> str:
-    """The gateway as other parts reach it: as configured, else where this machine's gateway listens."""
-    scheme = "http" if settings.tls_cert_file is None else "https"
-    return (settings.gateway or f"{scheme}://{_reachable(settings.host)}:{settings.port}").rstrip("/")
-
-
-def _reachable(host: str) -> str:
-    """A host that can be asked, as it stands in a URL."""
-    name = WILDCARDS.get(host, host)
-    return f"[{name}]" if ":" in name else name
 
 
 def _models(settings: Settings) -> ModelOptions:

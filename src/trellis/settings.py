@@ -57,6 +57,9 @@ def _listed(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+NLM_LEDGER_FILE = "nlm.db"
+
+
 class Settings(pydantic.BaseModel):
     """Everything that can be set."""
 
@@ -266,6 +269,14 @@ class Settings(pydantic.BaseModel):
                 f"set {PREFIX}GATEWAY or give --gateway"
             )
             raise SettingsInvalid(source=str(self._file), detail=detail)
+
+    def nlm_ledger_of(self, ledger_url: str) -> str:
+        """Where the NLM backend keeps its jobs: as set, else beside an SQLite ledger, else in the working folder."""
+        if self.nlm_ledger is not None:
+            return self.nlm_ledger
+        if ledger_url.startswith("sqlite:///"):
+            return f"sqlite:///{Path(ledger_url.removeprefix('sqlite:///')).parent / NLM_LEDGER_FILE}"
+        return f"sqlite:///{NLM_LEDGER_FILE}"
 
     def worker_options(self, name: str) -> WorkerOptions:
         """The part that workers get."""

@@ -370,7 +370,7 @@ async def test_what_a_person_decides_about_an_agent_is_recorded_once(ward: Ward)
         await decide("nobody", AgentStatus.ACTIVE)
     ward.file.write_bytes(b"nothing")
     with pytest.raises(DefinitionMalformed):
-        await decide(SLUG, AgentStatus.ACTIVE, "five")
+        await decide(SLUG, AgentStatus.ACTIVE)
     assert len(await ward.records()) == 1
 
 

@@ -77,7 +77,7 @@ async def list_jobs(
     limit: LimitOption = LIMIT_DEFAULT,
     cursor: Annotated[str | None, typer.Option("--cursor", help="Go on after an earlier page.")] = None,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first. --lifecycle nlm-job lists those of the NLM backend, which has a ledger of its own."""
     chosen_state, chosen_lifecycle = values.state(state, values.lifecycle(lifecycle))
     where = JobFilter(
         lifecycle=chosen_lifecycle,
@@ -87,7 +87,7 @@ async def list_jobs(
         concurrency_key=None if key is None else _namespaced(key),
     )
     wanted = values.limit(limit, LIMIT_MAX)
-    async with cli.open() as ledger:
+    async with cli.open_having(lifecycle=chosen_lifecycle) as ledger:
         now = await ledger.now()
         found: list[Job] = []
         while wanted > 0:
@@ -158,7 +158,7 @@ def _waits_for(job: Job, now: datetime) -> str:
 
 async def show(cli: Cli, id_: JobArgument) -> None:
     """Everything about one job: row, payload, result, events, last log lines."""
-    async with cli.open() as ledger:
+    async with cli.open_having(job_id=id_) as ledger:
         job = await _found(ledger, id_)
         events = await ledger.events(job.job_id)
         result = await ledger.result(job.job_id)

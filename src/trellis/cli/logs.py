@@ -1,15 +1,13 @@
 """How the log of a process looks: lines for people or JSON for machines, always on standard error."""
 
-import json
 import logging
 import sys
 import time
 from typing import Any
 
-from trellis.cli.output import Output
+from trellis.cli.output import Output, harmless, json_line
 from trellis.engine import tracing
 from trellis.engine.logs import log_of
-from trellis.engine.text import visible
 from trellis.settings import Settings
 
 LOGGER = "trellis"
@@ -27,7 +25,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line, and a traceback as more; what cannot be seen is escaped."""
-        return "\n".join(map(visible, super().format(record).split("\n")))
+        return harmless(super().format(record))
 
 
 class _Json(_Lines):
@@ -47,7 +45,7 @@ class _Json(_Lines):
             line["trace_id"] = trace_id
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return visible(json.dumps(line, default=str, ensure_ascii=False))
+        return json_line(line)
 
 
 class _StandardError(logging.StreamHandler[Any]):

@@ -15,7 +15,7 @@ No subject begins with an angle bracket, and neither issuer nor tenant holds a s
 import re
 import unicodedata
 
-from trellis.engine.text import IGNORABLE, is_storable
+from trellis.engine.text import is_storable
 
 NAME_CHARS_MAX = 200
 TENANT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -23,6 +23,8 @@ BUS = "<bus>"
 
 _QUALIFIED = re.compile(r"<(?:iss=(?P<issuer>[^ <>]+))?(?: ?tenant=(?P<tenant>[^ <>]+))?>.+", re.DOTALL)
 _UNSAFE_IN_ISSUER = re.compile(r"[ <>%]")
+_IGNORABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+"""Characters that count as printable and yet show nothing: fillers, joiners of marks and variation selectors."""
 _EAST_ASIAN = frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC"})
 """Scripts that are written together, and with Latin letters."""
 
@@ -34,7 +36,7 @@ def name_fault(name: str) -> str | None:
     together, are refused and never repaired, so that a name is the same wherever it is compared.
     """
     scripts = _scripts(name)
-    unseen = not is_storable(name) or not name.isprintable() or IGNORABLE.search(name) is not None
+    unseen = not is_storable(name) or not name.isprintable() or _IGNORABLE.search(name) is not None
     mixed = len(scripts) > 1 and not scripts <= {"LATIN", "EAST ASIAN"}
     faults = (
         (not 1 <= len(name) <= NAME_CHARS_MAX, f"it must be text of 1 to {NAME_CHARS_MAX} characters"),

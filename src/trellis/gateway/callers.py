@@ -12,6 +12,7 @@ from fastapi import Depends, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials
 
 from trellis.engine.authority import Principal
+from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor
 from trellis.engine.matrices import permit
 from trellis.identity import Identity, TrustedKey
@@ -50,6 +51,14 @@ class Caller:
     """The request's own: as its header says, else made for it."""
     given_correlation_id: str | None = None
     """The same where the caller chose it; None for one that was made."""
+
+    def may(self, rule: str) -> bool:
+        """Whether another rule lets the caller, too."""
+        try:
+            self.permit(rule)
+        except NotAllowed:
+            return False
+        return True
 
     def permit(self, rule: str, *, own: bool | None = None) -> Actor:
         """Ask another rule, or the same one now that the thing is known."""

@@ -19,6 +19,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Restored
 from trellis.engine.restoring import check
 from trellis.lifecycles.artifact import ARTIFACT
+from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
@@ -38,6 +39,8 @@ READS_AT_ONCE = 16
 BATCH_JOBS = 200
 BATCH_BYTES = 16 * 1024 * 1024
 REFUSALS_KEPT = 1_000
+ELSEWHERE = frozenset({NLM_JOB.name})
+"""Lifecycles whose jobs do not come back: the NLM backend has a ledger of its own, and is asked again for what it lost (D42, NLM-6)."""
 
 Progress = Callable[[str, int], None]
 """Told what is being done and how much of it is done."""
@@ -180,6 +183,8 @@ async def rebuild_ledger(
 async def _refuse_others(ledger: Ledger, spool: Spool) -> None:
     """A ledger that holds anything but what is recorded is another ledger, or one that was not lost."""
     async for history in ledger.histories():
+        if history.job.lifecycle in ELSEWHERE:
+            continue
         born = audit.timestamp(history.job.created_at)
         known = [record.event for record in spool.records(history.job.job_id, born)]
         if not known:
@@ -436,7 +441,7 @@ def _spool(spool: Spool, key: str, body: bytes, *, bodies: bool) -> None:
     if not made or not isinstance(made[0], dict):
         raise RecordInvalid(event=key, problem="there is no record in it")
     if bodies:
-        spool.add(made)
+        spool.add(one for one in made if one.get("lifecycle") not in ELSEWHERE)
     else:
         spool.add_ids((str(one.get("event_id")), str(one.get("ts"))) for one in made)
 
