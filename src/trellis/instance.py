@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from trellis.agents.catalog import Catalog
@@ -24,13 +23,12 @@ from trellis.bus.room import Room
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.topics import Topics
 from trellis.engine.authority import Principal
-from trellis.engine.errors import SettingsInvalid
 from trellis.engine.holding import Heartbeat, HolderOptions
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.fleet import OBJECTS_FOLDER, gateway_address, kernel_of, reachable_host, topics_of
+from trellis.fleet import Places, gateway_address, kernel_of, nlm_key, places, reachable_host, topics_of
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm.asking import Asking
@@ -58,8 +56,18 @@ from trellis.runs.timetable import Timetable
 from trellis.runs.work import Work
 from trellis.settings import Settings
 from trellis.storage.address import s3_credentials
-from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, open_memory
+from trellis.storage.memory import (
+    AlreadyApplied,
+    Committed,
+    MemoryRepository,
+    Operation,
+    TokenCounter,
+    Update,
+    count_tokens,
+    open_memory,
+)
 from trellis.storage.memory.belonging import check_belonging, repository_id
+from trellis.storage.memory.tokenizers import open_tokenizer
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 from trellis.wiring import (
@@ -73,7 +81,6 @@ from trellis.wiring import (
 )
 from trellis.worker.kinds import Making, read_job
 
-MEMORY_FOLDER = "memory.git"
 PROBE_KEY = "agents/index.json"
 """What the object store is asked for to see whether it answers."""
 SEED_RUN = "garden"
@@ -101,27 +108,6 @@ def is_of_queue(service: Service[Any]) -> bool:
     return service.name.startswith("queue-")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """Where an instance keeps what it has."""
-
-    ledger: str
-    objects: str
-    memory: Path
-
-
-def places(settings: Settings, ledger: str) -> Places:
-    """The settings' places; beside an SQLite file what is not set lies in its folder. Raises SettingsInvalid."""
-    folder = Path(ledger.removeprefix("sqlite:///")).absolute().parent if ledger.startswith("sqlite:///") else None
-    if folder is None and (settings.objects is None or settings.memory is None):
-        missing = "objects" if settings.objects is None else "memory"
-        raise SettingsInvalid(
-            source=missing, detail=f"set TRELLIS_{missing.upper()}: only an SQLite ledger has a folder"
-        )
-    objects = settings.objects or f"file://{(folder or Path()) / OBJECTS_FOLDER}"
-    return Places(ledger=ledger, objects=objects, memory=settings.memory or (folder or Path()) / MEMORY_FOLDER)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Instance:
     """Everything open."""
@@ -133,6 +119,8 @@ class Instance:
     provider: NlmProvider
     settings: Settings
     name: str
+    counter: TokenCounter = field(default=count_tokens, compare=False)
+    """What counts tokens of memory and sources (D50)."""
     schedulers: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]], compare=False)
     """What wakes the schedulers of the bus in this process; none where it runs elsewhere, and finds what is new by itself."""
 
@@ -163,7 +151,7 @@ class Instance:
     @property
     def catalog(self) -> Catalog:
         """The agents."""
-        return Catalog(self.objects)
+        return Catalog(self.objects, counter=self.counter)
 
     @property
     def artifacts(self) -> Artifacts:
@@ -192,6 +180,8 @@ class Instance:
             publisher=Publisher(self.objects),
             timetable=Timetable(objects=self.objects),
             random_text=lambda: new_id()[:8],
+            waiting_max=self.settings.runs_waiting,
+            cancel_grace_s=self.settings.cancel_grace_s,
         )
 
     def apply_engine(self) -> ApplyEngine:
@@ -296,7 +286,7 @@ class Instance:
             actor=actor,
             clock=clock,
             objects=self.objects,
-            assembly=Assembly(objects=self.objects, memory=self.memory, cid=artifacts.cid),
+            assembly=Assembly(objects=self.objects, memory=self.memory, cid=artifacts.cid, counter=self.counter),
             artifacts=artifacts,
             layer=self.layer,
             backend=NlmBackend(self.nlm_url, self._token_as(Role.ORCHESTRATOR), outgoing_tls(self.settings)),
@@ -329,6 +319,7 @@ class Instance:
             apply_engine=engine,
             clock=clock,
             limits=Limits(),
+            counter=self.counter,
         )
         driver = Driver(
             ledger=self.ledger,
@@ -452,7 +443,7 @@ async def open_instance(
 
     Raises MemoryOfAnother where the memory is used and belongs to another instance.
     """
-    found = places(settings, ledger_url)
+    found, counter = places(settings, ledger_url), open_tokenizer(settings.tokenizer)
     ledger = await open_ledger(found.ledger, part=part)
     try:
         objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
@@ -463,9 +454,9 @@ async def open_instance(
                 clock=SystemClock(),
                 base_url=settings.nlm_base_url,
                 model=settings.nlm_model,
-                key=settings.nlm_key,
+                key=nlm_key(settings),
             )
-            memory = await asyncio.to_thread(open_memory, found.memory)
+            memory = await asyncio.to_thread(open_memory, found.memory, counter=counter)
             if uses_memory:
                 repository = await asyncio.to_thread(repository_id, memory.path, new_id)
                 await check_belonging(objects, repository, memory.path)
@@ -477,6 +468,7 @@ async def open_instance(
                     memory=memory,
                     provider=provider,
                     settings=settings,
+                    counter=counter,
                     name=name or process_name("trellis"),
                 )
                 try:
@@ -492,5 +484,5 @@ async def open_instance(
 
 
 def _models(settings: Settings) -> ModelOptions:
-    key = None if settings.model_key is None else settings.model_key.get_secret_value()
-    return ModelOptions(base_url=settings.model_base_url, key=key)
+    key = settings.key_for("model_base_url")
+    return ModelOptions(base_url=settings.model_base_url, key=None if key is None else key.get_secret_value())

@@ -19,7 +19,6 @@ from trellis.cli.reading import open_wait, signal_lines, surroundings
 from trellis.client import Trellis, cancelling
 from trellis.engine.errors import JobNotFound, Refused
 from trellis.engine.jobs import (
-    CANCEL_GRACE_S_DEFAULT,
     Actor,
     CancelMode,
     JobId,
@@ -305,7 +304,7 @@ async def cancel(
 ) -> int:
     """End a job that has not ended. A running one is asked to stop, and ended after a grace."""
     given_s = values.seconds("--grace", grace)
-    grace_s = CANCEL_GRACE_S_DEFAULT if given_s is None else given_s
+    grace_s = cli.settings.cancel_grace_s if given_s is None else given_s
     async with cli.connect() as trellis:
         job = await _found(trellis.ledger, id_)
         roles = cancelling(job)

@@ -17,6 +17,7 @@ VERSION = "--version"
 
 NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "init": ("init",),
         "demo": ("demo",),
         "agents": ("agents",),
         "runs": ("run", "runs"),

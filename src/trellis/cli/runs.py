@@ -26,7 +26,7 @@ from trellis.operations.explain import duration
 from trellis.runs import documents, ids
 from trellis.runs.documents import Facts, Request
 from trellis.runs.errors import RunNotFound
-from trellis.runs.layer import GRACE_S, TriggerKind
+from trellis.runs.layer import TriggerKind
 from trellis.runs.lookup import find_run
 from trellis.wiring import new_id
 
@@ -227,4 +227,6 @@ async def cancel(
     elif state in ENDED:
         cli.out.line(f"{run_id} is {state}")
     else:
-        cli.out.line(f"{run_id} was asked to stop; it is ended in {duration(GRACE_S)} if it does not")
+        cli.out.line(
+            f"{run_id} was asked to stop; it is ended in {duration(cli.settings.cancel_grace_s)} if it does not"
+        )

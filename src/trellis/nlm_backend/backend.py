@@ -18,11 +18,11 @@ from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX
 from trellis.engine.clock import Clock
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.engine.holding import Heartbeat, Holder, HolderOptions
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.fleet import gateway_address, objects_place
+from trellis.fleet import gateway_address, nlm_key, objects_place
 from trellis.identity import TrustedKey
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -61,6 +61,7 @@ class BackendOptions:
     lease_s: float = 30.0
     heartbeat_s: float = 10.0
     poll_s: float = 0.2
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +105,14 @@ class Backend:
         limits = ProviderLimits.of(clock, concurrency=options.concurrency, per_second=options.per_second)
         actor = Actor(role=Role.NLM_BACKEND, name=name)
         limited = LimitedProvider(inner=provider, limits=limits, clock=clock, metrics=self.metrics)
-        delivery = Delivery(
-            client=links.client,
-            trusted=links.trusted,
-            token=links.token,
-            secret=links.secret,
-            clock=clock,
-            rng=world.rng,
-            now=world.now,
-            metrics=self.metrics,
-        )
         first, *others = sorted(map(type_of, links.trusted))
         driver = NlmDriver(
-            ledger=ledger, actor=actor, clock=clock, provider=limited, delivery=delivery, metrics=self.metrics
+            ledger=ledger,
+            actor=actor,
+            clock=clock,
+            provider=limited,
+            delivery=self._delivery(links),
+            metrics=self.metrics,
         )
         self.holder = Holder(
             ledger=ledger,
@@ -146,8 +142,21 @@ class Backend:
             circuit=limits.circuit,
             metrics=self.metrics,
             concurrency=options.concurrency,
+            cancel_grace_s=options.cancel_grace_s,
         )
         self.desk = Desk(intake=intake, asking=Asking(limited, clock=clock), metrics=self.metrics)
+
+    def _delivery(self, links: Links) -> Delivery:
+        return Delivery(
+            client=links.client,
+            trusted=links.trusted,
+            token=links.token,
+            secret=links.secret,
+            clock=self._world.clock,
+            rng=self._world.rng,
+            now=self._world.now,
+            metrics=self.metrics,
+        )
 
     def app(self, keys: Sequence[TrustedKey]) -> FastAPI:
         """The application, for callers whose tokens these keys verify."""
@@ -205,7 +214,7 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
             clock=SystemClock(),
             base_url=settings.nlm_base_url,
             model=settings.nlm_model,
-            key=settings.nlm_key,
+            key=nlm_key(settings),
         )
         stack.push_async_callback(provider.close)
         client = await stack.enter_async_context(guarded_client(policy, tls=outgoing_tls(settings)))
@@ -215,7 +224,11 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
             links=Links(client=client, trusted=frozenset({gateway}), token=token, secret=secret),
             name=name or process_name("nlm"),
             objects=objects,
-            options=BackendOptions(concurrency=settings.nlm_concurrency, per_second=settings.nlm_per_second),
+            options=BackendOptions(
+                concurrency=settings.nlm_concurrency,
+                per_second=settings.nlm_per_second,
+                cancel_grace_s=settings.cancel_grace_s,
+            ),
             world=World(
                 clock=SystemClock(),
                 rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret

@@ -17,6 +17,7 @@ from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStat
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, LedgerError, OptionInvalid, QueueFull
 from trellis.engine.jobs import (
+    CANCEL_GRACE_S_DEFAULT,
     CORRELATION_PATTERN,
     Actor,
     CancelMode,
@@ -43,7 +44,6 @@ from trellis.storage.objects import StoreUnavailable
 
 WAITING_MAX = 100
 WAITING_STATES = ("queued", "requested")
-GRACE_S = 30.0
 KEY_SCOPE = "runs"
 CRON_SCOPE = "schedules"
 """What an instant's key is unique in: nobody who begins a run himself can have taken it."""
@@ -135,6 +135,8 @@ class BuiltinLayer:
     timetable: Timetable
     random_text: Callable[[], str]
     waiting_max: int = WAITING_MAX
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
+    """How long after a soft cancel a run that goes on is ended (D19)."""
 
     async def trigger(
         self,
@@ -254,7 +256,9 @@ class BuiltinLayer:
     async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
         """First of cancel and complete wins."""
         await self.standing(run_id)
-        answer = await self.ledger.cancel(self.orchestrator, run_id, mode, request_id, grace_s=GRACE_S, cause=cause)
+        answer = await self.ledger.cancel(
+            self.orchestrator, run_id, mode, request_id, grace_s=self.cancel_grace_s, cause=cause
+        )
         match answer:
             case Moved(target=state) | NotMoved(state=state):
                 return state

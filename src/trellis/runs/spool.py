@@ -64,6 +64,9 @@ _TABLES = (
 )
 
 
+_READABLE = " and ".join(map(str, sorted(audit.READABLE)))
+
+
 class Spool:
     """One set of records. Used by one task at a time."""
 
@@ -114,7 +117,7 @@ class Spool:
         job, found = made.get("job_id"), made.get("format", "none")
         if not isinstance(job, str):
             raise RecordInvalid(event=str(made.get("event_id")), problem="it names no job")
-        reason = f"its record of version {made['version']} has format {found}, and this program reads {audit.FORMAT}"
+        reason = f"its record of version {made['version']} has format {found}, and this program reads {_READABLE}"
         self._db.execute(_Sql.add_damage, (job, reason))
 
     def add_ids(self, events: Iterable[tuple[str, str]]) -> None:

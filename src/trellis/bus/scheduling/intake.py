@@ -71,6 +71,8 @@ class Intake:
     room: Room
     accepted: Callable[[], None] | None = None
     """Called when a new job is in the ledger."""
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
+    """How long after a soft cancel a job that goes on is ended."""
     limit: AlertLimit | None = None
     """How often people are told of requests that are refused; None for every time."""
     _listening: list[Listening] = field(default_factory=list[Listening])
@@ -166,7 +168,7 @@ class Intake:
             job.job_id,
             CancelMode.SOFT,
             RequestId(f"bus-cancel:{job.job_id}"),
-            grace_s=CANCEL_GRACE_S_DEFAULT,
+            grace_s=self.cancel_grace_s,
             cause=wish.reason[:TEXT_CHARS_MAX] or None,
         )
 

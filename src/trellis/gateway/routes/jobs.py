@@ -19,7 +19,6 @@ from trellis.bus.requests import JobRequest
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
 from trellis.engine.jobs import (
-    CANCEL_GRACE_S_DEFAULT,
     CancelMode,
     CancelRequested,
     JobId,
@@ -342,7 +341,12 @@ async def cancel(
 
     async def act() -> dict[str, Any] | None:
         answer = await instance.ledger.cancel(
-            actor, job.job_id, stop.mode, asked.request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=stop.reason
+            actor,
+            job.job_id,
+            stop.mode,
+            asked.request_id,
+            grace_s=instance.settings.cancel_grace_s,
+            cause=stop.reason,
         )
         if isinstance(answer, NotMoved) and job.lifecycle == BUS_JOB.name:
             again = await done_again(instance.ledger, job, instance.topics)

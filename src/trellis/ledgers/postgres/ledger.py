@@ -7,7 +7,7 @@ against the database role of the connection, so a role is granted by the databas
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, Self
 
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act
@@ -443,9 +443,7 @@ class PostgresLedger(Reads):
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
-        new = checked_act(act)
-        told = (new.event, new.subject, new.source, new.target, new.cause, new.correlation_id)
-        number = await self._actor(actor)
+        told, number = astuple(checked_act(act)), await self._actor(actor)
         act_id = await self._admin("record_act", "select record_act($1, $2, $3, $4, $5, $6, $7)", number, *told)
         self._bell.ring_events()
         return act_id

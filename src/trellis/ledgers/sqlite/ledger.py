@@ -7,12 +7,14 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
+from shutil import disk_usage
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act
 from trellis.engine.authority import check_held_limit, require
-from trellis.engine.errors import LedgerError, LedgerUnavailable
+from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
+    PAYLOAD_BYTES_MAX,
     Actor,
     Applied,
     CancelMode,
@@ -79,6 +81,9 @@ from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.ledgers.sqlite.queue import WaitingRoom
 from trellis.ledgers.sqlite.turn import turn as take_turn
 from trellis.ledgers.sqlite.wait import Bell, CommitWatch
+
+ROOM_BYTES_MIN = 2 * PAYLOAD_BYTES_MAX
+"""With less room on its disk a ledger is full: the longest payload is written to the log and then to the file."""
 
 
 class SqliteLedger:
@@ -369,8 +374,13 @@ class SqliteLedger:
         return await self._reader.run(lambda tx: submit.answered(tx, scope, key, fingerprint))
 
     async def ping(self) -> None:
-        if self._target.path is not None and not self._target.path.exists():
-            raise LedgerUnavailable(reason=f"there is no file {self._target.path} any more")
+        path = self._target.path
+        if path is None:
+            return
+        if not path.exists():
+            raise LedgerUnavailable(reason=f"there is no file {path} any more")
+        if disk_usage(path).free < ROOM_BYTES_MIN:
+            raise LedgerFull
 
     async def now(self) -> datetime:
         return rows.moment(self._writer.now())
