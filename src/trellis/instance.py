@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
-from trellis.agents.catalog import Catalog
+from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.desk import Limits
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
@@ -22,6 +22,7 @@ from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.room import Room
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.topics import Topics
+from trellis.engine.admin_acts import NewAct
 from trellis.engine.authority import Principal
 from trellis.engine.holding import Heartbeat, HolderOptions
 from trellis.engine.jobs import Actor
@@ -407,8 +408,11 @@ class Instance:
 
     async def plant(self) -> None:
         """Put the demonstration agents there, with the first pages of their memory. Twice is as once."""
-        await plant(self.objects)
+        planted = await plant(self.objects)
         for slug in AGENTS:
+            if agent_key(slug) in planted.created:
+                created = NewAct(event="agent.created", subject=slug, target="active", cause="the garden is planted")
+                await self.ledger.record_act(self.actor(Role.CONTROL_PLANE), created)
             if (await asyncio.to_thread(self.memory.read, slug)).version == 0:
                 await self._seed(slug)
 

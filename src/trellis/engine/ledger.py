@@ -190,6 +190,10 @@ class Ledger(Protocol):
         """Administrative acts after the one with this number, at most ACTS_MAX; with `unpublished` those without an audit record."""
         ...
 
+    async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
+        """Put back acts that this ledger lost and whose records were read; those that are there stay. `no` is given anew."""
+        ...
+
     async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
         """Say that the audit records of these acts are in the object store."""
         ...

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from trellis.engine.errors import LedgerUrlInvalid
@@ -31,9 +32,12 @@ async def open_ledger(
         return await SqliteLedger.open(url, clock=clock, node=node)
     if url.startswith(_POSTGRES):
         with extra_needed(Extra.POSTGRES, "A ledger on PostgreSQL"):
+            from trellis.ledgers.postgres.lanes import LaneOptions
             from trellis.ledgers.postgres.ledger import PostgresLedger
 
-        return await PostgresLedger.open(url, part=part, node=node, **options)
+        if node is not None:
+            options["options"] = replace(options.get("options") or LaneOptions(), node=node)
+        return await PostgresLedger.open(url, part=part, **options)
     raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
 
 

@@ -132,6 +132,33 @@ def is_of_event(made: Mapping[str, Any]) -> bool:
     return "lifecycle" in made and "version" in made
 
 
+def is_of_act(made: Mapping[str, Any]) -> bool:
+    """Whether a record is one of an administrative act."""
+    return str(made.get("event_id")).startswith("act-") and "subject" in made and made.get("format") in READABLE
+
+
+def read_act(made: Mapping[str, Any]) -> AdminAct:
+    """The act back; raises RecordInvalid."""
+    try:
+        return AdminAct(
+            no=0,
+            id=made["event_id"],
+            at=_known_moment(made["ts"]),
+            role=Role(made["role"]),
+            actor=made["actor_name"],
+            node=made["node"],
+            event=made["event"],
+            subject=made["subject"],
+            source=made["from"],
+            target=made["to"],
+            cause=made["cause"],
+            correlation_id=made["correlation_id"],
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
+
+
 def read(made: Mapping[str, Any]) -> Recorded:
     """The record back; raises RecordInvalid."""
     try:

@@ -172,6 +172,9 @@ async def rebuild_ledger(
             async for done in returning.all_jobs():
                 await keep()
                 on_progress("jobs put back", done.jobs + done.there)
+            for acts in spool.acts():
+                await ledger.restore_acts(actor, acts)
+                await keep()
             recorder = Recorder(ledger, Publisher(objects), alone)
             end = await _publish_others(ledger, recorder, spool, returning.behind, keep)
             for name in tellers:

@@ -1,5 +1,7 @@
 """Administrative acts: each change leaves exactly one, with who, when, what and from which machine; nothing else leaves any."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
@@ -80,6 +82,18 @@ async def test_an_act_that_cannot_be_stored_is_refused_and_a_long_reason_is_cut(
     await rig.ledger.record_act(ADMIN, NewAct(event="x", subject="y\0", cause="z" * 9_000))
     (act,) = await rig.ledger.acts()
     assert (act.subject, len(act.cause or "")) == ("y\ufffd", 2_000)
+
+
+@pytest.mark.requirement("OBS-1", "D14")
+async def test_lost_acts_come_back_as_they_were(rig: Rig):
+    await rig.ledger.pause(ADMIN, "work", paused=True)
+    await rig.ledger.limit_rate(WORKER, "work", 5.0)
+    lost = await rig.ledger.acts()
+    owner = await rig.lose()
+    for _ in range(2):
+        await owner.restore_acts(actor(Role.OWNER), [replace(act, no=0) for act in lost])
+    assert [replace(act, no=0) for act in await owner.acts()] == [replace(act, no=0) for act in lost]
+    assert await owner.acts(unpublished=True) == []
 
 
 @pytest.mark.requirement("OBS-1")

@@ -51,7 +51,7 @@ from trellis.engine.outages import Failures
 from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
 from trellis.ledgers.bounds import check_remark, check_signals
-from trellis.ledgers.postgres import moves, restore, submit
+from trellis.ledgers.postgres import moves, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
@@ -78,7 +78,7 @@ class PostgresLedger(Reads):
 
     turns_at_once = 2
 
-    def __init__(self, url: str, options: LaneOptions, *, hints: bool, node: str | None = None) -> None:
+    def __init__(self, url: str, options: LaneOptions, *, hints: bool) -> None:
         self.url = url
         self._failures = failures = Failures("connections")
         self._submit_lane = Lane(url, options, failures)
@@ -95,7 +95,7 @@ class PostgresLedger(Reads):
         self._ping_lane = Lane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
         self._bell = Doorbell(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
-        self._node = node or this_node()
+        self._node = options.node or this_node()
         self._types: dict[str, int] = {}
         self._type_names: dict[int, str] = {}
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
@@ -113,20 +113,14 @@ class PostgresLedger(Reads):
 
     @classmethod
     async def open(
-        cls,
-        url: str,
-        *,
-        hints: bool = True,
-        options: LaneOptions | None = None,
-        part: str | None = None,
-        node: str | None = None,
+        cls, url: str, *, hints: bool = True, options: LaneOptions | None = None, part: str | None = None
     ) -> Self:
         """Open a migrated database, or say what is wrong with it."""
         check_url(url)
         chosen = options or LaneOptions()
         if part is not None:
             chosen = replace(chosen, application_name=f"{APPLICATION_NAME}-{part}")
-        ledger = cls(url, chosen, hints=hints, node=node)
+        ledger = cls(url, chosen, hints=hints)
         try:
             await ledger._admin_lane.call("open", "", lambda c, _: _check_version(c, url), window_s=0)
         except OutcomeUnknown as error:
@@ -447,6 +441,10 @@ class PostgresLedger(Reads):
         act_id = await self._admin("record_act", "select record_act($1, $2, $3, $4, $5, $6, $7)", number, *told)
         self._bell.ring_events()
         return act_id
+
+    async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
+        require(actor, "restore")
+        await self._admin("restore_acts", "select restore_acts($1, $2)", await self._actor(actor), rows.acts_json(lost))
 
     async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
         require(actor, "publish_acts")

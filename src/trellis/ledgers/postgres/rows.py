@@ -1,5 +1,9 @@
 """Rows of the database as the engine's values."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
 from trellis.engine.admin_acts import AdminAct
 from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.nodes import node_of
@@ -134,6 +138,22 @@ def act(row: Row) -> AdminAct:
         target=row["target"],
         cause=row["cause"],
         correlation_id=row["correlation_id"],
+    )
+
+
+def acts_json(acts: Sequence[AdminAct]) -> str:
+    """Acts in the shape in which `restore_acts` takes them."""
+    return json.dumps(
+        [
+            {
+                **{name: value for name, value in asdict(act).items() if name not in {"no", "id"}},
+                "act_id": act.id,
+                "at": act.at.isoformat(),
+                "role": act.role.code,
+                "node": act.node or "",
+            }
+            for act in acts
+        ]
     )
 
 

@@ -15,6 +15,7 @@ from trellis.lifecycles.lifecycle import ROLES
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
     add: LiteralString
+    put_back: LiteralString
     read: LiteralString
     read_unpublished: LiteralString
     mark_published: LiteralString
@@ -35,6 +36,14 @@ def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
     }
     tx.appended = True
     return tx.db.execute(_Sql.add, values).fetchall()[0][0]
+
+
+def put_back(tx: Transaction, lost: Sequence[AdminAct]) -> None:
+    """Write acts down that this ledger lost, as they were; those that are there stay."""
+    for act in lost:
+        who = (ROLE_CODES[act.role], tx.names.actor_id(act.actor, act.node or ""))
+        about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id)
+        tx.db.execute(_Sql.put_back, (act.id, rows.microseconds(act.at), *who, *about))
 
 
 def read(tx: Transaction, after: int, limit: int, *, unpublished: bool) -> list[AdminAct]:

@@ -236,6 +236,10 @@ class SqliteLedger:
     async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
         return await self._reader.run(lambda tx: acts.read(tx, after, min(limit, ACTS_MAX), unpublished=unpublished))
 
+    async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
+        require(actor, "restore")
+        await self._writer.run(lambda tx: acts.put_back(tx, lost))
+
     async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
         require(actor, "publish_acts")
         await self._writer.run(lambda tx: acts.mark_published(tx, [one.no for one in published]))

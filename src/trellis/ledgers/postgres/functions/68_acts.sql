@@ -32,3 +32,25 @@ begin
   perform _require(a.role, 'publish administrative acts', array['owner', 'projector', 'control-plane']);
   update act c set published = true where c.no = any(p_nos) and not c.published;
 end $$;
+
+-- Acts that were recorded and lost with the database come back as they were, for whoever owns the ledger; those that are there stay.
+create or replace function restore_acts(p_actor int, p_acts jsonb) returns void language plpgsql security definer
+set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+begin
+  perform _require(a.role, 'put lost acts back', array['owner', 'control-plane']);
+  if not pg_has_role(session_user, 'trellis_owner', 'member') then
+    raise exception 'only a member of trellis_owner may put lost acts back, and % is none', session_user using errcode = 'TR002';
+  end if;
+  insert into actor (role, db_role, name, node)
+  select distinct x.role, session_user, x.actor, x.node from jsonb_to_recordset(p_acts) as x(role smallint, actor text, node text)
+  on conflict do nothing;
+  insert into act (act_id, at, role, actor, event, subject, source, target, cause, correlation_id, published)
+  select x.act_id, x.at, x.role, o.id, x.event, x.subject, x.source, x.target, x.cause, x.correlation_id, true
+    from jsonb_to_recordset(p_acts) as x(
+      act_id text, at timestamptz, role smallint, actor text, node text, event text, subject text, source text, target text, cause text,
+      correlation_id text)
+    join actor o on o.name = x.actor and o.role = x.role and o.db_role = session_user and o.node = x.node
+  on conflict do nothing;
+end $$;
