@@ -112,7 +112,7 @@ class JobHandle:
         mode: CancelMode | str = CancelMode.SOFT,
         *,
         cause: str | None = None,
-        grace_s: float = CANCEL_GRACE_S_DEFAULT,
+        grace_s: float | None = None,
     ) -> Job:
         """End the job: soft asks its holder to stop and becomes hard after the grace; raises InvalidTransition once ended."""
         return await self._trellis.cancel(self.id, mode, cause=cause, grace_s=grace_s)
@@ -136,8 +136,13 @@ class Trellis:
         app: App | None = None,
         asking: "Callable[[], AbstractAsyncContextManager[Asking]] | None" = None,
         accepted: Callable[[], None] | None = None,
+        cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT,
     ) -> None:
-        """`accepted` is called when a new job on a topic is in the ledger: a scheduler in the same process looks at once."""
+        """`accepted` is called when a new job on a topic is in the ledger: a scheduler in the same process looks at once.
+
+        `cancel_grace_s` is how long after a soft cancel a job that goes on is ended, where the call does not say.
+        """
+        self._cancel_grace_s = cancel_grace_s
         self.ledger = ledger
         self.principal = principal
         self._clock = clock
@@ -313,10 +318,13 @@ class Trellis:
         mode: CancelMode | str = CancelMode.SOFT,
         *,
         cause: str | None = None,
-        grace_s: float = CANCEL_GRACE_S_DEFAULT,
+        grace_s: float | None = None,
     ) -> Job:
-        """End a job that has not ended; raises InvalidTransition with its final state once it has."""
-        chosen = _mode(mode)
+        """End a job that has not ended; raises InvalidTransition with its final state once it has.
+
+        `grace_s` is how long after a soft cancel it is ended if it goes on; by default as the settings say.
+        """
+        chosen, grace_s = _mode(mode), self._cancel_grace_s if grace_s is None else grace_s
         actor = await self._canceller(JobId(job_id))
         answer = await self.ledger.cancel(
             actor, JobId(job_id), chosen, self._request_id(), grace_s=grace_s, cause=cause

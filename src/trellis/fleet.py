@@ -3,9 +3,12 @@
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
+
+from pydantic import SecretStr
 
 from trellis.bus.asking import Asking
 from trellis.bus.pointers import Pointers, make_pointers
@@ -17,12 +20,17 @@ from trellis.bus.safety.policy import Policy
 from trellis.bus.topics import FILE_NAME, Topics, read_topics
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.clock import Clock
+from trellis.engine.errors import SettingsInvalid
+from trellis.nlm.open import DEFAULT as DEFAULT_NLM
 from trellis.settings import LOCAL_BUS, Settings
 from trellis.storage.address import s3_credentials
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 
 OBJECTS_FOLDER = "objects"
+MEMORY_FOLDER = "memory.git"
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
+"""Where one listens on every address, and where one finds that on this machine."""
 NO_POLICY = MappingProxyType(
     {
         "id": "no-policy",
@@ -87,6 +95,27 @@ async def open_settings_bus(
         await bus.close()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where an instance keeps what it has."""
+
+    ledger: str
+    objects: str
+    memory: Path
+
+
+def places(settings: Settings, ledger: str) -> Places:
+    """The settings' places; beside an SQLite file what is not set lies in its folder. Raises SettingsInvalid."""
+    folder = Path(ledger.removeprefix("sqlite:///")).absolute().parent if ledger.startswith("sqlite:///") else None
+    if folder is None and (settings.objects is None or settings.memory is None):
+        missing = "objects" if settings.objects is None else "memory"
+        raise SettingsInvalid(
+            source=missing, detail=f"set TRELLIS_{missing.upper()}: only an SQLite ledger has a folder"
+        )
+    objects = settings.objects or f"file://{(folder or Path()) / OBJECTS_FOLDER}"
+    return Places(ledger=ledger, objects=objects, memory=settings.memory or (folder or Path()) / MEMORY_FOLDER)
+
+
 def objects_place(settings: Settings, url: str) -> str | None:
     """Where the object store of an instance with this ledger is; None when nothing says it."""
     if settings.objects is not None or not url.startswith("sqlite:///"):
@@ -118,3 +147,20 @@ async def open_asking(settings: Settings, url: str, room: Room, *, new_id: Calla
     topics = topics_of(settings)
     async with open_pointers(settings, url) as pointers:
         yield Asking(topics=topics, pointers=pointers, room=room, new_id=new_id)
+
+
+def nlm_key(settings: Settings) -> SecretStr | None:
+    """The key for the NLM provider's server; none for a provider that asks nobody. Raises SettingsInvalid where it may not go there."""
+    return None if settings.nlm == DEFAULT_NLM else settings.key_for("nlm_base_url")
+
+
+def gateway_address(settings: Settings) -> str:
+    """The gateway as other parts reach it: as configured, else where this machine's gateway listens."""
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    return (settings.gateway or f"{scheme}://{reachable_host(settings.host)}:{settings.port}").rstrip("/")
+
+
+def reachable_host(host: str) -> str:
+    """A host that can be asked, as it stands in a URL."""
+    name = WILDCARDS.get(host, host)
+    return f"[{name}]" if ":" in name else name

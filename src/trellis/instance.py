@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from pathlib import Path
 from typing import Any
 
-from trellis.agents.catalog import Catalog
+from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.desk import Limits
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
@@ -23,20 +22,20 @@ from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.room import Room
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.topics import Topics
+from trellis.engine.admin_acts import NewAct
 from trellis.engine.authority import Principal
-from trellis.engine.errors import SettingsInvalid
 from trellis.engine.holding import Heartbeat, HolderOptions
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.fleet import OBJECTS_FOLDER, kernel_of, topics_of
+from trellis.fleet import Places, gateway_address, kernel_of, nlm_key, places, reachable_host, topics_of
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm.asking import Asking
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
-from trellis.queue.backend import NlmBackend
+from trellis.queue.backend import READ_BYTES_MAX, NlmBackend
 from trellis.queue.context import Assembly
 from trellis.queue.driver import Driver as QueueDriver
 from trellis.queue.driver import DriverOptions as QueueDriverOptions
@@ -58,8 +57,18 @@ from trellis.runs.timetable import Timetable
 from trellis.runs.work import Work
 from trellis.settings import Settings
 from trellis.storage.address import s3_credentials
-from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, open_memory
+from trellis.storage.memory import (
+    AlreadyApplied,
+    Committed,
+    MemoryRepository,
+    Operation,
+    TokenCounter,
+    Update,
+    count_tokens,
+    open_memory,
+)
 from trellis.storage.memory.belonging import check_belonging, repository_id
+from trellis.storage.memory.tokenizers import open_tokenizer
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 from trellis.wiring import (
@@ -73,7 +82,6 @@ from trellis.wiring import (
 )
 from trellis.worker.kinds import Making, read_job
 
-MEMORY_FOLDER = "memory.git"
 PROBE_KEY = "agents/index.json"
 """What the object store is asked for to see whether it answers."""
 SEED_RUN = "garden"
@@ -89,8 +97,6 @@ HELPERS = {
     "bus-collector": "retention",
 }
 """Services that belong to the part that is called by another one's name, and that name."""
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
-"""Where one listens on every address, and where one finds that on this machine."""
 
 
 def role_of(service: str) -> str:
@@ -101,27 +107,6 @@ def role_of(service: str) -> str:
 def is_of_queue(service: Service[Any]) -> bool:
     """Whether the service drives queue jobs."""
     return service.name.startswith("queue-")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """Where an instance keeps what it has."""
-
-    ledger: str
-    objects: str
-    memory: Path
-
-
-def places(settings: Settings, ledger: str) -> Places:
-    """The settings' places; beside an SQLite file what is not set lies in its folder. Raises SettingsInvalid."""
-    folder = Path(ledger.removeprefix("sqlite:///")).absolute().parent if ledger.startswith("sqlite:///") else None
-    if folder is None and (settings.objects is None or settings.memory is None):
-        missing = "objects" if settings.objects is None else "memory"
-        raise SettingsInvalid(
-            source=missing, detail=f"set TRELLIS_{missing.upper()}: only an SQLite ledger has a folder"
-        )
-    objects = settings.objects or f"file://{(folder or Path()) / OBJECTS_FOLDER}"
-    return Places(ledger=ledger, objects=objects, memory=settings.memory or (folder or Path()) / MEMORY_FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +120,8 @@ class Instance:
     provider: NlmProvider
     settings: Settings
     name: str
+    counter: TokenCounter = field(default=count_tokens, compare=False)
+    """What counts tokens of memory and sources (D50)."""
     schedulers: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]], compare=False)
     """What wakes the schedulers of the bus in this process; none where it runs elsewhere, and finds what is new by itself."""
 
@@ -155,7 +142,7 @@ class Instance:
     @property
     def nlm_url(self) -> str:
         """Where queue jobs are executed: as configured, else where this machine's NLM backend listens."""
-        there = f"http://{_reachable(self.settings.nlm_host)}:{self.settings.nlm_port}"
+        there = f"http://{reachable_host(self.settings.nlm_host)}:{self.settings.nlm_port}"
         return (self.settings.nlm_backend or there).rstrip("/")
 
     def actor(self, role: Role) -> Actor:
@@ -165,7 +152,7 @@ class Instance:
     @property
     def catalog(self) -> Catalog:
         """The agents."""
-        return Catalog(self.objects)
+        return Catalog(self.objects, counter=self.counter)
 
     @property
     def artifacts(self) -> Artifacts:
@@ -194,6 +181,8 @@ class Instance:
             publisher=Publisher(self.objects),
             timetable=Timetable(objects=self.objects),
             random_text=lambda: new_id()[:8],
+            waiting_max=self.settings.runs_waiting,
+            cancel_grace_s=self.settings.cancel_grace_s,
         )
 
     def apply_engine(self) -> ApplyEngine:
@@ -261,8 +250,28 @@ class Instance:
         """How jobs on topics are asked for."""
         return BusAsking(topics=self.topics, pointers=self.pointers, room=self.room, new_id=new_id)
 
+    def _token_as(self, role: Role) -> Callable[[], str]:
+        """What this process shows in a role; made when it is needed: without a key to sign with a job fails, and not the process."""
+
+        @cache
+        def made() -> ComponentToken:
+            return component_token(self.places.ledger, self.settings, role)
+
+        def token() -> str:
+            return made()()
+
+        return token
+
+    @cached_property
+    def nlm_reader(self) -> NlmBackend:
+        """How the gateway reads jobs of the NLM backend."""
+        token, tls = self._token_as(Role.GATEWAY), outgoing_tls(self.settings)
+        return NlmBackend(self.nlm_url, token, tls, answer_bytes_max=READ_BYTES_MAX)
+
     async def let_go(self) -> None:
         """End connections that were made on the way."""
+        if "nlm_reader" in vars(self):
+            await self.nlm_reader.close()
         if "pointers" in vars(self):
             await self.pointers.close()
         if "kernel" in vars(self):
@@ -273,23 +282,15 @@ class Instance:
         clock, actor = SystemClock(), self.actor(Role.ORCHESTRATOR)
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
         artifacts = self.artifacts
-
-        @cache
-        def made() -> ComponentToken:
-            return component_token(self.places.ledger, self.settings, Role.ORCHESTRATOR)
-
-        def token() -> str:  # asked for when it is needed: without a key to sign with a job fails, and not the process
-            return made()()
-
         driver = QueueDriver(
             ledger=self.ledger,
             actor=actor,
             clock=clock,
             objects=self.objects,
-            assembly=Assembly(objects=self.objects, memory=self.memory, cid=artifacts.cid),
+            assembly=Assembly(objects=self.objects, memory=self.memory, cid=artifacts.cid, counter=self.counter),
             artifacts=artifacts,
             layer=self.layer,
-            backend=NlmBackend(self.nlm_url, token, outgoing_tls(self.settings)),
+            backend=NlmBackend(self.nlm_url, self._token_as(Role.ORCHESTRATOR), outgoing_tls(self.settings)),
             gateway=self.gateway_url,
             draw=rng.random,
             options=QueueDriverOptions(
@@ -319,6 +320,7 @@ class Instance:
             apply_engine=engine,
             clock=clock,
             limits=Limits(),
+            counter=self.counter,
         )
         driver = Driver(
             ledger=self.ledger,
@@ -406,8 +408,11 @@ class Instance:
 
     async def plant(self) -> None:
         """Put the demonstration agents there, with the first pages of their memory. Twice is as once."""
-        await plant(self.objects)
+        planted = await plant(self.objects)
         for slug in AGENTS:
+            if agent_key(slug) in planted.created:
+                created = NewAct(event="agent.created", subject=slug, target="active", cause="the garden is planted")
+                await self.ledger.record_act(self.actor(Role.CONTROL_PLANE), created)
             if (await asyncio.to_thread(self.memory.read, slug)).version == 0:
                 await self._seed(slug)
 
@@ -442,7 +447,7 @@ async def open_instance(
 
     Raises MemoryOfAnother where the memory is used and belongs to another instance.
     """
-    found = places(settings, ledger_url)
+    found, counter = places(settings, ledger_url), open_tokenizer(settings.tokenizer)
     ledger = await open_ledger(found.ledger, part=part)
     try:
         objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
@@ -453,9 +458,9 @@ async def open_instance(
                 clock=SystemClock(),
                 base_url=settings.nlm_base_url,
                 model=settings.nlm_model,
-                key=settings.nlm_key,
+                key=nlm_key(settings),
             )
-            memory = await asyncio.to_thread(open_memory, found.memory)
+            memory = await asyncio.to_thread(open_memory, found.memory, counter=counter)
             if uses_memory:
                 repository = await asyncio.to_thread(repository_id, memory.path, new_id)
                 await check_belonging(objects, repository, memory.path)
@@ -467,6 +472,7 @@ async def open_instance(
                     memory=memory,
                     provider=provider,
                     settings=settings,
+                    counter=counter,
                     name=name or process_name("trellis"),
                 )
                 try:
@@ -481,18 +487,6 @@ async def open_instance(
         await ledger.close()
 
 
-def gateway_address(settings: Settings) -> str:
-    """The gateway as other parts reach it: as configured, else where this machine's gateway listens."""
-    scheme = "http" if settings.tls_cert_file is None else "https"
-    return (settings.gateway or f"{scheme}://{_reachable(settings.host)}:{settings.port}").rstrip("/")
-
-
-def _reachable(host: str) -> str:
-    """A host that can be asked, as it stands in a URL."""
-    name = WILDCARDS.get(host, host)
-    return f"[{name}]" if ":" in name else name
-
-
 def _models(settings: Settings) -> ModelOptions:
-    key = None if settings.model_key is None else settings.model_key.get_secret_value()
-    return ModelOptions(base_url=settings.model_base_url, key=key)
+    key = settings.key_for("model_base_url")
+    return ModelOptions(base_url=settings.model_base_url, key=None if key is None else key.get_secret_value())

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self
 import pydantic
 
 from trellis.engine.errors import SettingsInvalid
-from trellis.engine.jobs import TYPE_PATTERN
+from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, TYPE_PATTERN
 from trellis.engine.logs import log_of
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.worker.options import (
@@ -35,6 +35,7 @@ PORT_DEFAULT = 8420
 NLM_PORT_DEFAULT = 8421
 SAFETY_PORT_DEFAULT = 8422
 LOCAL_BUS = "local"
+BUILTIN = "builtin"
 BUS_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 PROJECT_DEFAULT = "trellis"
 OUTGOING_MAX = 50
@@ -55,6 +56,11 @@ AUDIT_OBJECTS_MAX = 50
 def _listed(value: Any) -> Any:
     """A list as the environment writes it, or as the file does."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+NLM_LEDGER_FILE = "nlm.db"
+KEYS_OF = {"model_base_url": "model_key", "nlm_base_url": "nlm_key"}
+"""Which key goes to the server that a setting names."""
 
 
 class Settings(pydantic.BaseModel):
@@ -181,6 +187,19 @@ class Settings(pydantic.BaseModel):
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
 
+    orchestrator: str = pydantic.Field(BUILTIN, min_length=1, max_length=2_000)
+    """What drives runs: `builtin`, the orchestrators of this instance. No other is available in this version."""
+    cancel_grace_s: float = pydantic.Field(CANCEL_GRACE_S_DEFAULT, ge=0, le=3_600)
+    """How long after a soft cancel a job or a run that goes on is ended; a request may name another time where it can."""
+    runs_waiting: int = pydantic.Field(100, ge=1, le=100_000)
+    """Runs of one agent that may wait; one more is refused with 429."""
+    body_bytes: int = pydantic.Field(1024 * 1024, ge=1024, le=16 * 1024 * 1024)
+    """The longest body of a request to the gateway."""
+    large_body_bytes: int = pydantic.Field(10 * 1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    """The same for artifacts and for proposals about memory and logic; at least `body_bytes`."""
+    tokenizer: str = pydantic.Field("bytes", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """What counts the tokens of memory and sources: `bytes`, an upper estimate, or the name of a plug-in."""
+
     _file: Path | None = pydantic.PrivateAttr(None)
     """The `trellis.toml` that was read."""
     _from_file: frozenset[str] = pydantic.PrivateAttr(frozenset())
@@ -192,6 +211,15 @@ class Settings(pydantic.BaseModel):
         """An address that nobody can connect to would only be found out while jobs wait."""
         if value != LOCAL_BUS and not all(part.strip().startswith(BUS_SCHEMES) for part in value.split(",")):
             raise ValueError(f"say {LOCAL_BUS} or an address such as nats://127.0.0.1:4222")
+        return value
+
+    @pydantic.field_validator("orchestrator")
+    @classmethod
+    def _known_orchestrator(cls, value: str) -> str:
+        """An orchestrator that is not there would leave every run waiting."""
+        if value != BUILTIN:
+            scheme = value.partition("://")[0]
+            raise ValueError(f"the orchestrator {scheme!r} is not available in this version; say {BUILTIN}")
         return value
 
     @pydantic.field_validator("nlm_base_url", "model_base_url")
@@ -211,6 +239,8 @@ class Settings(pydantic.BaseModel):
             raise ValueError("token_jwks_file and token_key_file exclude each other; set one")
         if (self.token_jwks_file or self.token_signing_key_file) and self.token_issuer is None:
             raise ValueError("set token_issuer too: the `iss` of the tokens")
+        if self.large_body_bytes < self.body_bytes:
+            raise ValueError("large_body_bytes is less than body_bytes; raise it, or lower body_bytes")
         if self.bus_require_signatures and self.bus_keys_dir is None:
             raise ValueError("bus_require_signatures needs bus_keys_dir: the keys that the signatures are held against")
         return self
@@ -240,32 +270,62 @@ class Settings(pydantic.BaseModel):
         return self
 
     def token_may_go_to(self, setting: str) -> bool:
-        """Whether the token may be sent to the address that this setting (`gateway`, `nlm_backend`) has.
-
-        `trellis.toml` lies in the working folder, which may be a stranger's. An address in it gets no token of the
-        environment, only one that the same file names and that lies in the same folder.
+        """Whether the token may be sent to the address that this setting (`gateway`, `nlm_backend`) has, or to whoever this
+        setting (`gateway_ca_file`) lets pass for it.
         """
-        if setting not in self._from_file or (self.token is None and self.token_file is None):
+        return self._secret_may_go_to(setting, given=("token",), in_file="token_file")
+
+    def _secret_may_go_to(self, setting: str, *, given: tuple[str, ...], in_file: str | None = None) -> bool:
+        """Whether a secret (one of `given`, or the file `in_file`) may be sent where this setting says.
+
+        `trellis.toml` lies in the working folder, which may be a stranger's. An address in it gets no secret of the
+        environment, only one that the same file holds, or names and that lies in the same folder.
+        """
+        inline = [name for name in given if getattr(self, name) is not None]
+        path: Path | None = None if in_file is None else getattr(self, in_file)
+        if setting not in self._from_file or (not inline and path is None):
             return True
-        if (
-            self._file is None
-            or self.token_file is None
-            or "token_file" not in self._from_file
-            or self.token is not None
-        ):
+        if any(name not in self._from_file for name in inline):
+            return False
+        if path is None:
+            return True
+        if self._file is None or in_file not in self._from_file:
             return False
         folder = self._file.parent.resolve()
-        return (folder / self.token_file).resolve().is_relative_to(folder)
+        return (folder / path).resolve().is_relative_to(folder)
 
     def check_gateway(self) -> None:
         """Raise SettingsInvalid where the token may not go to the gateway of these settings."""
         if not self.token_may_go_to("gateway"):
-            detail = (
-                f"it names the gateway {self.gateway}, and the token does not lie in that folder: a file in the "
-                "working folder does not decide where a token goes. If you mean this gateway, "
-                f"set {PREFIX}GATEWAY or give --gateway"
-            )
-            raise SettingsInvalid(source=str(self._file), detail=detail)
+            raise self._would_leak(f"the gateway {self.gateway}", "gateway", "token", " or give --gateway")
+
+    def check_gateway_authority(self) -> None:
+        """Raise SettingsInvalid where the token may not go to whoever the authority of these settings vouches for."""
+        if not self.token_may_go_to("gateway_ca_file"):
+            raise self._would_leak(f"the authority {self.gateway_ca_file}", "gateway_ca_file", "token")
+
+    def key_for(self, address: str) -> pydantic.SecretStr | None:
+        """The key for the server that this setting (`model_base_url`, `nlm_base_url`) names; raises SettingsInvalid where it may not go there."""
+        name = KEYS_OF[address]
+        if not self._secret_may_go_to(address, given=(name,)):
+            raise self._would_leak(f"the server {getattr(self, address)}", address, "key")
+        return getattr(self, name)
+
+    def _would_leak(self, named: str, setting: str, secret: str, otherwise: str = "") -> SettingsInvalid:
+        detail = (
+            f"it names {named}, and the {secret} does not lie in that folder: a file in the "
+            f"working folder does not decide where a {secret} goes. If you mean it, "
+            f"set {PREFIX}{setting.upper()}{otherwise}"
+        )
+        return SettingsInvalid(source=str(self._file), detail=detail)
+
+    def nlm_ledger_of(self, ledger_url: str) -> str:
+        """Where the NLM backend keeps its jobs: as set, else beside an SQLite ledger, else in the working folder."""
+        if self.nlm_ledger is not None:
+            return self.nlm_ledger
+        if ledger_url.startswith("sqlite:///"):
+            return f"sqlite:///{Path(ledger_url.removeprefix('sqlite:///')).parent / NLM_LEDGER_FILE}"
+        return f"sqlite:///{NLM_LEDGER_FILE}"
 
     def worker_options(self, name: str) -> WorkerOptions:
         """The part that workers get."""

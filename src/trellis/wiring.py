@@ -187,7 +187,15 @@ async def _connect_ledger(
 
     try:
         asking = partial(_asking, settings, address, room)
-        yield Trellis(ledger, principal, clock=SystemClock(), new_id=new_id, app=app, asking=asking)
+        yield Trellis(
+            ledger,
+            principal,
+            clock=SystemClock(),
+            new_id=new_id,
+            app=app,
+            asking=asking,
+            cancel_grace_s=settings.cancel_grace_s,
+        )
     finally:
         await ledger.close()
 
@@ -208,6 +216,8 @@ def _connect_gateway(
     from trellis.http.client import open_client
 
     settings = read_settings(os.environ, Path.cwd())
+    if ca_file is None:
+        settings.check_gateway_authority()
     chosen = options or CallOptions()
     return open_client(
         url,
@@ -330,7 +340,8 @@ def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
 
     Raises KeyUnusable.
     """
-    shown = settings.shown_token() if settings.token_may_go_to("nlm_backend") else None
+    may_go = all(map(settings.token_may_go_to, ("nlm_backend", "gateway_ca_file")))
+    shown = settings.shown_token() if may_go else None
     if shown is not None:
         with suppress(TokenRefused):  # made for something else than this gateway
             if role in verify(shown, trusted_keys(url, settings), now=time.time()).roles:

@@ -2,12 +2,16 @@
 
 import io
 import json
+import logging
 import sys
 import unicodedata
 
 import pytest
 
+from trellis.cli.logs import configure_logging
 from trellis.cli.output import Output, harmless
+from trellis.engine.logs import correlated, log_of
+from trellis.settings import Settings
 
 HIDDEN = (
     "\x00\x07\x1b\x7f\x85\x9b\u00ad\u061c\u200b\u200d\u200f\u202e\u2028\u2060\u2066\u3164\ufeff\ufe0f"
@@ -53,6 +57,28 @@ def test_json_escapes_them_and_means_the_same(capsys: pytest.CaptureFixture[str]
     assert json.loads(out) == record
     assert not set(HIDDEN) & set(out)
     assert "é 🎻" in out
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_line_of_the_log_hides_nothing(form: str, capsys: pytest.CaptureFixture[str]):
+    loggers = [logging.getLogger(), logging.getLogger("trellis")]
+    kept = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
+    try:
+        configure_logging(Settings.model_validate({"log_format": form}))
+        with correlated("press-7"):
+            log_of("trellis.test").warning("odd", name=f"a{HIDDEN}b é 🎻")
+        log_of("trellis.test").warning("even")
+    finally:
+        for one, handlers, level, propagate in kept:
+            one.handlers[:], one.propagate = handlers, propagate
+            one.setLevel(level)
+    first, second = capsys.readouterr().err.splitlines()
+    assert not set(HIDDEN) & set(first)
+    assert "é 🎻" in first
+    assert ("press-7" in first, "press-7" in second) == (True, False)
+    if form == "json":
+        told = json.loads(first)
+        assert (told["name"], told["correlation_id"]) == (f"a{HIDDEN}b é 🎻", "press-7")
 
 
 def test_bytes_of_a_stranger_are_harmless_on_a_terminal_and_as_they_are_in_a_pipe(

@@ -9,6 +9,7 @@ import pytest
 from tests.cli.conftest import Terminal
 from trellis import cli
 from trellis.cli.workers import _columns
+from trellis.engine.nodes import this_node
 from trellis.engine.records import WorkerSeen
 
 
@@ -20,7 +21,10 @@ def test_queues_count_what_waits(trellis: Terminal):
     assert trellis("queues").out.split()[:2] == ["TYPE", "READY"]
 
 
-def test_a_paused_type_is_not_handed_out_until_it_is_resumed(trellis: Terminal, work):
+@pytest.mark.requirement("OBS-1", "D35")
+def test_a_paused_type_is_not_handed_out_until_it_is_resumed(
+    trellis: Terminal, work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     job_id = trellis.submit("double", "1")
     assert trellis("queues", "pause", "double").code == 0
     work(trellis.url)
@@ -30,6 +34,14 @@ def test_a_paused_type_is_not_handed_out_until_it_is_resumed(trellis: Terminal, 
     assert trellis("queues", "resume", "double").code == 0
     work(trellis.url)
     assert trellis("job", "show", job_id, "--json").record["status"] == "succeeded"
+    monkeypatch.setenv("TRELLIS_OBJECTS", f"file://{tmp_path / 'published'}")
+    assert trellis("rebuild", "--from", "ledger").code == 0
+    records = [json.loads(path.read_bytes()) for path in (tmp_path / "published").glob("audit/*/act-*.json")]
+    assert sorted((one["event"], one["subject"], one["from"], one["to"], one["actor"]) for one in records) == [
+        ("type.paused", "double", "active", "paused", "control-plane"),
+        ("type.resumed", "double", "paused", "active", "control-plane"),
+    ]
+    assert {one["node"] for one in records} == {this_node()}
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])

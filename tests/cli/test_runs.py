@@ -54,12 +54,19 @@ def test_a_malformed_agent_says_what_to_correct_and_stops_only_itself(planted: T
     assert "did you mean 'active'" in answer.err
 
 
-@pytest.mark.requirement("PIPE-6", "PIPE-7", "D22")
+@pytest.mark.requirement("PIPE-6", "PIPE-7", "D22", "OBS-1", "OBS-6")
 def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: Terminal):
-    status = planted("run", VIOLIN, "--watch", "--json").record
+    status = planted("run", VIOLIN, "--watch", "--correlation", "press-7", "--json").record
     assert (status["status"], status["steps_completed"]) == ("completed", 4)
     (run,) = planted("runs", "--json").records
     assert (run["run_id"], run["status"]) == (status["run_id"], "completed")
+    told = planted("events", "--correlation", "press-7", "--limit", "500", "--json").records
+    assert {event["job_id"] for event in told} == {status["run_id"], *status["proposals_created"]}
+    records = [json.loads(path.read_bytes()) for path in (folder_of(planted) / "audit").rglob("*.json")]
+    assert {event["id"] for event in told} <= {one["event_id"] for one in records if one["correlation_id"] == "press-7"}
+    assert all(record["node"] for record in records)
+    refused = planted("run", VIOLIN, "--correlation", "a b")
+    assert (refused.code, "correlation_id" in refused.err) == (2, True)
     waiting = [record["job_id"] for record in planted("proposals", "--state", "pending", "--json").records]
     assert set(waiting) < set(status["proposals_created"])
     chosen, other = waiting[:2]
@@ -187,7 +194,8 @@ def test_an_agent_is_paused_and_activated_again_with_a_record_of_each(planted: T
     assert planted("agents", "activate", VIOLIN).out == f"{VIOLIN} is active (it was paused)\n"
     changed = [line for line in file.read_text().splitlines() if line not in before.splitlines()]
     assert [line.partition(":")[0] for line in changed] == ["updated_at"]
-    records = [json.loads(found.read_text()) for found in folder_of(planted).glob("audit/*/*-agent.json")]
+    assert planted("rebuild", "--from", "ledger").code == 0, "nothing else publishes here"
+    records = [json.loads(found.read_text()) for found in folder_of(planted).glob("audit/*/act-*.json")]
     assert {(record["from"], record["to"], record["cause"]) for record in records} == {
         ("active", "paused", "holidays"),
         ("paused", "active", None),

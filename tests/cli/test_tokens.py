@@ -1,11 +1,14 @@
 """`trellis token issue`, and every other command with a token in the environment."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Terminal
+from trellis.engine.admin_acts import AdminAct
+from trellis.ledgers import open_ledger
 
 
 @pytest.mark.requirement("D46")
@@ -34,10 +37,25 @@ def test_the_token_of_a_data_folder_is_of_its_ledger(local: Terminal, tmp_path: 
     assert (keyless.code, "trellis migrate" in keyless.err) == (1, True)
 
 
+async def acts_of(url: str) -> list[AdminAct]:
+    ledger = await open_ledger(url)
+    try:
+        return await ledger.acts()
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.requirement("OBS-1", "D35")
 def test_several_roles_are_named_apart_or_together(local: Terminal):
     apart = local("token", "issue", "--role", "worker", "--role", "control-plane", "--json").record
     together = local("token", "issue", "--role", "control-plane,worker", "--json").record
     assert apart["role"] == together["role"] == ["control-plane", "worker"]
+    agent = local("token", "issue", "--role", "agent-runtime", "--agent", "gardener", "--sub", "g", "--ttl", "5m")
+    assert agent.code == 0
+    acts = asyncio.run(acts_of(local.url))
+    assert [act.event for act in acts] == ["token.issued"] * 3
+    assert (acts[2].subject, acts[2].target) == ("g", "agent-runtime, agent=gardener for 5 min")
+    assert agent.out.strip().split(".")[2] not in str(acts), "a record holds no token"
 
 
 @pytest.mark.parametrize(

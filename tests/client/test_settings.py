@@ -17,7 +17,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path):
 
 
 def test_without_either_the_defaults_hold(tmp_path: Path):
-    settings = read_settings({"TRELLIS_TEST_POSTGRES": "15"}, tmp_path)
+    settings = read_settings({"TRELLIS_TEST_POSTGRES": "15", "TRELLIS_ORCHESTRATOR": "builtin"}, tmp_path)
     assert (settings.ledger, settings.concurrency, settings.hints) == ("sqlite:///trellis.db", 64, True)
 
 
@@ -26,6 +26,13 @@ def test_without_either_the_defaults_hold(tmp_path: Path):
     [
         ({}, "concurency = 3", "there is no setting concurency; did you mean concurrency?"),
         ({"TRELLIS_CONCURRENCY": "many"}, "", "TRELLIS_CONCURRENCY"),
+        ({"TRELLIS_ORCHESTRATOR": "temporal://host:7233/x"}, "", "'temporal' is not available .*; say builtin"),
+        ({}, 'orchestrator = "cron"', "'cron' is not available in this version; say builtin"),
+        ({"TRELLIS_CANCEL_GRACE_S": "-1"}, "", "TRELLIS_CANCEL_GRACE_S"),
+        ({"TRELLIS_RUNS_WAITING": "0"}, "", "TRELLIS_RUNS_WAITING"),
+        ({"TRELLIS_BODY_BYTES": "100"}, "", "TRELLIS_BODY_BYTES"),
+        ({"TRELLIS_BODY_BYTES": "4096"}, "large_body_bytes = 2048", "large_body_bytes is less than body_bytes"),
+        ({"TRELLIS_TOKENIZER": "no such"}, "", "TRELLIS_TOKENIZER"),
         ({"TRELLIS_CONCURRENCY": "0"}, "", "TRELLIS_CONCURRENCY"),
         ({}, "ledger = ", "trellis.toml"),
     ],

@@ -15,7 +15,6 @@ from trellis.engine.errors import KeyUnusable
 from trellis.engine.private_files import read_private, write_private
 from trellis.instance import open_instance
 from trellis.ledgers import open_ledger
-from trellis.nlm_backend.backend import ledger_place
 from trellis.settings import Settings
 from trellis.storage.memory import MemoryRepository, Operation, Update
 from trellis.wiring import KeySetFile
@@ -42,7 +41,7 @@ async def make_all(folder: Path) -> dict[str, int]:
         await instance.objects.put("agents/violin/notes/a.md", b"secret")
         await instance.objects.put("agents/violin/notes/a.md", b"secret too")
         _commit(instance.memory)
-        ledger = await open_ledger(ledger_place(settings, url))
+        ledger = await open_ledger(settings.nlm_ledger_of(url))
         try:
             return modes(folder)
         finally:

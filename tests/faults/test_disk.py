@@ -19,6 +19,7 @@ from trellis.engine.jobs import JobId, NewJob, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
+from trellis.web.health import Health
 
 PAYLOAD = b'"' + random.Random(0).randbytes(100_000).hex().encode() + b'"'
 """Random, so that no compression makes room."""
@@ -76,9 +77,14 @@ async def test_a_full_disk_refuses_and_loses_nothing_on_sqlite(tmp_path: Path):
     with small_disk(tmp_path / "disk", 6) as disk:
         ledger = await open_ledger(f"sqlite:///{disk / 'ledger.db'}")
         try:
+            health = Health({"ledger": ledger.ping})
+            assert (await health.ready()).is_ready
             acknowledged = await fill(ledger)
             await check_full(ledger, acknowledged)
+            full = await health.ready()
+            assert (full.is_ready, full.checks) == (False, {"ledger": LedgerFull.code})
             remount(disk, "size=32m")
+            assert (await health.ready()).is_ready
             again = NewJob(job_id=JobId(f"job-{len(acknowledged)}"), type="big", payload=PAYLOAD)
             assert await ledger.submit(SUBMITTER, [again]) == [Submitted(job_id=again.job_id, created=True)]
             await check_full(ledger, [*acknowledged, again.job_id])

@@ -13,6 +13,7 @@ from trellis.http.address import is_readable_on_the_way
 from trellis.http.calls import CallOptions
 from trellis.http.errors import TokenUnprotected
 from trellis.identity import issue
+from trellis.instance import open_instance
 from trellis.lifecycles import Role
 from trellis.settings import read_settings
 from trellis.testing import FakeClock
@@ -50,6 +51,52 @@ def test_a_file_in_the_working_folder_sends_no_token_of_others_anywhere(
     if not may:
         with pytest.raises(SettingsInvalid, match="set TRELLIS_GATEWAY or give --gateway"):
             settings.model_copy().check_gateway()
+
+
+@pytest.mark.requirement("AUTH-5")
+@pytest.mark.parametrize(
+    "file, environment, may",
+    [
+        ("", {"TRELLIS_MODEL_KEY": "k"}, True),
+        (f'model_base_url = "{ELSEWHERE}"', {}, True),
+        (f'model_base_url = "{ELSEWHERE}"', {"TRELLIS_MODEL_KEY": "k"}, False),
+        (f'model_base_url = "{ELSEWHERE}"', {"TRELLIS_MODEL_KEY": "k", "TRELLIS_MODEL_BASE_URL": ELSEWHERE}, True),
+        (f'model_base_url = "{ELSEWHERE}"\nmodel_key = "mine"', {}, True),
+        (f'model_base_url = "{ELSEWHERE}"\nmodel_key = "mine"', {"TRELLIS_MODEL_KEY": "k"}, False),
+        ('model_key = "mine"', {"TRELLIS_MODEL_BASE_URL": ELSEWHERE}, True),
+    ],
+)
+def test_a_file_in_the_working_folder_sends_no_key_of_the_environment_anywhere(
+    file: str, environment: dict[str, str], may: bool, tmp_path: Path
+):
+    for kind in ("model", "nlm"):
+        (tmp_path / "trellis.toml").write_text(file.replace("model_", f"{kind}_"))
+        named = {name.replace("MODEL", kind.upper()): value for name, value in environment.items()}
+        settings, address = read_settings(named, tmp_path), f"{kind}_base_url"
+        if may:
+            settings.key_for(address)
+            continue
+        with pytest.raises(SettingsInvalid, match=f"set TRELLIS_{kind.upper()}_BASE_URL"):
+            settings.key_for(address)
+
+
+@pytest.mark.requirement("AUTH-5")
+async def test_an_instance_in_a_strangers_folder_does_not_open_a_provider_with_our_key(tmp_path: Path):
+    (tmp_path / "trellis.toml").write_text(f'nlm = "openai"\nnlm_model = "m"\nnlm_base_url = "{ELSEWHERE}"\n')
+    settings = read_settings({"TRELLIS_NLM_KEY": "k"}, tmp_path)
+    with pytest.raises(SettingsInvalid, match="set TRELLIS_NLM_BASE_URL"):
+        async with open_instance(settings, f"sqlite:///{tmp_path / 'ledger.db'}"):
+            pass
+
+
+@pytest.mark.requirement("AUTH-5")
+def test_an_authority_of_a_strangers_folder_does_not_vouch_for_who_gets_our_token(
+    shell: Shell, address: str, monkeypatch: pytest.MonkeyPatch
+):
+    Path("trellis.toml").write_text('gateway_ca_file = "authority.pem"\n')
+    refused = shell("agents", code=2)
+    assert "does not decide where a token goes" in refused
+    assert "TRELLIS_GATEWAY_CA_FILE" in refused
 
 
 @pytest.mark.requirement("AUTH-5")

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from tests.layers.rig import Rig
-from trellis.engine.jobs import CancelMode, JobId, RequestId
+from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, CancelMode, JobId, RequestId
 from trellis.runs import ids
 from trellis.runs.errors import StepHopeless
-from trellis.runs.layer import GRACE_S
 from trellis.runs.steps import StepContext, StepResult
 
 MODES = pytest.mark.parametrize("mode", list(CancelMode))
@@ -54,7 +53,7 @@ async def test_a_soft_cancel_becomes_a_hard_one_when_nobody_drives_the_run_any_m
     await rig.until(lambda: hold.begun == [run_id])
     await rig.kill()
     assert await cancelled(rig, run_id, CancelMode.SOFT) == "running"
-    await rig.pass_time(GRACE_S + 2.0)
+    await rig.pass_time(CANCEL_GRACE_S_DEFAULT + 2.0)
     assert (await rig.shows(run_id, "failed"))["error"].startswith("CANCELLED: ")
 
 

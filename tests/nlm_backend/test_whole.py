@@ -1,21 +1,23 @@
 """The backend with the real gateway, the real orchestrator and the keys of an instance: from POST /jobs to a readable artifact."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from trellis.cli import main
 from trellis.cli.serving_nlm import NlmPlace, addressed
+from trellis.engine.nodes import this_node
 from trellis.engine.verify import verify
 from trellis.gateway import create_app
 from trellis.identity import issue
-from trellis.instance import open_instance
+from trellis.instance import Instance, open_instance
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.nlm_backend import open_backend
-from trellis.nlm_backend.backend import ledger_place
+from trellis.nlm_backend import Backend, open_backend
 from trellis.settings import read_settings
 from trellis.web.server import ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, development_key, make_development_key, new_id
@@ -24,8 +26,8 @@ LOOPBACK = ServerOptions(host="127.0.0.1", port=0, drain_s=1)
 ROLES = frozenset({"orchestrator", "projector", "sweeper"})
 
 
-@pytest.mark.requirement("NLM-1", "NLM-2", "NLM-4", "NLM-9", "D42", "AUTH-3")
-async def test_a_queue_job_becomes_a_finalized_artifact(tmp_path: Path):
+@pytest.mark.requirement("NLM-1", "NLM-2", "NLM-4", "NLM-9", "D42", "AUTH-3", "OBS-1", "OBS-6", "D35")
+async def test_a_queue_job_becomes_a_finalized_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     url = f"sqlite:///{tmp_path / 'trellis.db'}"
     await (await open_ledger(url)).close()
     make_development_key(url)
@@ -51,20 +53,62 @@ async def test_a_queue_job_becomes_a_finalized_artifact(tmp_path: Path):
         async with client:
             payload = {"query": "Who made the violin?"}
             asked = {"job_type": "RESEARCH", "agent_slug": "archivist-violin", "payload": payload}
-            begun = await client.post("/jobs", json=asked)
+            begun = await client.post("/jobs", json=asked, headers={"X-Correlation-ID": "press-7"})
             assert begun.status_code in {201, 202}, begun.text
             job_id = begun.json()["job_id"]
             await _until_complete(client, job_id)
             artifact_id = (await client.get(f"/jobs/{job_id}")).json()["artifact_id"]
             document = (await client.get(f"/artifacts/{artifact_id}")).json()
             assert (document["job_id"], document["finalized"]) == (job_id, True)
-        assert ledger_place(settings, url) == f"sqlite:///{tmp_path / 'nlm.db'}"
+            await _check_shown(client, job_id)
+            frontend = issue(keys[0], name="page", roles=[Role.FRONTEND], ttl_s=600.0, now=time.time())
+            refused = await client.get("/jobs?lifecycle=nlm-job", headers={"Authorization": f"Bearer {frontend}"})
+            assert (refused.status_code, refused.json()["rule"]) == (403, "nlm.read")
+        assert settings.nlm_ledger_of(url) == f"sqlite:///{tmp_path / 'nlm.db'}"
         assert backend.metrics.provider_calls == 1
         for ledger in (instance.ledger, backend.ledger):
             report = await verify(ledger)
             assert report.ok, report.violations[:5]
         stop.set()
         await parts
+        await _check_recorded(instance, backend)
+    command = ["jobs", "--lifecycle", "nlm-job", "--json", "--ledger", url]
+    assert await asyncio.to_thread(main, command) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert (listed["parent_id"], listed["status"]) == (job_id, "DONE")
+    assert await asyncio.to_thread(main, ["job", "show", listed["job_id"], "--json", "--ledger", url]) == 0
+    assert json.loads(capsys.readouterr().out)["events"][-1]["type"] == "nlm_done"
+
+
+async def _check_shown(client: httpx2.AsyncClient, job_id: str) -> None:
+    """An operator sees the execution of the job through the gateway, though the backend alone knows it."""
+    found = (await client.get("/jobs", params={"lifecycle": "nlm-job", "parent_id": job_id, "limit": 1})).json()
+    (listed,) = found["items"]
+    assert (listed["parent_id"], listed["correlation_id"]) == (job_id, "press-7")
+    assert (await client.get("/jobs", params={"lifecycle": "nlm-job", "status": "ERROR"})).json()["items"] == []
+    bad = await client.get("/jobs", params={"lifecycle": "nlm-job", "cursor": "nlm:nonsense"})
+    assert bad.status_code == 422
+    shown = (await client.get(f"/jobs/{listed['job_id']}")).json()
+    assert (shown["lifecycle"], shown["payload"]["payload"]) == ("nlm-job", {"query": "Who made the violin?"})
+    first = (await client.get(f"/jobs/{listed['job_id']}/events", params={"limit": 1})).json()
+    assert (first["items"][0]["type"], first["next_cursor"]) == ("nlm_accepted", "1")
+    after = (await client.get(f"/jobs/{listed['job_id']}/events", params={"cursor": 1})).json()["items"]
+    assert after[0]["type"] == "nlm_context_fetching"
+    assert (await client.get("/jobs/nobody@1")).status_code == 404
+
+
+async def _check_recorded(instance: Instance, backend: Backend) -> None:
+    """Every event of both ledgers has one audit record, with a node, and the caller's correlation id where it belongs to the job."""
+    events = [event for one in (instance.ledger, backend.ledger) for event in (await one.feed(None, limit=500)).events]
+    acts = [act.id for act in await instance.ledger.acts()]
+    keys = [info.key for info in (await instance.objects.list("audit/")).items]
+    found = [json.loads(there.body) for key in keys if (there := await instance.objects.get(key)) is not None]
+    told = [record["event_id"] for record in found if record["event"] != "access.refused"]
+    assert sorted(told) == sorted([event.id for event in events] + acts)
+    assert {record["node"] for record in found} == {this_node()}
+    of_jobs = [record for record in found if record.get("lifecycle") in {"queue-job", "nlm-job", "artifact"}]
+    assert {record["correlation_id"] for record in of_jobs} == {"press-7"}
+    assert {record["event"] for record in of_jobs} > {"nlm_accepted", "nlm_done", "job_accepted", "artifact.finalized"}
 
 
 async def _until_complete(client: httpx2.AsyncClient, job_id: str) -> None:

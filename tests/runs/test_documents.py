@@ -9,6 +9,7 @@ import pytest
 from tests.runs.conftest import Stand
 from trellis.agents.errors import SlugInvalid
 from trellis.engine.jobs import CancelMode, JobId, RequestId
+from trellis.engine.nodes import this_node
 from trellis.runs import audit, documents, ids
 from trellis.runs.documents import Facts
 
@@ -131,7 +132,7 @@ async def test_an_audit_record_has_the_fields_of_the_source_document_and_the_who
         "run.started",
         "queued",
         "running",
-        "test",
+        this_node(),
     )
     assert ids.audit_key(event.ts, event.id) == f"audit/{event.ts:%Y%m%d}/{event.id}.json"
 

@@ -14,8 +14,10 @@ from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentStatus
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed, StatusChangeRefused
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
+from trellis.engine.nodes import this_node
 from trellis.lifecycles import Role
 from trellis.runs import ids
+from trellis.runs.act_records import ActRecorder
 from trellis.runs.errors import AgentNotRunnable, NlmDown, StepHopeless, UpstreamUnavailable
 from trellis.runs.health import AgentHealth, HealthOptions, last_failure, set_status
 from trellis.runs.layer import BuiltinLayer, TriggerKind
@@ -141,7 +143,7 @@ async def test_three_failed_runs_in_a_row_stop_the_agent_and_change_nothing_else
         "actor": "control-plane",
         "event_id": f"{ended.id}-agent",
         "actor_name": "agent-health",
-        "node": None,
+        "node": ended.node,
         "job_id": runs[-1],
         "agent_slug": SLUG,
         "from": "active",
@@ -239,17 +241,7 @@ async def test_an_agent_that_was_set_active_again_has_three_new_tries(ward: Ward
     if by_hand:
         await ward.write(ward.file.read_bytes().replace(b"'error'", b"'active'"))
     else:
-        at = await ward.stand.ledger.now()
-        await set_status(
-            ward.catalog,
-            Publisher(ward.objects),
-            OWNER,
-            SLUG,
-            AgentStatus.ACTIVE,
-            at=at,
-            change_id="x",
-            reason="fixed",
-        )
+        await set_status(ward.catalog, ward.stand.ledger, OWNER, SLUG, AgentStatus.ACTIVE, reason="fixed")
         ward.saved()
     await ward.ran(FAILED, FAILED)
     assert await ward.judged() == ()
@@ -351,34 +343,34 @@ async def test_one_process_judges_at_a_time_and_another_goes_on_where_it_stopped
 
 @pytest.mark.requirement("OBS-1", "D24")
 async def test_what_a_person_decides_about_an_agent_is_recorded_once(ward: Ward):
-    async def decide(slug: str, status: AgentStatus, change: str) -> str:
-        at, publisher = await ward.stand.ledger.now(), Publisher(ward.objects)
-        changed = await set_status(
-            ward.catalog, publisher, OWNER, slug, status, at=at, change_id=change, reason="spring"
-        )
+    async def decide(slug: str, status: AgentStatus) -> str:
+        changed = await set_status(ward.catalog, ward.stand.ledger, OWNER, slug, status, reason="spring")
         return changed.previous.value
 
-    assert await decide(SLUG, AgentStatus.PAUSED, "one") == "active"
-    assert await decide(SLUG, AgentStatus.PAUSED, "two") == "paused"
+    assert await decide(SLUG, AgentStatus.PAUSED) == "active"
+    assert await decide(SLUG, AgentStatus.PAUSED) == "paused"
+    acts = ActRecorder(ward.stand.ledger, Actor(role=Role.PROJECTOR, name="p@home:1"), Publisher(ward.objects))
+    assert (await acts.publish_new(), await acts.publish_new(), await acts.publish_all()) == (1, 0, 0)
     (record,) = await ward.records()
-    assert record["key"] == "audit/20260101/one-agent.json"
-    about = {name: record[name] for name in ("actor", "actor_name", "node", "from", "to", "cause", "job_id")}
-    assert about == {
+    assert record["key"] == f"audit/20260101/{record['event_id']}.json"
+    wanted = ("actor", "actor_name", "node", "subject", "from", "to", "cause", "job_id")
+    assert {name: record[name] for name in wanted} == {
         "actor": "owner",
         "actor_name": "anna@home",
-        "node": "home",
+        "node": this_node(),
+        "subject": SLUG,
         "from": "active",
         "to": "paused",
         "cause": "spring",
         "job_id": None,
     }
     with pytest.raises(StatusChangeRefused, match="from paused it may go to active, archived"):
-        await decide(SLUG, AgentStatus.ERROR, "three")
+        await decide(SLUG, AgentStatus.ERROR)
     with pytest.raises(AgentNotFound):
-        await decide("nobody", AgentStatus.ACTIVE, "four")
+        await decide("nobody", AgentStatus.ACTIVE)
     ward.file.write_bytes(b"nothing")
     with pytest.raises(DefinitionMalformed):
-        await decide(SLUG, AgentStatus.ACTIVE, "five")
+        await decide(SLUG, AgentStatus.ACTIVE)
     assert len(await ward.records()) == 1
 
 

@@ -298,8 +298,27 @@ async def test_a_job_with_records_of_an_older_format_is_named_and_the_others_com
     await lose(press.stand, tmp_path)
     done = await rebuild_ledger(press.stand.ledger, press.store, ADMIN)
     assert [one.job_id for one in done.refusals] == [older]
-    assert "has format none, and this program reads 1" in done.refusals[0].reason
+    assert "has format none, and this program reads 1 and 2" in done.refusals[0].reason
     assert done.jobs == 2
+
+
+@pytest.mark.requirement("D14", "OBS-1")
+async def test_records_of_before_nodes_were_recorded_come_back_too(press: Press, tmp_path: Path):
+    run_id, _ = await press.drive(press.projector())
+    press.stand.clock.advance(6.0)
+    await published(press)
+    events = await press.stand.ledger.events(run_id)
+    for key, body in (await press.folder("audit/")).items():
+        made = json.loads(body)
+        await press.store.put(key, encode(made | {"format": 1, "node": made["actor_name"].partition("@")[2] or None}))
+    done = await rebuild_objects(press.stand.ledger, press.store, ADMIN)
+    assert (done.older, done.written, done.differing) == (len(events), 0, ())
+    await lose(press.stand, tmp_path)
+    assert (await rebuild_ledger(press.stand.ledger, press.store, ADMIN)).jobs == 1
+    back = await press.stand.ledger.events(run_id)
+    assert [replace(event, node=None, data=None) for event in back] == [
+        replace(event, node=None, data=None) for event in events
+    ]
 
 
 @pytest.mark.requirement("D14", "OBS-1")

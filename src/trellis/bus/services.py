@@ -25,7 +25,7 @@ from trellis.bus.scheduling.registry import Workers
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
 from trellis.engine.clock import Clock
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import Service
 from trellis.lifecycles import Role
@@ -50,6 +50,8 @@ class BusParts:
     new_id: Callable[[], str]
     name: str
     """Of the process, for the events it makes."""
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
+    """How long after a soft cancel a job that goes on is ended."""
 
     def actor(self, role: Role) -> Actor:
         """This process in a role."""
@@ -93,6 +95,7 @@ class BusServices:
             clock=parts.clock,
             accepted=self._wake,
             works_on=self.results.works_on,
+            cancel_grace_s=parts.cancel_grace_s,
         )
         self.renewals = Renewals(
             ledger=parts.ledger,

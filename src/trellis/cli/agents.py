@@ -21,8 +21,6 @@ from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import Column
 from trellis.engine.ownership import owner_name
 from trellis.runs.health import Failure, last_failure, set_status
-from trellis.runs.publishing import Publisher
-from trellis.wiring import new_id
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
     from trellis.instance import Instance
@@ -203,12 +201,10 @@ async def _change(cli: Cli, slug: str, status: AgentStatus, reason: str | None) 
     async with opened(cli) as instance:
         changed = await set_status(
             instance.catalog,
-            Publisher(instance.objects),
+            instance.ledger,
             actor,
             slug,
             status,
-            at=await instance.ledger.now(),
-            change_id=new_id(),
             reason=reason,
         )
     was, now = changed.previous.value, changed.agent.status.value

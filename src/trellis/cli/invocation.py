@@ -15,12 +15,14 @@ from trellis.cli.logs import configure_logging
 from trellis.cli.output import Output
 from trellis.client import Trellis
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid
+from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.private_files import PRIVATE_FOLDER
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import parse_url
 from trellis.lifecycles import Role
+from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.settings import Settings, read_settings
 from trellis.wiring import connect, identify, principal_for, process_name
 from trellis.worker.app import App
@@ -108,6 +110,23 @@ class Cli:
             yield ledger
         finally:
             await ledger.close()
+
+    @asynccontextmanager
+    async def open_having(self, *, lifecycle: str | None = None, job_id: str | None = None) -> AsyncGenerator[Ledger]:
+        """The ledger that has jobs of this lifecycle, or this job: the NLM backend keeps its jobs in one of its own (D42)."""
+        async with self.open() as ledger:
+            elsewhere = self.settings.nlm_ledger_of(self.url)
+            there = sqlite_path(elsewhere)
+            known = elsewhere != self.url and (there is None or there.exists())
+            by_id = job_id is not None and "@" in job_id and await ledger.job(JobId(job_id)) is None
+            if not known or not (lifecycle == NLM_JOB.name or by_id):
+                yield ledger
+                return
+            of_backend = await open_ledger(elsewhere)
+            try:
+                yield of_backend
+            finally:
+                await of_backend.close()
 
     @asynccontextmanager
     async def connect(self, *, operator: bool = False, app: App | None = None) -> AsyncGenerator[Trellis]:

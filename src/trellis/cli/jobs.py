@@ -19,7 +19,6 @@ from trellis.cli.reading import open_wait, signal_lines, surroundings
 from trellis.client import Trellis, cancelling
 from trellis.engine.errors import JobNotFound, Refused
 from trellis.engine.jobs import (
-    CANCEL_GRACE_S_DEFAULT,
     Actor,
     CancelMode,
     JobId,
@@ -77,7 +76,7 @@ async def list_jobs(
     limit: LimitOption = LIMIT_DEFAULT,
     cursor: Annotated[str | None, typer.Option("--cursor", help="Go on after an earlier page.")] = None,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first. --lifecycle nlm-job lists those of the NLM backend, which has a ledger of its own."""
     chosen_state, chosen_lifecycle = values.state(state, values.lifecycle(lifecycle))
     where = JobFilter(
         lifecycle=chosen_lifecycle,
@@ -87,7 +86,7 @@ async def list_jobs(
         concurrency_key=None if key is None else _namespaced(key),
     )
     wanted = values.limit(limit, LIMIT_MAX)
-    async with cli.open() as ledger:
+    async with cli.open_having(lifecycle=chosen_lifecycle) as ledger:
         now = await ledger.now()
         found: list[Job] = []
         while wanted > 0:
@@ -158,7 +157,7 @@ def _waits_for(job: Job, now: datetime) -> str:
 
 async def show(cli: Cli, id_: JobArgument) -> None:
     """Everything about one job: row, payload, result, events, last log lines."""
-    async with cli.open() as ledger:
+    async with cli.open_having(job_id=id_) as ledger:
         job = await _found(ledger, id_)
         events = await ledger.events(job.job_id)
         result = await ledger.result(job.job_id)
@@ -305,7 +304,7 @@ async def cancel(
 ) -> int:
     """End a job that has not ended. A running one is asked to stop, and ended after a grace."""
     given_s = values.seconds("--grace", grace)
-    grace_s = CANCEL_GRACE_S_DEFAULT if given_s is None else given_s
+    grace_s = cli.settings.cancel_grace_s if given_s is None else given_s
     async with cli.connect() as trellis:
         job = await _found(trellis.ledger, id_)
         roles = cancelling(job)

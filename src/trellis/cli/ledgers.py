@@ -313,13 +313,12 @@ def _token(url: str, settings: Settings) -> list[Finding]:
 def _exposed(url: str, settings: Settings) -> list[Finding]:
     """What others on this machine can read; files of an earlier version keep the mode that the umask gave them."""
     from trellis.instance import places  # all of the platform: the doctor alone asks for it
-    from trellis.nlm_backend.backend import ledger_place
     from trellis.storage.address import read_address
 
     try:
         where = places(settings, url)
         objects = read_address(where.objects)
-        paths = (sqlite_path(url), sqlite_path(ledger_place(settings, url)), objects, where.memory)
+        paths = (sqlite_path(url), sqlite_path(settings.nlm_ledger_of(url)), objects, where.memory)
     except TrellisError:
         return []  # what is wrong with them is told elsewhere
     found = [str(path) for path in paths if isinstance(path, Path) and is_open_to_others(path)]

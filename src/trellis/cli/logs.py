@@ -1,12 +1,11 @@
 """How the log of a process looks: lines for people or JSON for machines, always on standard error."""
 
-import json
 import logging
 import sys
 import time
 from typing import Any
 
-from trellis.cli.output import Output
+from trellis.cli.output import Output, harmless, json_line
 from trellis.engine import tracing
 from trellis.engine.logs import log_of
 from trellis.settings import Settings
@@ -23,6 +22,10 @@ class _Lines(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("{asctime} {levelname:<7} {name}: {message}", style="{")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line, and a traceback as more; what cannot be seen is escaped."""
+        return harmless(super().format(record))
 
 
 class _Json(_Lines):
@@ -42,7 +45,7 @@ class _Json(_Lines):
             line["trace_id"] = trace_id
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return json_line(line)
 
 
 class _StandardError(logging.StreamHandler[Any]):

@@ -7,7 +7,7 @@ a listing of any length can be read as it comes.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import Enum
@@ -95,8 +95,7 @@ class Output:
 
     def record(self, record: dict[str, Any]) -> None:
         """One JSON object, on one line; what would command a terminal or is not seen is escaped, as JSON allows."""
-        text = json.dumps(record, ensure_ascii=False, separators=(", ", ": "))
-        sys.stdout.write(_UNSEEN.sub(_escaped, text) + "\n")
+        sys.stdout.write(json_line(record) + "\n")
         sys.stdout.flush()
 
     def content(self, job_id: str, name: str, body: bytes) -> None:
@@ -205,6 +204,12 @@ def _text(cell: str | Text) -> Text:
 def harmless(text: str) -> str:
     """With whatever would command a terminal, or would not be seen, written out: the words may be a stranger's."""
     return _UNSEEN.sub(lambda found: _written_out(ord(found[0])), text)
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """A record as one line of JSON; what would command a terminal or is not seen is escaped, as JSON allows."""
+    text = json.dumps(record, default=str, ensure_ascii=False, separators=(", ", ": "))
+    return _UNSEEN.sub(_escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:

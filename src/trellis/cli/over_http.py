@@ -103,11 +103,18 @@ async def pause(cli: Cli, agent: str, reason: str | None) -> None:
     _told(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
-async def run(cli: Cli, agent: str, param: list[str] | None, watch: bool, wait: str | None) -> int:  # noqa: FBT001 - as its namesake
+async def run(  # noqa: PLR0913, PLR0917 - as its namesake
+    cli: Cli,
+    agent: str,
+    param: list[str] | None,
+    watch: bool,  # noqa: FBT001 - as its namesake
+    wait: str | None,
+    correlation: str | None,
+) -> int:
     """Begin a run; the instance behind the gateway works on it."""
     params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     async with cli.client() as client:
-        begun = await client.runs.start(agent, params)
+        begun = await client.runs.start(agent, params, correlation_id=correlation)
         if patience_s is not None:
             try:
                 ended = await client.runs.wait(begun.run_id, timeout_s=patience_s)

@@ -20,6 +20,7 @@ COMPLETING = "_TRELLIS_COMPLETE"
 
 NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "init": ("init",),
         "demo": ("demo",),
         "agents": ("agents",),
         "runs": ("run", "runs"),

@@ -26,7 +26,7 @@ from trellis.operations.explain import duration
 from trellis.runs import documents, ids
 from trellis.runs.documents import Facts, Request
 from trellis.runs.errors import RunNotFound
-from trellis.runs.layer import GRACE_S, TriggerKind
+from trellis.runs.layer import TriggerKind
 from trellis.runs.lookup import find_run
 from trellis.wiring import new_id
 
@@ -65,6 +65,9 @@ async def run(
     wait: Annotated[
         str | None, typer.Option("--wait", metavar="DURATION", help="Wait until `trellis up` has ended it.")
     ] = None,
+    correlation: Annotated[
+        str | None, typer.Option("--correlation", metavar="ID", help="What the run belongs to; its records carry it.")
+    ] = None,
 ) -> int:
     """Begin a run of an agent.
 
@@ -76,7 +79,7 @@ async def run(
     params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     owner(cli, "begin a run")
     async with opened(cli) as instance:
-        run_id = await instance.layer.trigger(agent, params, kind=TriggerKind.MANUAL)
+        run_id = await instance.layer.trigger(agent, params, kind=TriggerKind.MANUAL, correlation_id=correlation)
         if patience_s is not None:
             return say_ended(cli, await _waited(cli, instance, agent, run_id, patience_s))
         if not watch:
@@ -241,4 +244,6 @@ async def cancel(
     elif state in ENDED:
         cli.out.line(f"{run_id} is {state}")
     else:
-        cli.out.line(f"{run_id} was asked to stop; it is ended in {duration(GRACE_S)} if it does not")
+        cli.out.line(
+            f"{run_id} was asked to stop; it is ended in {duration(cli.settings.cancel_grace_s)} if it does not"
+        )

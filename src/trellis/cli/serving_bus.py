@@ -63,6 +63,7 @@ class BusPart:
                 clock=clock,
                 new_id=new_id,
                 name=process_name("up"),
+                cancel_grace_s=self.settings.cancel_grace_s,
             )
             services = BusServices(parts, self.roles)
             stack.push_async_callback(services.stop)

@@ -20,7 +20,6 @@ from trellis.identity import TrustedKey
 from trellis.lifecycles import Role
 from trellis.net.targets import read_target
 from trellis.nlm_backend import Backend, open_backend
-from trellis.nlm_backend.backend import ledger_place
 from trellis.settings import Settings
 from trellis.web.health import Health
 from trellis.web.server import Listening, ListenRefused, ServerOptions, listen, serve_gateway
@@ -57,7 +56,7 @@ async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: Health) -> None
     try:
         async with open_backend(settings, cli.url, name=process_name(NLM)) as backend:
             health.needs(ledger=backend.ledger.ping)
-            url = ledger_place(settings, cli.url)
+            url = settings.nlm_ledger_of(cli.url)
             cli.out.line(f"ledger    {without_password(url, url)}")
             cli.out.line(f"nlm       {place.listening.url}")
             _note_own_ledger(cli)
@@ -140,7 +139,7 @@ def _left_out(cli: Cli, place: NlmPlace, reason: str) -> None:
 def _note_own_ledger(cli: Cli) -> None:
     """A ledger of files is one machine's; which is all it takes for one backend, and not enough for two behind one address."""
     if sqlite_path(cli.url) is None and cli.settings.nlm_ledger is None:
-        place = ledger_place(cli.settings, cli.url).removeprefix("sqlite:///")
+        place = cli.settings.nlm_ledger_of(cli.url).removeprefix("sqlite:///")
         cli.out.note(
             f"this NLM backend keeps its jobs in {place} in the working folder: set TRELLIS_NLM_LEDGER where several share one address"
         )

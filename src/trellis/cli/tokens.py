@@ -10,10 +10,13 @@ import typer
 
 from trellis.cli import values
 from trellis.cli.commands import command, group
-from trellis.cli.invocation import Cli, refuse_missing
+from trellis.cli.invocation import Cli, refuse_missing, sqlite_path
+from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import KeyUnusable, OptionInvalid
+from trellis.engine.jobs import Actor
 from trellis.engine.private_files import write_private
 from trellis.identity import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
+from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.operations.explain import duration
 from trellis.wiring import token_key
@@ -26,7 +29,7 @@ def add_to(program: typer.Typer) -> None:
     command(token, "key")(make_key)
 
 
-def issue_token(
+async def issue_token(
     cli: Cli,
     role: Annotated[
         list[str], typer.Option("--role", metavar="ROLE", help="What its bearer may act as; again for another.")
@@ -63,12 +66,30 @@ def issue_token(
     key, now = token_key(cli.url, cli.settings), time.time()
     token = issue(key, name=name, roles=roles, ttl_s=ttl_s, now=now, tenant=tenant, agent=agent)
     chosen = [one.value for one in Role if one in roles]
+    bound = {word: value for word, value in (("tenant", tenant), ("agent", agent)) if value is not None}
+    await _record(cli, name, [*chosen, *map("=".join, bound.items())], ttl_s)
     if cli.out.as_json:
-        bound = {word: value for word, value in (("tenant", tenant), ("agent", agent)) if value is not None}
         cli.out.record({"token": token, "sub": name, "role": chosen, "ttl_s": ttl_s, **bound})
     else:
         cli.out.line(token)
         cli.out.note(f"{name} is {' and '.join(chosen)} with it for {duration(ttl_s)}")
+
+
+async def _record(cli: Cli, name: str, gives: list[str], ttl_s: float) -> None:
+    """The audit record of a token that the key of an SQLite ledger signs: who has that ledger gave it out.
+
+    A key file of the operator's own signs wherever it lies, without a ledger, and what it signs is recorded nowhere.
+    """
+    path = sqlite_path(cli.url)
+    own_key = cli.settings.token_key_file is not None or cli.settings.token_signing_key_file is not None
+    if own_key or path is None or not path.exists():
+        return
+    act = NewAct(event="token.issued", subject=name, target=f"{', '.join(gives)} for {duration(ttl_s)}")
+    ledger = await open_ledger(cli.url)  # whatever token is shown: it may be the one that is over
+    try:
+        await ledger.record_act(Actor(role=Role.CONTROL_PLANE, name=cli.person), act)
+    finally:
+        await ledger.close()
 
 
 def make_key(

@@ -11,7 +11,19 @@ from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 
-Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow", "leave_behind", "restore", "remark"]
+Verb = Literal[
+    "pause",
+    "limit_rate",
+    "limit_held",
+    "limit_key",
+    "sweep",
+    "follow",
+    "leave_behind",
+    "restore",
+    "remark",
+    "record_act",
+    "publish_acts",
+]
 """The ledger's verbs that are no step of a job; a pause is also its end."""
 
 ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
@@ -25,6 +37,8 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
         "leave_behind": frozenset({Role.CONTROL_PLANE}),
         "restore": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
+        "record_act": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
+        "publish_acts": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
         # Whoever hears the bus writes down what it refused, in its own name or in the worker's.
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
     }
@@ -42,6 +56,8 @@ _ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "leave_behind": "let retention go on without a follower",
         "restore": "put lost jobs back",
         "remark": "say something about a job",
+        "record_act": "record an administrative act",
+        "publish_acts": "publish administrative acts",
     }
 )
 

@@ -23,7 +23,7 @@ from trellis.engine.jobs import (
     lease_length_s,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.logs import log_of
+from trellis.engine.logs import correlated, log_of
 from trellis.engine.outages import Failures
 
 RENEW_RETRY_S_MIN = 0.5
@@ -182,7 +182,7 @@ class Holder(Generic[DrivesT]):
     def _fence(self, sent_at: float) -> float:
         return sent_at + lease_length_s(self.options.lease_s, self.options.heartbeat_s)
 
-    async def _drive(self, claimed: Claimed) -> None:
+    async def _drive_logged(self, claimed: Claimed) -> None:
         job_id = claimed.lease.job_id
         try:
             await self.driver.drive(claimed)
@@ -194,6 +194,13 @@ class Holder(Generic[DrivesT]):
             _log.warning("left", job_id=job_id, error=str(error))
         except Exception:  # noqa: BLE001 - as above: the job is left, and the others go on
             _log.exception("drive_failed", job_id=job_id)
+
+    async def _drive(self, claimed: Claimed) -> None:
+        job_id = claimed.lease.job_id
+        given = claimed.correlation_id if claimed.correlation_id != job_id else None
+        try:
+            with correlated(given):
+                await self._drive_logged(claimed)
         finally:
             mine = self._driving.get(job_id)
             if mine is not None and mine.claimed is claimed:

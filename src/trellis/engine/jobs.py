@@ -19,6 +19,8 @@ Epoch = NewType("Epoch", int)
 ClaimId = NewType("ClaimId", str)
 RequestId = NewType("RequestId", str)
 
+CORRELATION_PATTERN = r"[A-Za-z0-9._:-]{1,100}"
+"""What a caller may choose as the correlation id of a request or a run."""
 JOB_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"
 TYPE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:>*-]{0,199}$"
 PAYLOAD_BYTES_MAX = 1024 * 1024

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
 from trellis.engine.jobs import (
     Actor,
     Applied,
@@ -179,6 +180,22 @@ class Ledger(Protocol):
 
     async def leave_behind(self, actor: Actor, name: str) -> bool:
         """Let retention go on without whoever follows under this name, until it reads on; False when nothing is kept for it."""
+        ...
+
+    async def record_act(self, actor: Actor, act: NewAct) -> str:
+        """Record an administrative act on something that is not in the ledger; its id. Acts on the ledger record themselves."""
+        ...
+
+    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
+        """Administrative acts after the one with this number, at most ACTS_MAX; with `unpublished` those without an audit record."""
+        ...
+
+    async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
+        """Put back acts that this ledger lost and whose records were read; those that are there stay. `no` is given anew."""
+        ...
+
+    async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
+        """Say that the audit records of these acts are in the object store."""
         ...
 
     async def beat(self, actor: Actor, info: bytes | None) -> None:

@@ -4,11 +4,14 @@ A record's message has the fields in it for people; `record.event` and `record.f
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Self
 
 from trellis.engine.text import storable, told
 
+_CORRELATION: ContextVar[str | None] = ContextVar("trellis.correlation", default=None)
 CALLER = 3
 """How many frames up whoever logs is: a record names that line."""
 
@@ -48,12 +51,27 @@ class Log:
     def _tell(self, level: int, event: str, fields: Mapping[str, Any]) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        name, said = storable(told(event, str)) or "", {**self._bound, **fields}
+        name, said = storable(told(event, str)) or "", {**_correlation(), **self._bound, **fields}
         exc_info = said.pop("exc_info", None) or None
         text = " ".join([name, *(f"{key}={told(value)}" for key, value in said.items())])
         # `%` in a value must not be taken for a placeholder: the standard library formats only when there are arguments.
         extra = {"event": name, "fields": said}
         self._logger.log(level, text, exc_info=exc_info, stacklevel=CALLER, extra=extra)
+
+
+@contextmanager
+def correlated(correlation_id: str | None) -> Generator[None]:
+    """Every event that is logged inside has this correlation id, also in tasks that are begun there; None adds none (OBS-6)."""
+    token = _CORRELATION.set(correlation_id)
+    try:
+        yield
+    finally:
+        _CORRELATION.reset(token)
+
+
+def _correlation() -> dict[str, Any]:
+    correlation_id = _CORRELATION.get()
+    return {} if correlation_id is None else {"correlation_id": correlation_id}
 
 
 def log_of(name: str) -> Log:

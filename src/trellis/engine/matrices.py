@@ -117,6 +117,7 @@ _RULES = (
     ),
     _rule("dead-letters.read", "read dead letters", "DJ-12", *_PEOPLE),
     _rule("nlm.process", "give jobs to the NLM backend", "NLM-1", Role.ORCHESTRATOR, Role.CONTROL_PLANE),
+    _rule("nlm.read", "read jobs of the NLM backend", "D42", *_PEOPLE, Role.GATEWAY, Role.ORCHESTRATOR),
     _rule("nlm.query", "ask the NLM backend", "NLM-7", Role.AGENT_RUNTIME, Role.ORCHESTRATOR, Role.OWNER),
     _rule(
         "safety.explain", "ask what the safety policy says", "BUS-4", *(*_PEOPLE, Role.SCHEDULER, Role.SAFETY_KERNEL)

@@ -109,6 +109,8 @@ class Event:
     epoch: Epoch
     version: int
     data: bytes | None = None
+    node: str | None = None
+    """The machine that wrote it; None for what was written before machines were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

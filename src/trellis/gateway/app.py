@@ -35,7 +35,7 @@ from trellis.gateway.tickets import Tickets
 from trellis.identity import TrustedKey
 from trellis.instance import Instance
 from trellis.web import problems
-from trellis.web.bodies import BodiesUnderWay
+from trellis.web.bodies import BodiesUnderWay, BodyLimits
 from trellis.web.correlation import Correlation
 from trellis.web.deadlines import ReadDeadline
 from trellis.web.health import Health
@@ -125,6 +125,8 @@ def create_app(
     app.state.slugs = Recent[JobId, str]()
     app.state.callbacks = callbacks.CallbackKeys(secrets=callback_secrets, now=now)
     app.state.bodies = BodiesUnderWay()
+    settings = instance.settings
+    app.state.body_limits = BodyLimits(bytes_max=settings.body_bytes, large_bytes_max=settings.large_body_bytes)
     app.state.health = health or Health(instance.probes())
     problems.install(app)
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from fastapi import Depends, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials
 
 from trellis.engine.authority import Principal
+from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor
 from trellis.engine.matrices import permit
 from trellis.identity import Identity, TrustedKey
@@ -47,6 +48,17 @@ class Caller:
     actor: Actor
     """The principal in the role that gives the right."""
     correlation_id: str
+    """The request's own: as its header says, else made for it."""
+    given_correlation_id: str | None = None
+    """The same where the caller chose it; None for one that was made."""
+
+    def may(self, rule: str) -> bool:
+        """Whether another rule lets the caller, too."""
+        try:
+            self.permit(rule)
+        except NotAllowed:
+            return False
+        return True
 
     def permit(self, rule: str, *, own: bool | None = None) -> Actor:
         """Ask another rule, or the same one now that the thing is known."""
@@ -91,7 +103,14 @@ class Requires:
         """The caller; raises NotAllowed, which is answered, logged and audited in one place (`refusals`)."""
         principal, identity = who
         actor = permit(principal, self.rule)
-        return Caller(principal=principal, identity=identity, actor=actor, correlation_id=correlation_of(request) or "")
+        correlation_id = correlation_of(request) or ""
+        return Caller(
+            principal=principal,
+            identity=identity,
+            actor=actor,
+            correlation_id=correlation_id,
+            given_correlation_id=correlation_id if request.scope.get("trellis.correlation_given") else None,
+        )
 
     async def admit(self, request: Request) -> None:
         """Raise what asking would raise, before anything of the body is read."""

@@ -168,8 +168,8 @@ def _may(principal: Principal, lifecycle: str, *, own: bool) -> bool:
 # --- the form on the wire ------------------------------------------------------------------------------------------
 
 
-def tell(event: Event, position: str, agent_slug: str | None) -> Told:
-    """The event as it is sent."""
+def tell(event: Event, position: str, agent_slug: str | None, run_id: str | None = None) -> Told:
+    """The event as it is sent. `run_id` is the run that made it, where that is not what it is correlated with."""
     type_, about = _about(event)
     data: dict[str, Any] = {
         "type": type_,
@@ -180,7 +180,7 @@ def tell(event: Event, position: str, agent_slug: str | None) -> Told:
         "ts": timestamp(event.ts),
         "correlationId": event.correlation_id,
     }
-    run = event.job_id if event.lifecycle == RUN.name else event.correlation_id
+    run = event.job_id if event.lifecycle == RUN.name else run_id or event.correlation_id
     short = ids.short_form(run)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return Told(

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, TrellisError
@@ -41,6 +41,8 @@ PAUSE_GROWTH = 1.2
 WATCH_S = 0.5
 SHARED_MAX = 256
 POSITION_CHARS_MAX = 100
+
+AgentAndRun = tuple[str | None, str | None]
 
 _DIGIT = re.compile(r"[0-9]")
 """Positions sort as text, so all of one feed have one form; they differ in their digits."""
@@ -150,7 +152,7 @@ class Hub:
     _stop: asyncio.Event | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _pause_s: float = PAUSE_S_MIN
-    _agents: Recent[JobId, str | None] = field(default_factory=Recent[JobId, str | None])
+    _agents: Recent[JobId, AgentAndRun] = field(default_factory=Recent[JobId, AgentAndRun])
     _submitters: Recent[JobId, str] = field(default_factory=Recent[JobId, str])
     _shared: dict[tuple[View, str], Batch] = field(default_factory=dict[tuple[View, str], Batch])
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP_MAX))
@@ -303,7 +305,7 @@ class Hub:
     async def _tell(self, page: FeedPage) -> list[Told]:
         await self._learn([event for event in page.events if event.version == 1])
         return [
-            tell(event, position, await self._agent(event))
+            tell(event, position, *await self._agent_and_run(event))
             for event, position in zip(page.events, page.positions, strict=True)
         ]
 
@@ -315,14 +317,14 @@ class Hub:
         unknown = [event for event in first if event.lifecycle in OF_AGENTS and event.job_id not in self._agents]
         for record in await self.ledger.recorded(unknown) if unknown else ():
             if record.submission is not None:
-                self._agents[record.event.job_id] = _slug(record.submission.payload)
+                self._agents[record.event.job_id] = _agent_and_run(record.submission.payload)
 
-    async def _agent(self, event: Event) -> str | None:
+    async def _agent_and_run(self, event: Event) -> AgentAndRun:
         if event.lifecycle not in OF_AGENTS:
-            return None
+            return None, None
         if event.job_id not in self._agents:
             job = await self.ledger.job(event.job_id)
-            self._agents[event.job_id] = None if job is None or job.payload is None else _slug(job.payload)
+            self._agents[event.job_id] = _agent_and_run(None if job is None else job.payload)
         return self._agents[event.job_id]
 
     async def _submitter(self, job_id: JobId) -> str:
@@ -346,11 +348,19 @@ class _Watch:
         return WATCH_S
 
 
-def _slug(payload: bytes) -> str | None:
-    """The agent that a run or a proposal belongs to."""
-    told: Any = json.loads(payload)
-    slug: Any = told.get("agent_slug") if isinstance(told, dict) else None  # type: ignore[reportUnknownMemberType]
-    return slug if isinstance(slug, str) else None  # type: ignore[reportUnknownVariableType]
+def _agent_and_run(payload: bytes | None) -> AgentAndRun:
+    """The agent that a run or a proposal belongs to, and the run that made the proposal."""
+    told: Any = None if payload is None else json.loads(payload)
+    return _text(told, "agent_slug"), _text(_value(told, "source"), "run_id")
+
+
+def _value(told: Any, name: str) -> Any:
+    return cast("dict[str, Any]", told).get(name) if isinstance(told, dict) else None
+
+
+def _text(told: Any, name: str) -> str | None:
+    value = _value(told, name)
+    return value if isinstance(value, str) else None
 
 
 def _no_position(text: str) -> OptionInvalid:

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from trellis.engine.authority import Principal
 from trellis.engine.errors import LedgerError, NotAllowed
 from trellis.engine.logs import log_of
+from trellis.engine.nodes import this_node
 from trellis.gateway.callers import gateway_of
 from trellis.runs import documents, ids
 from trellis.storage.objects import CREATE, StoreError
@@ -63,6 +64,10 @@ def _document(at: datetime, id_: str, principal: Principal, facts: dict[str, Any
         "ts": documents.timestamp(at),
         "event": facts["event"],
         "actor": ",".join(sorted(role.value for role in principal.roles)),
+        "job_id": None,
+        "from": None,
+        "to": None,
+        "node": this_node(),
         "event_id": event_id,
         "actor_name": principal.name,
         **facts,

@@ -161,7 +161,7 @@ class Calls:
     @asynccontextmanager
     async def stream(self, ask: Ask) -> AsyncGenerator[httpx2.EventSource]:
         """One connection to a stream of events; raises what `ask` does, without asking again."""
-        headers = self._headers(ask, self._new_id()) | {"Accept": "text/event-stream"}
+        headers = self._headers(ask) | {"Accept": "text/event-stream"}
         timeout = httpx2.Timeout(self.options.attempt_s, read=self.options.silence_s)
         async with self._sent(ask, None, headers, timeout) as response:
             if response.status_code >= 300:
@@ -174,7 +174,7 @@ class Calls:
 
     async def _until_answered(self, ask: Ask, tries: _Tries) -> Answer:
         content = None if ask.body is None else json.dumps(ask.body, allow_nan=False).encode()
-        headers = self._headers(ask, self._new_id())
+        headers = self._headers(ask)
         while True:
             after_s: float | None = None
             try:
@@ -209,8 +209,8 @@ class Calls:
             ask.method, ask.path.lstrip("/"), params=params, content=content, headers=dict(headers), timeout=timeout
         )
 
-    def _headers(self, ask: Ask, correlation_id: str) -> dict[str, str]:
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "X-Correlation-ID": correlation_id}
+    def _headers(self, ask: Ask) -> dict[str, str]:
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         token = self._token()
         if token is not None:
             if is_readable_on_the_way(self.url) and not self.options.plain_http:

@@ -24,10 +24,19 @@ class Runs:
         self._calls = calls
 
     async def start(
-        self, agent: str, params: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
+        self,
+        agent: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
     ) -> Begun:
-        """Begin a run of an agent. The same key and request again is the same run."""
+        """Begin a run of an agent. The same key and request again is the same run.
+
+        `correlation_id` is your own name for what the run belongs to; its events, proposals and audit records carry it.
+        """
         body = {"agent_slug": agent, "params": dict(params or {})}
+        body |= {} if correlation_id is None else {"correlation_id": correlation_id}
         return await self._calls.post(Begun, "/agents/run", body, key=idempotency_key)
 
     async def get(self, run_id: str) -> RunStatus:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from trellis.engine.errors import LedgerUrlInvalid
@@ -13,20 +14,29 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 
 async def open_ledger(
-    url: str, *, clock: Callable[[], float] = time.time, part: str | None = None, **options: Any
+    url: str,
+    *,
+    clock: Callable[[], float] = time.time,
+    part: str | None = None,
+    node: str | None = None,
+    **options: Any,
 ) -> Ledger:
     """Open the ledger at `url`. `clock` is an SQLite ledger's time; PostgreSQL has its own and takes `options`.
 
     `part` is what of Trellis this process is: PostgreSQL lists its connections as `trellis-<part>`.
+    `node` is the machine that audit records name; by default this one.
     """
     if url.startswith("sqlite:") or url == ":memory:":
         from trellis.ledgers.sqlite.ledger import SqliteLedger
 
-        return await SqliteLedger.open(url, clock=clock)
+        return await SqliteLedger.open(url, clock=clock, node=node)
     if url.startswith(_POSTGRES):
         with extra_needed(Extra.POSTGRES, "A ledger on PostgreSQL"):
+            from trellis.ledgers.postgres.lanes import LaneOptions
             from trellis.ledgers.postgres.ledger import PostgresLedger
 
+        if node is not None:
+            options["options"] = replace(options.get("options") or LaneOptions(), node=node)
         return await PostgresLedger.open(url, part=part, **options)
     raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
 

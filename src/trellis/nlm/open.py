@@ -5,13 +5,14 @@ with `ProviderOptions` and returns an NlmProvider. The names above are ours and 
 """
 
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import cast
 
 import pydantic
 
 from trellis.engine.clock import Clock
+from trellis.engine.errors import SettingsInvalid
+from trellis.engine.plugins import load_plugin
 from trellis.nlm import extractive, scripted
 from trellis.nlm.errors import NlmSettingInvalid
 from trellis.nlm.provider import NlmProvider
@@ -65,18 +66,9 @@ def _openai(options: ProviderOptions) -> NlmProvider:
 
 
 def _plugin(options: ProviderOptions) -> NlmProvider:
-    found = [point for point in entry_points(group=PLUGINS) if point.name == options.name]
-    if len(found) != 1:
-        raise NlmSettingInvalid(setting=options.name, detail=_which(options.name, found))
+    ours = (extractive.NAME, OPENAI, f"{scripted.NAME}:FILE")
     try:
-        factory = found[0].load()
-    except (ImportError, AttributeError) as error:
-        raise NlmSettingInvalid(setting=options.name, detail=f"{found[0].value} cannot be loaded: {error}") from error
+        factory = load_plugin(PLUGINS, options.name, ours=ours)
+    except SettingsInvalid as error:
+        raise NlmSettingInvalid(setting=options.name, detail=str(error.data["detail"])) from error
     return cast("NlmProvider", factory(options))
-
-
-def _which(name: str, found: list[EntryPoint]) -> str:
-    if found:
-        return f"{len(found)} installed packages bring a provider of that name; remove all but one"
-    known = sorted({extractive.NAME, OPENAI, f"{scripted.NAME}:FILE", *(p.name for p in entry_points(group=PLUGINS))})
-    return f"nobody brings it; choose one of {', '.join(known)}, or install the package that brings {name!r}"

@@ -10,18 +10,24 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pydantic
-from fastapi import APIRouter, FastAPI, Path, Request
+from fastapi import APIRouter, FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
+from trellis.engine import tracing
 from trellis.engine.errors import NotAllowed
-from trellis.engine.jobs import JOB_ID_PATTERN, Actor
+from trellis.engine.jobs import JOB_ID_PATTERN, Actor, JobId
+from trellis.engine.records import Job, JobFilter
+from trellis.http.job_shapes import EventShape, JobDocument, JobWhole
+from trellis.http.shapes import Page
 from trellis.identity import TrustedKey
+from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.nlm.asking import Asking
 from trellis.nlm.provider import QUESTION_CHARS_MAX, REF_CHARS_MAX, SOURCE_CHARS_MAX, SOURCES_MAX, Question, Source
 from trellis.nlm_backend import metrics
 from trellis.nlm_backend.callers import Door, refused, requires
 from trellis.nlm_backend.intake import Accepted, Intake
 from trellis.nlm_backend.orders import ProcessRequest
+from trellis.operations.job_documents import event_document, job_document, whole_document
 from trellis.web import problems
 from trellis.web.bodies import BodiesUnderWay, LargeBodyRoute, StrictRoute
 from trellis.web.correlation import Correlation
@@ -32,6 +38,10 @@ from trellis.web.shapes import PROBLEMS, ProblemShape
 from trellis.web.tracing import NO_SPANS, Traced
 
 QUERY_S = 60.0
+LIST_DEFAULT = 50
+LIST_MAX = 200
+ExecutionId = Annotated[str, Path(pattern=JOB_ID_PATTERN, examples=["7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d@3"])]
+"""The id of an NLM job: the queue job, `@`, and the epoch that it is executed in."""
 UNKNOWN = "unknown"
 """What tells a forgotten execution from an address where nothing is."""
 REQUESTS_PER_SECOND = 200.0
@@ -233,6 +243,68 @@ async def cancel(
     if stopping is None:
         raise _unknown(job_id, epoch)
     return Cancelling(job_id=job_id, epoch=epoch, executions=stopping)
+
+
+@jobs.get("/jobs", response_model=Page[JobDocument], responses=PROBLEMS)
+async def listing(
+    request: Request,
+    _: Annotated[Actor, requires("nlm.read")],
+    *,
+    type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
+    status: Annotated[str | None, Query(max_length=50)] = None,
+    correlation_id: Annotated[str | None, Query(max_length=200)] = None,
+    parent_id: Annotated[str | None, Query(max_length=200, description="Only executions of this queue job.")] = None,
+    limit: Annotated[int, Query(ge=1, le=LIST_MAX)] = LIST_DEFAULT,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+) -> dict[str, Any]:
+    """NLM jobs, newest first: one for each execution of a queue job."""
+    desk: Desk = request.app.state.desk
+    where = JobFilter(
+        lifecycle=NLM_JOB.name,
+        type=type,
+        state=_known_state(status),
+        correlation_id=correlation_id,
+        parent_id=None if parent_id is None else JobId(parent_id),
+    )
+    found = await desk.intake.ledger.jobs(where, limit=limit, cursor=cursor)
+    return {"items": [job_document(job) for job in found.jobs], "next_cursor": found.cursor}
+
+
+@jobs.get("/jobs/{job_id}", response_model=JobWhole, responses=PROBLEMS)
+async def show(job_id: ExecutionId, request: Request, _: Annotated[Actor, requires("nlm.read")]) -> dict[str, Any]:
+    """One NLM job with its payload."""
+    desk: Desk = request.app.state.desk
+    job = await _found(desk, job_id)
+    return whole_document(job, await desk.intake.ledger.result(job.job_id))
+
+
+@jobs.get("/jobs/{job_id}/events", response_model=Page[EventShape], responses=PROBLEMS)
+async def events(
+    job_id: ExecutionId,
+    request: Request,
+    _: Annotated[Actor, requires("nlm.read")],
+    limit: Annotated[int, Query(ge=1, le=LIST_MAX)] = LIST_DEFAULT,
+    cursor: Annotated[int | None, Query(ge=0)] = None,
+) -> dict[str, Any]:
+    """What happened to an NLM job, oldest first."""
+    desk: Desk = request.app.state.desk
+    job = await _found(desk, job_id)
+    found = [event for event in await desk.intake.ledger.events(job.job_id) if event.version > (cursor or 0)]
+    told = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
+    return {"items": told, "next_cursor": str(found[limit - 1].version) if len(found) > limit else None}
+
+
+async def _found(desk: Desk, job_id: str) -> Job:
+    job = await desk.intake.ledger.job(JobId(job_id))
+    if job is None or job.lifecycle != NLM_JOB.name:
+        raise Problem("NOT_FOUND", f"There is no NLM job {job_id} here; GET /jobs lists them.")
+    return job
+
+
+def _known_state(status: str | None) -> str | None:
+    if status is not None and status not in NLM_JOB.by_name:
+        raise Problem("VALIDATION_FAILED", f"No NLM job is {status!r}; choose one of {', '.join(NLM_JOB.by_name)}.")
+    return status
 
 
 def _unknown(job_id: str, epoch: int) -> Problem:

@@ -4,12 +4,12 @@ Nothing outside depends on its ledger (D42, NLM-6): when it is lost, the orchest
 """
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,11 +18,12 @@ from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX
 from trellis.engine.clock import Clock
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.engine.holding import Heartbeat, Holder, HolderOptions
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
 from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
 from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.fleet import gateway_address, nlm_key, objects_place
 from trellis.identity import TrustedKey
-from trellis.instance import gateway_address
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -38,10 +39,16 @@ from trellis.nlm_backend.intake import Intake
 from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import type_of
+from trellis.runs.projector import Projector
+from trellis.runs.publishing import Publisher
 from trellis.settings import Settings
+from trellis.storage.address import s3_credentials
+from trellis.storage.objects import ObjectStore
+from trellis.storage.open import open_objects
 from trellis.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
 
-LEDGER_FILE = "nlm.db"
+_log = log_of("trellis.nlm_backend")
+
 OUTGOING_S = 30.0
 
 
@@ -54,6 +61,7 @@ class BackendOptions:
     lease_s: float = 30.0
     heartbeat_s: float = 10.0
     poll_s: float = 0.2
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +90,29 @@ class Backend:
     """One backend process: `app` answers, `serve` works."""
 
     def __init__(
-        self, *, ledger: Ledger, provider: NlmProvider, links: Links, name: str, options: BackendOptions, world: World
+        self,
+        *,
+        ledger: Ledger,
+        provider: NlmProvider,
+        links: Links,
+        name: str,
+        options: BackendOptions,
+        world: World,
+        objects: ObjectStore | None = None,
     ) -> None:
         clock, self.metrics = world.clock, Metrics()
         self.ledger, self._world = ledger, world
         limits = ProviderLimits.of(clock, concurrency=options.concurrency, per_second=options.per_second)
         actor = Actor(role=Role.NLM_BACKEND, name=name)
         limited = LimitedProvider(inner=provider, limits=limits, clock=clock, metrics=self.metrics)
-        delivery = Delivery(
-            client=links.client,
-            trusted=links.trusted,
-            token=links.token,
-            secret=links.secret,
-            clock=clock,
-            rng=world.rng,
-            now=world.now,
-            metrics=self.metrics,
-        )
         first, *others = sorted(map(type_of, links.trusted))
         driver = NlmDriver(
-            ledger=ledger, actor=actor, clock=clock, provider=limited, delivery=delivery, metrics=self.metrics
+            ledger=ledger,
+            actor=actor,
+            clock=clock,
+            provider=limited,
+            delivery=self._delivery(links),
+            metrics=self.metrics,
         )
         self.holder = Holder(
             ledger=ledger,
@@ -120,6 +131,8 @@ class Backend:
             lifecycle=NLM_JOB.name,
             name="nlm",
         )
+        self.projector = None if objects is None else _projector(ledger, objects, name, clock)
+        """Publishes audit records of NLM jobs (D35); None where no object store is known."""
         self.sweeper = Sweeper(ledger=ledger, actor=Actor(role=Role.SWEEPER, name=name), name="nlm-sweeper")
         intake = Intake(
             ledger=ledger,
@@ -129,8 +142,21 @@ class Backend:
             circuit=limits.circuit,
             metrics=self.metrics,
             concurrency=options.concurrency,
+            cancel_grace_s=options.cancel_grace_s,
         )
         self.desk = Desk(intake=intake, asking=Asking(limited, clock=clock), metrics=self.metrics)
+
+    def _delivery(self, links: Links) -> Delivery:
+        return Delivery(
+            client=links.client,
+            trusted=links.trusted,
+            token=links.token,
+            secret=links.secret,
+            clock=self._world.clock,
+            rng=self._world.rng,
+            now=self._world.now,
+            metrics=self.metrics,
+        )
 
     def app(self, keys: Sequence[TrustedKey]) -> FastAPI:
         """The application, for callers whose tokens these keys verify."""
@@ -144,6 +170,7 @@ class Backend:
             Heartbeat(holder=self.holder, name="nlm-heartbeat"),
             self.sweeper,
             Retention(ledger=self.ledger, name="nlm-retention"),
+            *([] if self.projector is None else [self.projector]),
         ]
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -151,15 +178,13 @@ class Backend:
         world = self._world
         await asyncio.gather(*(serve(service, world.clock, world.rng, stop) for service in self.services()))
         await self.holder.drain()
+        if self.projector is not None:
+            await self.projector.let_go()
 
 
-def ledger_place(settings: Settings, ledger_url: str) -> str:
-    """Where the backend keeps its jobs: as set, else beside an SQLite ledger, else in the working folder."""
-    if settings.nlm_ledger is not None:
-        return settings.nlm_ledger
-    if ledger_url.startswith("sqlite:///"):
-        return f"sqlite:///{Path(ledger_url.removeprefix('sqlite:///')).parent / LEDGER_FILE}"
-    return f"sqlite:///{LEDGER_FILE}"
+def _projector(ledger: Ledger, objects: ObjectStore, name: str, clock: Clock) -> Projector:
+    actor = Actor(role=Role.PROJECTOR, name=name)
+    return Projector(ledger=ledger, actor=actor, publisher=Publisher(objects), clock=clock, name="nlm-projector")
 
 
 def signing_secret(ledger_url: str, settings: Settings) -> bytes:
@@ -179,14 +204,17 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
     origins = (gateway, *(read_target(one).origin for one in settings.outgoing))
     policy = OutgoingPolicy(origins=origins, answer_bytes_max=SNAPSHOT_BYTES_MAX, total_s=OUTGOING_S)
     async with AsyncExitStack() as stack:
-        ledger = await open_ledger(ledger_place(settings, ledger_url), part="nlm")
+        ledger = await open_ledger(settings.nlm_ledger_of(ledger_url), part="nlm")
         stack.push_async_callback(ledger.close)
+        objects = await _open_objects(settings, ledger_url)
+        if objects is not None:
+            stack.push_async_callback(objects.close)
         provider = open_provider(
             settings.nlm,
             clock=SystemClock(),
             base_url=settings.nlm_base_url,
             model=settings.nlm_model,
-            key=settings.nlm_key,
+            key=nlm_key(settings),
         )
         stack.push_async_callback(provider.close)
         client = await stack.enter_async_context(guarded_client(policy, tls=outgoing_tls(settings)))
@@ -195,7 +223,12 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
             provider=provider,
             links=Links(client=client, trusted=frozenset({gateway}), token=token, secret=secret),
             name=name or process_name("nlm"),
-            options=BackendOptions(concurrency=settings.nlm_concurrency, per_second=settings.nlm_per_second),
+            objects=objects,
+            options=BackendOptions(
+                concurrency=settings.nlm_concurrency,
+                per_second=settings.nlm_per_second,
+                cancel_grace_s=settings.cancel_grace_s,
+            ),
             world=World(
                 clock=SystemClock(),
                 rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
@@ -203,6 +236,15 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
                 new_id=new_id,
             ),
         )
+
+
+async def _open_objects(settings: Settings, ledger_url: str) -> ObjectStore | None:
+    """Where audit records of NLM jobs go: the object store of the instance; None, and a warning, when nothing says where that is."""
+    place = objects_place(settings, ledger_url)
+    if place is None:
+        _log.warning("nlm_jobs_not_recorded", remedy="set TRELLIS_OBJECTS to the object store of the instance")
+        return None
+    return await open_objects(place, credentials=s3_credentials(os.environ))
 
 
 def _gateway_origin(settings: Settings) -> str:

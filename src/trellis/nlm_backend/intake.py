@@ -117,6 +117,7 @@ class Intake:
     metrics: Metrics
     concurrency: int
     waiting_max: int = WAITING_MAX
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
 
     async def take(self, request: ProcessRequest, *, correlation_id: str) -> Accepted | Finished:
         """Answer the request; raises IntakeRefused, InputError, OutgoingError, Problem 503, LedgerError."""
@@ -143,7 +144,7 @@ class Intake:
         for one in opened:
             request_id, cause = RequestId(f"cancel:{one.id}"), "the orchestration layer has no use for it any more"
             await self.ledger.cancel(
-                self.actor, one.id, CancelMode.SOFT, request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=cause
+                self.actor, one.id, CancelMode.SOFT, request_id, grace_s=self.cancel_grace_s, cause=cause
             )
             _log.info("cancelled", execution=one.id)
         return len(opened) if of_epoch else None

@@ -39,6 +39,8 @@ UNKNOWN = "unknown"
 PERMANENT_CODE = "VALIDATION_ERROR"
 """What a backend calls an error that no other try would mend."""
 ANSWER_BYTES_MAX = 64 * 1024
+READ_BYTES_MAX = 4 * 1024 * 1024
+"""The longest answer to a read of jobs: one payload, or a page of jobs without theirs."""
 CONNECT_S = 5.0
 ANSWER_S = 10.0
 SAID_CHARS_MAX = 300
@@ -140,8 +142,16 @@ class NlmBackend:
     `tls` verifies its certificate where the system's authorities do not.
     """
 
-    def __init__(self, url: str, token: Callable[[], str], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: Callable[[], str],
+        tls: ssl.SSLContext | None = None,
+        *,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
         self._url, self._token, self._tls = url.rstrip("/"), token, tls
+        self._answer_bytes_max = answer_bytes_max
         self._client: GuardedClient | None = None
 
     async def process(self, execution: Execution, /) -> UnderWay | Finished:
@@ -165,6 +175,19 @@ class NlmBackend:
         answer = await self._asked(execution, "DELETE", path)
         if answer.status not in STOPPED:
             raise refusal(answer.status, answer.body)
+
+    async def read(self, path: str, *, correlation_id: str) -> Any:
+        """What the backend shows there, as JSON; None for what it does not know. Raises a StageError."""
+        headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": correlation_id}
+        answer = await self._sent("GET", path, headers | tracing.headers())
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise refusal(answer.status, answer.body)
+        try:
+            return json.loads(answer.body)
+        except ValueError as error:
+            raise NlmAnswerInvalid(detail="the answer of the NLM backend is not JSON") from error
 
     async def health(self) -> str:
         """What it says of itself: `ok`, `degraded`, or nothing when it is another program; raises a StageError when it cannot serve."""
@@ -206,7 +229,7 @@ class NlmBackend:
             policy = OutgoingPolicy(
                 origins=(read_target(self._url).origin,),
                 public=False,
-                answer_bytes_max=ANSWER_BYTES_MAX,
+                answer_bytes_max=self._answer_bytes_max,
                 connect_s=CONNECT_S,
                 total_s=ANSWER_S,
             )

@@ -24,7 +24,7 @@ from trellis.queue.errors import ContextUnavailable, StageHopeless
 from trellis.queue.requests import QueueRequest
 from trellis.storage.documents import sha256
 from trellis.storage.keys import object_key
-from trellis.storage.memory import MemoryRepository, ReadMode
+from trellis.storage.memory import MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.objects import CREATE, ObjectStore, Stored, StoreError
 
@@ -52,6 +52,8 @@ class Assembly:
     objects: ObjectStore
     memory: MemoryRepository
     cid: str
+    counter: TokenCounter = count_tokens
+    """What counts the tokens of sources (D50)."""
 
     async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> Assembled:
         """Write the snapshot of this attempt; raises a StageError."""
@@ -75,7 +77,7 @@ class Assembly:
     async def _snapshot(self, request: QueueRequest, job_id: str, epoch: int) -> bytes:
         """What it is made of comes from stores; making it takes processor time, so it is made beside the loop that renews leases."""
         agent = await self.check(request)
-        read = await Catalog(self.objects).sources(request.agent_slug, agent)
+        read = await Catalog(self.objects, counter=self.counter).sources(request.agent_slug, agent)
         memory = await self._memory(request.agent_slug)
         return await asyncio.to_thread(_snapshot, request, job_id, epoch, memory, read)
 

@@ -40,6 +40,7 @@ async def run_for(
             kind=TriggerKind.EVENT,
             key=f"requeue:{job_id}:{generation}",
             retry_of=before,
+            correlation_id=None if run.correlation_id == run.job_id else run.correlation_id,
         )
     except TooManyWaiting as error:
         raise ContextUnavailable(detail=str(error)) from error

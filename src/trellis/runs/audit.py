@@ -10,14 +10,18 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from trellis.engine.admin_acts import AdminAct
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, IdempotencyKey, Recorded, Submission
 from trellis.lifecycles import Role
 from trellis.runs.documents import encode
 from trellis.runs.errors import RecordInvalid
 
-FORMAT = 1
+FORMAT = 2
 """What records look like; one more when that changes. The first ones did not say."""
+READABLE = frozenset({1, FORMAT})
+"""Formats that a job can be made of again. In the first one `node` was taken from the name of the actor."""
 ORCHESTRATOR_NAME = "orchestration-layer"
 """What document 000 calls the orchestrator."""
 DEPTH_MAX = 100
@@ -30,11 +34,11 @@ def document(record: Recorded) -> dict[str, Any]:
     made: dict[str, Any] = {
         "ts": timestamp(event.ts),
         "event": event.type,
-        "actor": ORCHESTRATOR_NAME if event.role is Role.ORCHESTRATOR else event.role.value,
+        "actor": _actor_name(event.role),
         "job_id": event.job_id,
         "from": event.source,
         "to": event.target,
-        "node": event.actor.partition("@")[2] or None,
+        "node": event.node,
         "format": FORMAT,
         "event_id": event.id,
         "lifecycle": event.lifecycle,
@@ -73,6 +77,32 @@ def to_line(record: Recorded) -> bytes:
     return _dumps(document(record))
 
 
+def act_to_bytes(act: AdminAct) -> bytes:
+    """The record of an administrative act, as an object of its own: the fields of document 000 first."""
+    return encode(
+        {
+            "ts": timestamp(act.at),
+            "event": act.event,
+            "actor": _actor_name(act.role),
+            "job_id": None,
+            "from": act.source,
+            "to": act.target,
+            "node": act.node,
+            "format": FORMAT,
+            "event_id": act.id,
+            "subject": act.subject,
+            "role": act.role.value,
+            "actor_name": act.actor,
+            "correlation_id": act.correlation_id,
+            "cause": act.cause,
+        }
+    )
+
+
+def _actor_name(role: Role) -> str:
+    return ORCHESTRATOR_NAME if role is Role.ORCHESTRATOR else role.value
+
+
 def alone(line: bytes) -> bytes:
     """The line of a segment as an object of its own."""
     return encode(json.loads(line))
@@ -89,17 +119,44 @@ def is_older(body: bytes, event_id: str) -> bool:
     if not known or not isinstance(made, dict):
         return False
     record = cast("dict[str, Any]", made)
-    return record.get("event_id") == event_id and is_of_event(record) and not is_readable(record)
+    return record.get("event_id") == event_id and is_of_event(record) and record.get("format") != FORMAT
 
 
 def is_readable(made: Mapping[str, Any]) -> bool:
-    """Whether a record of an event has our format."""
-    return made.get("format") == FORMAT
+    """Whether a record of an event has a format that a job can be made of again."""
+    return made.get("format") in READABLE
 
 
 def is_of_event(made: Mapping[str, Any]) -> bool:
     """Whether a record is one of a job's event; other acts are recorded too."""
     return "lifecycle" in made and "version" in made
+
+
+def is_of_act(made: Mapping[str, Any]) -> bool:
+    """Whether a record is one of an administrative act."""
+    return str(made.get("event_id")).startswith("act-") and "subject" in made and made.get("format") in READABLE
+
+
+def read_act(made: Mapping[str, Any]) -> AdminAct:
+    """The act back; raises RecordInvalid."""
+    try:
+        return AdminAct(
+            no=0,
+            id=made["event_id"],
+            at=_known_moment(made["ts"]),
+            role=Role(made["role"]),
+            actor=made["actor_name"],
+            node=made["node"],
+            event=made["event"],
+            subject=made["subject"],
+            source=made["from"],
+            target=made["to"],
+            cause=made["cause"],
+            correlation_id=made["correlation_id"],
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
 
 
 def read(made: Mapping[str, Any]) -> Recorded:
@@ -236,6 +293,7 @@ def _event(made: Mapping[str, Any]) -> Event:
         epoch=Epoch(int(made["epoch"])),
         version=int(made["version"]),
         data=_read_data(made),
+        node=made["node"] if made["format"] == FORMAT else node_of(made["actor_name"], None),
     )
 
 

@@ -163,6 +163,7 @@ class _Drive:
         self._driver = driver
         self._lease: Lease = claimed.lease
         self._run_id = claimed.lease.job_id
+        self._correlation_id = claimed.correlation_id
         self._request = documents.Request.read(claimed.payload)
         self._journal: dict[str, bytes] = {}
         self._waits = UpstreamWaits(self._journal, self._keep)
@@ -272,6 +273,7 @@ class _Drive:
             before={ids.STEPS[n - 1]: result_of(self._journal[_entry(n)]) for n in range(1, number)},
             once=self._once,
             left_s=lambda: ends_at - clock.monotonic(),
+            correlation_id=self._correlation_id,
         )
         with tracing.span(f"run.step {name}"):
             try:

@@ -18,6 +18,7 @@ from typing import Any
 from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, checked_slug
 from trellis.agents.errors import AgentNotFound, DefinitionContended, DefinitionMalformed, SlugInvalid
+from trellis.engine.admin_acts import NewAct
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -90,20 +91,19 @@ def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:
 
 async def set_status(
     catalog: Catalog,
-    publisher: Publisher,
+    ledger: Ledger,
     actor: Actor,
     slug: str,
     status: AgentStatus,
     *,
-    at: datetime,
-    change_id: str,
     reason: str | None,
+    correlation_id: str | None = None,
 ) -> StatusChanged:
-    """What a person decided about an agent, with its record. `change_id` names the change.
+    """What a person decided about an agent, recorded as an administrative act.
 
     Raises AgentNotFound, DefinitionMalformed, StatusChangeRefused, DefinitionContended.
     """
-    changed = await catalog.change_status(slug, status, at=at)
+    changed = await catalog.change_status(slug, status, at=await ledger.now())
     match changed:
         case AgentMissing():
             raise AgentNotFound(slug=slug)
@@ -112,20 +112,26 @@ async def set_status(
         case StatusChanged() if changed.previous is changed.agent.status:
             return changed
         case StatusChanged():
-            about = {"from": changed.previous.value, "to": changed.agent.status.value, "cause": reason}
-            record = _record(at, change_id, actor, {"job_id": None, "agent_slug": slug, **about})
-            await publisher.publish([record])
+            act = NewAct(
+                event=CHANGED,
+                subject=slug,
+                source=changed.previous.value,
+                target=changed.agent.status.value,
+                cause=reason,
+                correlation_id=correlation_id,
+            )
+            await ledger.record_act(actor, act)
             await catalog.index()
             return changed
 
 
-def _record(at: datetime, change_id: str, actor: Actor, about: dict[str, Any]) -> Publication:
-    """The audit record of a change of status, with the fields that every audit record has."""
-    event_id = f"{change_id}-agent"
-    named = {"ts": documents.timestamp(at), "event": CHANGED, "actor": actor.role.value, "event_id": event_id}
-    who = {"actor_name": actor.name, "node": actor.name.partition("@")[2] or None}
-    cause = (about.get("cause") or "")[:REASON_CHARS_MAX] or None
-    return Publication(ids.audit_key(at, event_id), documents.encode({**named, **who, **about, "cause": cause}))
+def _record(event: Event, actor: Actor, about: dict[str, Any]) -> Publication:
+    """The audit record of a change of status that followed from an event, with the fields that every audit record has."""
+    event_id = f"{event.id}-agent"
+    named = {"ts": documents.timestamp(event.ts), "event": CHANGED, "actor": actor.role.value, "event_id": event_id}
+    who = {"actor_name": actor.name, "node": event.node}
+    cause = about["cause"][:REASON_CHARS_MAX]
+    return Publication(ids.audit_key(event.ts, event_id), documents.encode({**named, **who, **about, "cause": cause}))
 
 
 # --- three failed runs in a row ----------------------------------------------------------------------------------------
@@ -242,7 +248,7 @@ class AgentHealth:
             "cause": f"{FAILURES_MAX} failed runs in a row, the last with {error}",
         }
         # Whichever process does it: a name of its own would make a second record differ from the first.
-        record = _record(event.ts, event.id, Actor(role=self.actor.role, name=FOLLOWS_AS), about)
+        record = _record(event, Actor(role=self.actor.role, name=FOLLOWS_AS), about)
         try:
             if await self.publisher.publish([record]):
                 _log.warning("agent_stopped", agent=slug, run_id=event.job_id, error=error)

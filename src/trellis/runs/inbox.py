@@ -225,7 +225,13 @@ class Inbox:
     async def _make(self, told: Mapping[str, Any]) -> dict[str, str]:
         key, intent = f"inbox:{told['id']}", told["intent"]
         if intent["action"] == RUN:
-            run = await self.layer.trigger(intent["target"], intent["payload"], kind=TriggerKind.MANUAL, key=key)
+            run = await self.layer.trigger(
+                intent["target"],
+                intent["payload"],
+                kind=TriggerKind.MANUAL,
+                key=key,
+                correlation_id=told["metadata"]["correlation_id"],
+            )
             return {"run_id": run}
         if intent["action"] == JOB:
             sender = Actor(role=self.gateway.role, name=told["source"]["identity"])

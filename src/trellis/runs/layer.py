@@ -4,6 +4,7 @@ A layer is replaceable: it takes a trigger, says how a run stands, cancels, and 
 and status.json tells; what the layer itself remembers is nobody's truth. `tests/layers` holds every layer to the same.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,8 +15,20 @@ from trellis.agents.cron import EXPECTED as CRON_EXPECTED
 from trellis.agents.cron import cron_problem
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
 from trellis.engine import tracing
-from trellis.engine.errors import IdempotencyMismatch, LedgerError, QueueFull
-from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Mismatch, Moved, NewJob, NotMoved, RequestId
+from trellis.engine.errors import IdempotencyMismatch, LedgerError, OptionInvalid, QueueFull
+from trellis.engine.jobs import (
+    CANCEL_GRACE_S_DEFAULT,
+    CORRELATION_PATTERN,
+    Actor,
+    CancelMode,
+    CancelRequested,
+    JobId,
+    Mismatch,
+    Moved,
+    NewJob,
+    NotMoved,
+    RequestId,
+)
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
@@ -31,7 +44,6 @@ from trellis.storage.objects import StoreUnavailable
 
 WAITING_MAX = 100
 WAITING_STATES = ("queued", "requested")
-GRACE_S = 30.0
 KEY_SCOPE = "runs"
 CRON_SCOPE = "schedules"
 """What an instant's key is unique in: nobody who begins a run himself can have taken it."""
@@ -77,8 +89,11 @@ class OrchestrationLayer(Protocol):
         kind: TriggerKind,
         key: str | None = None,
         retry_of: str | None = None,
+        correlation_id: str | None = None,
     ) -> JobId:
         """Begin a run and return its id; the same `key` again returns the same run. `retry_of` goes into its manifest (D20).
+
+        `correlation_id` is the caller's own: the run's events and proposals carry it. Without one it is the run's id.
 
         Raises AgentNotRunnable, TooManyWaiting, and IdempotencyMismatch for a key that meant something else before.
         """
@@ -120,6 +135,8 @@ class BuiltinLayer:
     timetable: Timetable
     random_text: Callable[[], str]
     waiting_max: int = WAITING_MAX
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
+    """How long after a soft cancel a run that goes on is ended (D19)."""
 
     async def trigger(
         self,
@@ -129,8 +146,12 @@ class BuiltinLayer:
         kind: TriggerKind,
         key: str | None = None,
         retry_of: str | None = None,
+        correlation_id: str | None = None,
     ) -> JobId:
         """Check the agent, write the run down, publish `requested`, and have it queued. Nothing is stored for a refusal."""
+        if correlation_id is not None and not re.fullmatch(CORRELATION_PATTERN, correlation_id):
+            expected = "1 to 100 letters, digits, or . _ : -"
+            raise OptionInvalid(option="correlation_id", value=correlation_id[:100], expected=expected)
         request = Request(agent_slug, kind.value, dict(params), retry_of)
         asked, scope = documents.sha256(request.to_bytes()).encode(), _scope_of(kind)
         earlier = None if key is None else await self.ledger.answered(scope, key, asked)
@@ -151,6 +172,7 @@ class BuiltinLayer:
                 idempotency_key=key,
                 idempotency_scope=scope,
                 fingerprint=asked,
+                correlation_id=correlation_id,
                 trace=tracing.here(),
             )
             try:
@@ -234,7 +256,9 @@ class BuiltinLayer:
     async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
         """First of cancel and complete wins."""
         await self.standing(run_id)
-        answer = await self.ledger.cancel(self.orchestrator, run_id, mode, request_id, grace_s=GRACE_S, cause=cause)
+        answer = await self.ledger.cancel(
+            self.orchestrator, run_id, mode, request_id, grace_s=self.cancel_grace_s, cause=cause
+        )
         match answer:
             case Moved(target=state) | NotMoved(state=state):
                 return state

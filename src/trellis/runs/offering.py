@@ -8,7 +8,7 @@ answers with the first.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trellis.agents import annotations
@@ -164,6 +164,9 @@ class Offering:
 
     async def _store(self, offer: Offer) -> Submitted:
         proposal = ids.make_proposal_id(await self.ledger.now(), self.random_text())
+        run = None if offer.source.run_id is None else await self.ledger.job(JobId(offer.source.run_id))
+        if run is not None:  # what a run makes belongs to what the run belongs to
+            offer = replace(offer, correlation_id=run.correlation_id)
         (answer,) = await self.ledger.submit(self.gateway, [self._job(offer, proposal, offer.key)])
         if isinstance(answer, Mismatch):
             raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
@@ -183,7 +186,7 @@ class Offering:
             fingerprint=b"" if key is None else key.fingerprint,
             id_is_given=given,
             parent_id=None if parent is None else JobId(parent),
-            correlation_id=offer.source.run_id or offer.correlation_id,
+            correlation_id=offer.correlation_id or offer.source.run_id,
             trace=tracing.here(),
         )
 

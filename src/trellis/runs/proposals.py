@@ -103,8 +103,13 @@ def may_approve_itself(body: Mapping[str, Any]) -> bool:
     return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body["requiresHumanReview"]
 
 
-async def store(ledger: Ledger, actor: Actor, proposals: Sequence[Proposal]) -> list[JobId]:
-    """Put proposals into the ledger as pending, all or none; those already there stay as they are."""
+async def store(
+    ledger: Ledger, actor: Actor, proposals: Sequence[Proposal], *, correlation_id: str | None = None
+) -> list[JobId]:
+    """Put proposals into the ledger as pending, all or none; those already there stay as they are.
+
+    `correlation_id` is that of their run; by default the run's id.
+    """
     jobs = [
         NewJob(
             job_id=proposal.id,
@@ -114,7 +119,7 @@ async def store(ledger: Ledger, actor: Actor, proposals: Sequence[Proposal]) -> 
             id_is_given=True,
             fingerprint=hashlib.sha256(proposal.body).digest(),
             parent_id=JobId(proposal.run_id),
-            correlation_id=proposal.run_id,
+            correlation_id=correlation_id or proposal.run_id,
             trace=tracing.here(),
         )
         for proposal in proposals

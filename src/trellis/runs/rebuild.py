@@ -19,10 +19,12 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Restored
 from trellis.engine.restoring import check
 from trellis.lifecycles.artifact import ARTIFACT
+from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, finalizing, ids, segments
+from trellis.runs.act_records import ActRecorder
 from trellis.runs.alerts import read_alerts, withdraw_alert
 from trellis.runs.documents import Request
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
@@ -37,6 +39,8 @@ READS_AT_ONCE = 16
 BATCH_JOBS = 200
 BATCH_BYTES = 16 * 1024 * 1024
 REFUSALS_KEPT = 1_000
+ELSEWHERE = frozenset({NLM_JOB.name})
+"""Lifecycles whose jobs do not come back: the NLM backend has a ledger of its own, and is asked again for what it lost (D42, NLM-6)."""
 
 Progress = Callable[[str, int], None]
 """Told what is being done and how much of it is done."""
@@ -119,9 +123,11 @@ async def rebuild_objects(
                 position = page.position
                 await keep()
                 on_progress("events published", done.events)
-        written = done.written + await recorder.segments.write()
+        acts = ActRecorder(ledger, actor, Publisher(objects))
+        written = done.written + await recorder.segments.write() + await acts.publish_all()
         await _withdraw_alerts(objects, recorder)
-        return replace(done, written=written, older=recorder.older, differing=tuple(sorted(recorder.differing)))
+        differing = tuple(sorted({*recorder.differing, *acts.differing}))
+        return replace(done, written=written, older=recorder.older, differing=differing)
 
 
 async def _withdraw_alerts(objects: ObjectStore, recorder: Recorder) -> None:
@@ -166,6 +172,9 @@ async def rebuild_ledger(
             async for done in returning.all_jobs():
                 await keep()
                 on_progress("jobs put back", done.jobs + done.there)
+            for acts in spool.acts():
+                await ledger.restore_acts(actor, acts)
+                await keep()
             recorder = Recorder(ledger, Publisher(objects), alone)
             end = await _publish_others(ledger, recorder, spool, returning.behind, keep)
             for name in tellers:
@@ -177,6 +186,8 @@ async def rebuild_ledger(
 async def _refuse_others(ledger: Ledger, spool: Spool) -> None:
     """A ledger that holds anything but what is recorded is another ledger, or one that was not lost."""
     async for history in ledger.histories():
+        if history.job.lifecycle in ELSEWHERE:
+            continue
         born = audit.timestamp(history.job.created_at)
         known = [record.event for record in spool.records(history.job.job_id, born)]
         if not known:
@@ -186,8 +197,8 @@ async def _refuse_others(ledger: Ledger, spool: Spool) -> None:
 
 
 def _facts(event: Event) -> Event:
-    """The event without its data, of which the record does not keep the white space."""
-    return replace(event, data=None)
+    """The event without its data, of which the record does not keep the white space, and without its node, which old records lack."""
+    return replace(event, data=None, node=None)
 
 
 async def _publish_others(
@@ -433,7 +444,7 @@ def _spool(spool: Spool, key: str, body: bytes, *, bodies: bool) -> None:
     if not made or not isinstance(made[0], dict):
         raise RecordInvalid(event=key, problem="there is no record in it")
     if bodies:
-        spool.add(made)
+        spool.add(one for one in made if one.get("lifecycle") not in ELSEWHERE)
     else:
         spool.add_ids((str(one.get("event_id")), str(one.get("ts"))) for one in made)
 

@@ -11,6 +11,7 @@ from typing import Any, LiteralString, cast
 
 import apsw
 
+from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, Recorded
 from trellis.ledgers.queries import NamedQueries
@@ -40,6 +41,9 @@ class _Sql(NamedQueries, file="trellis.runs:spool.sql"):
     create_keys: LiteralString
     create_keys_of_job: LiteralString
     create_damage: LiteralString
+    create_acts: LiteralString
+    add_act: LiteralString
+    next_acts: LiteralString
     add_record: LiteralString
     differing: LiteralString
     add_life: LiteralString
@@ -61,7 +65,11 @@ _TABLES = (
     _Sql.create_keys,
     _Sql.create_keys_of_job,
     _Sql.create_damage,
+    _Sql.create_acts,
 )
+
+
+_READABLE = " and ".join(map(str, sorted(audit.READABLE)))
 
 
 class Spool:
@@ -91,6 +99,8 @@ class Spool:
                 if audit.is_of_event(one):
                     self._add(one)
                     taken += 1
+                elif audit.is_of_act(one):
+                    self._db.execute(_Sql.add_act, (one["event_id"], json.dumps(one, ensure_ascii=False).encode()))
         finally:
             self._db.execute("COMMIT")
         return taken
@@ -114,7 +124,7 @@ class Spool:
         job, found = made.get("job_id"), made.get("format", "none")
         if not isinstance(job, str):
             raise RecordInvalid(event=str(made.get("event_id")), problem="it names no job")
-        reason = f"its record of version {made['version']} has format {found}, and this program reads {audit.FORMAT}"
+        reason = f"its record of version {made['version']} has format {found}, and this program reads {_READABLE}"
         self._db.execute(_Sql.add_damage, (job, reason))
 
     def add_ids(self, events: Iterable[tuple[str, str]]) -> None:
@@ -136,6 +146,13 @@ class Spool:
         while page := self._db.execute(_Sql.next_lives, (life, job, PAGE)).fetchall():
             yield from (Life(JobId(job), life, bool(ended)) for job, life, ended in page)
             job, life, _ = page[-1]
+
+    def acts(self) -> Iterator[list[AdminAct]]:
+        """Every administrative act, a page at a time; raises RecordInvalid."""
+        last = ""
+        while page := self._db.execute(_Sql.next_acts, (last, ACTS_MAX)).fetchall():
+            yield [audit.read_act(json.loads(body)) for _, body in page]
+            last = page[-1][0]
 
     def damaged(self) -> Iterator[tuple[JobId, str]]:
         """Ids whose records cannot be believed, and why."""

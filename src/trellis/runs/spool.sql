@@ -26,6 +26,15 @@ CREATE INDEX asked_by_job ON asked (job, life);
 -- name: create_damage
 CREATE TABLE damage (job TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
 
+-- name: create_acts
+CREATE TABLE act (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+
+-- name: add_act
+INSERT INTO act (id, body) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: next_acts
+SELECT id, body FROM act WHERE id > ? ORDER BY id LIMIT ?;
+
 -- name: add_record
 INSERT INTO record (job, life, version, at, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 

@@ -26,6 +26,8 @@ class StepContext:
     once: Once
     left_s: Callable[[], float]
     """Seconds until the run's absolute deadline or the step's, whichever is sooner."""
+    correlation_id: str | None = None
+    """What the run belongs to for whoever asked for it; what the step makes belongs to the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

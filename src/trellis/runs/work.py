@@ -33,7 +33,7 @@ from trellis.runs.documents import encode, sha256
 from trellis.runs.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
 from trellis.runs.steps import Step, StepContext, StepResult
 from trellis.storage.keys import object_key
-from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode
+from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.objects import ObjectStore
 
@@ -59,6 +59,8 @@ class Work:
     apply_engine: ApplyEngine
     clock: Clock
     limits: Limits
+    counter: TokenCounter = count_tokens
+    """What counts the tokens of sources (D50)."""
 
     def steps(self) -> dict[str, Step]:
         """The four, by name."""
@@ -78,7 +80,7 @@ class Work:
         if found is None:
             raise StepHopeless(detail=f"there is no agent {slug}")
         definition = _runnable(found.body, slug)
-        sources = await Catalog(self.objects).sources(slug, definition)
+        sources = await Catalog(self.objects, counter=self.counter).sources(slug, definition)
         view = await self._memory(slug, definition.context.mode)
         notes = await read_annotations(self.objects, slug)
         logic = await self.objects.get(object_key("agents", slug, targets.LOGIC_FILE))
@@ -172,7 +174,7 @@ class Work:
             proposals.Proposal(id=body["id"], agent_slug=body["agent_slug"], run_id=context.run_id, body=encode(body))
             for body in bodies
         ]
-        created = await proposals.store(self.ledger, self.orchestrator, kept)
+        created = await proposals.store(self.ledger, self.orchestrator, kept, correlation_id=context.correlation_id)
         told = [
             {"id": body["id"], "action": body["action"], "target": body["target"], "status": await self._settle(body)}
             for body in bodies

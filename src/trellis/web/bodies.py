@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 import pydantic
@@ -165,10 +166,22 @@ class StrictRequest(Request):
         self._held = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BodyLimits:
+    """The longest bodies that an application takes; in its state as `body_limits`, where they are not these."""
+
+    bytes_max: int = BODY_BYTES_MAX
+    large_bytes_max: int = LARGE_BODY_BYTES_MAX
+
+
+LIMITS_DEFAULT = BodyLimits()
+
+
 class StrictRoute(APIRoute):
     """A route whose body is read strictly."""
 
-    body_bytes_max = BODY_BYTES_MAX
+    is_large = False
+    """Whether it takes the large bodies (D25)."""
     body_s = BODY_S
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -178,7 +191,7 @@ class StrictRoute(APIRoute):
 
         async def strictly(request: Request) -> Response:
             _check_address(request)
-            strict = StrictRequest(request, self.body_bytes_max, self.body_s, authenticated=bool(rules))
+            strict = StrictRequest(request, self._bytes_max(request), self.body_s, authenticated=bool(rules))
             for rule in rules if takes_body else ():
                 await rule.admit(strict)
             try:
@@ -191,6 +204,10 @@ class StrictRoute(APIRoute):
                 strict.let_go()
 
         return strictly
+
+    def _bytes_max(self, request: Request) -> int:
+        limits: BodyLimits = getattr(request.app.state, "body_limits", LIMITS_DEFAULT)
+        return limits.large_bytes_max if self.is_large else limits.bytes_max
 
     def _check_errors(self, value: Any) -> None:
         """Raise Problem when there are so many errors that telling them would take long; FastAPI tells the others."""
@@ -207,7 +224,7 @@ class StrictRoute(APIRoute):
 class LargeBodyRoute(StrictRoute):
     """For artifacts and for proposals of memory and logic (D25)."""
 
-    body_bytes_max = LARGE_BODY_BYTES_MAX
+    is_large = True
 
 
 def too_large(bytes_max: int) -> Problem:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trellis.engine.jobs import CORRELATION_PATTERN
+
 HEADER = "X-Correlation-ID"
-_FORM = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+_FORM = re.compile(CORRELATION_PATTERN)
 
 
 class Correlation:
@@ -22,8 +24,10 @@ class Correlation:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER, "")
-        correlation_id = given if _FORM.fullmatch(given) else self._new_id()
+        is_given = _FORM.fullmatch(given) is not None
+        correlation_id = given if is_given else self._new_id()
         scope["trellis.correlation_id"] = correlation_id
+        scope["trellis.correlation_given"] = is_given
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

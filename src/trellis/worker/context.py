@@ -142,9 +142,10 @@ class Context:
             held, clock = self._held, self._desk.clock
             held.logs = LogBuffer()
             began = clock.monotonic()
-            self._logger = JobLogger(
-                held.logs, lambda: clock.monotonic() - began, job_id=self.job_id, type=self.type, attempt=self.attempt
-            )
+            about: dict[str, Any] = {"job_id": self.job_id, "type": self.type, "attempt": self.attempt}
+            if self.correlation_id != self.job_id:
+                about["correlation_id"] = self.correlation_id
+            self._logger = JobLogger(held.logs, lambda: clock.monotonic() - began, **about)
         return self._logger
 
     async def cancel_requested(self) -> None:

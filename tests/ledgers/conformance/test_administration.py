@@ -1,11 +1,13 @@
 """What is no transition of a job has its own table of roles: a role that is not in it is refused, and nothing changes."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, Rig, actor
+from trellis.engine.admin_acts import AdminAct, NewAct
 from trellis.engine.authority import ADMINISTRATION, Verb
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor, JobId
@@ -82,6 +84,22 @@ async def _it_is_handed_out(rig: Rig) -> bool:
     return len(await rig.claim(1)) == 1
 
 
+ACT = NewAct(event="agent.status.changed", subject="gardener", source="active", target="paused")
+FIRST_ACT = AdminAct(**asdict(ACT), no=1, id="", at=datetime.now(UTC), role=Role.OWNER, actor="anna", node=None)
+
+
+async def _an_act(rig: Rig) -> None:
+    await rig.ledger.record_act(ADMIN, ACT)
+
+
+async def _an_act_is_recorded(rig: Rig) -> bool:
+    return [act.subject for act in await rig.ledger.acts()] == ["gardener"]
+
+
+async def _no_act_waits(rig: Rig) -> bool:
+    return await rig.ledger.acts(unpublished=True) == []
+
+
 CASES = [
     Case("pause", _one_job, lambda rig, by: rig.ledger.pause(by, "work", paused=True), _nothing_is_handed_out),
     Case("limit_rate", _two_jobs, lambda rig, by: rig.ledger.limit_rate(by, "work", 0.001), _one_is_handed_out),
@@ -101,6 +119,8 @@ CASES = [
         lambda rig, by: rig.ledger.remark(by, JobId("named"), "job_result_refused", b"{}"),
         _something_was_said,
     ),
+    Case("record_act", _nothing, lambda rig, by: rig.ledger.record_act(by, ACT), _an_act_is_recorded),
+    Case("publish_acts", _an_act, lambda rig, by: rig.ledger.acts_published(by, [FIRST_ACT]), _no_act_waits),
 ]
 
 
@@ -150,4 +170,6 @@ def test_the_table_says_who_may_do_what():
         "leave_behind": ["control-plane"],
         "restore": ["control-plane", "owner"],
         "remark": ["control-plane", "gateway", "reconciler", "scheduler", "worker"],
+        "record_act": ["control-plane", "owner"],
+        "publish_acts": ["control-plane", "owner", "projector"],
     }

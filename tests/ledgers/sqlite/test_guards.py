@@ -134,6 +134,14 @@ REFUSED = {
         ),
         "never replaced",
     ),
+    "an administrative act changed": (
+        "trellis_act_stays_as_it_is",
+        (
+            "INSERT INTO trellis_act (id, at, role, actor, event, subject) VALUES ('act-1', 0, 6, 1, 'x', 'y');"
+            " UPDATE trellis_act SET actor = 2"
+        ),
+        "never changes",
+    ),
     "an event changed": (
         "trellis_event_never_changes",
         "UPDATE trellis_event SET cause = 'x' WHERE job = 1",

@@ -210,9 +210,10 @@ class Story:
         return {ids.audit_key(event.ts, event.id): event for event in events}
 
     async def _records(self) -> list[str]:
-        """The keys of audit records of events."""
+        """The keys of audit records of events in the instance's ledger; the backend publishes those of its own (`…@epoch`)."""
         items = (await self.instance.objects.list("audit/", limit=PAGE)).items
-        return [info.key for info in items if not info.key.rpartition("/")[2].startswith(REFUSALS)]
+        names = [(info.key, info.key.rpartition("/")[2]) for info in items]
+        return [key for key, name in names if not name.startswith((REFUSALS, "act-")) and "@" not in name]
 
     async def _unrecorded(self) -> set[str]:
         return set(await self._events()) - set(await self._records())

@@ -111,6 +111,7 @@ class Story:
     async def unpublished(self) -> set[str]:
         """Keys of audit records that are not there yet; an event's audit record is the last that it publishes."""
         wanted = {ids.audit_key(event.ts, event.id) for event in await self.events()}
+        wanted |= {ids.audit_key(act.at, act.id) for act in await self.ledger.acts()}
         return wanted - {info.key for info in (await self.objects.list("audit/")).items}
 
     async def events(self) -> list[Any]:
@@ -167,8 +168,9 @@ class Story:
 
     async def _check_audit(self) -> None:
         events = {ids.audit_key(event.ts, event.id): event for event in await self.events()}
+        acts = [ids.audit_key(act.at, act.id) for act in await self.ledger.acts()]
         there = [info.key for info in (await self.objects.list("audit/")).items]
-        assert sorted(there) == sorted(events), "one audit record for each event, and no other"
+        assert sorted(there) == sorted([*events, *acts]), "one audit record for each event and act, and no other"
         for key, event in events.items():
             found = await self.objects.get(key)
             assert found is not None

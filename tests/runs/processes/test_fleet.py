@@ -111,8 +111,8 @@ async def check(instance: Instance, runs: dict[str, list[JobId]], *, at_once: in
 
 
 async def check_published(instance: Instance, runs: dict[str, list[JobId]]) -> None:
-    """What is published in the end is the ledger's last word on every run, with one audit record for each event."""
-    events = 0
+    """What is published in the end is the ledger's last word on every run, with one audit record for each event and act."""
+    events = len(await instance.ledger.acts())
     for slug, mine in runs.items():
         for run_id in mine:
             last = (await instance.ledger.events(run_id))[-1]

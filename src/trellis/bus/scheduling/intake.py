@@ -75,6 +75,8 @@ class Intake:
     """Called when a new job is in the ledger."""
     works_on: Callable[[str, str], Awaitable[None]] | None = None
     """Called with a wire id and its worker's id when a request shows that this worker has begun."""
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
+    """How long after a soft cancel a job that goes on is ended."""
     _listening: list[Listening] = field(default_factory=list[Listening])
     _alerts: AlertSender = field(init=False)
     _early: EarlyCancels = field(init=False)
@@ -209,7 +211,7 @@ class Intake:
             job.job_id,
             CancelMode.SOFT,
             RequestId(f"bus-cancel:{job.job_id}"),
-            grace_s=CANCEL_GRACE_S_DEFAULT,
+            grace_s=self.cancel_grace_s,
             cause=wish.reason[:TEXT_CHARS_MAX] or None,
         )
         return True

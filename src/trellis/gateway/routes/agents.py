@@ -11,11 +11,9 @@ from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.http.shapes import AgentShape
 from trellis.runs.health import set_status
-from trellis.runs.publishing import Publisher
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
-from trellis.wiring import new_id
 
 router = APIRouter(tags=["agents"], route_class=StrictRoute)
 
@@ -60,13 +58,12 @@ async def change(
     """Let an agent run, or no further run begin."""
     changed = await set_status(
         instance.catalog,
-        Publisher(instance.objects),
+        instance.ledger,
         caller.actor,
         slug,
         AgentStatus(body.status),
-        at=await instance.ledger.now(),
-        change_id=new_id(),
         reason=body.reason,
+        correlation_id=caller.correlation_id,
     )
     return _shape(changed.agent)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import APIRouter, Query, Request, Response
 
-from trellis.engine.jobs import Actor, JobId
+from trellis.engine.jobs import CORRELATION_PATTERN, Actor, JobId
 from trellis.engine.ownership import within_agent
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
@@ -69,7 +69,7 @@ class EntryMetadata(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    correlation_id: str | None = pydantic.Field(None, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._:-]+$")
+    correlation_id: str | None = pydantic.Field(None, pattern=f"^{CORRELATION_PATTERN}$")
     priority: Literal["normal", "high"] = "normal"
     ttl_hours: float = pydantic.Field(TTL_HOURS_DEFAULT, gt=0, le=TTL_HOURS_MAX)
 

@@ -3,7 +3,6 @@
 Runs, proposals and inbox entries are jobs of the ledger too, but have collections and rules of their own: here they are not found.
 """
 
-import json
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,6 @@ from trellis.bus.requests import JobRequest
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
 from trellis.engine.jobs import (
-    CANCEL_GRACE_S_DEFAULT,
     CancelMode,
     CancelRequested,
     JobId,
@@ -36,6 +34,7 @@ from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.agent_scope import within_job_agent
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
+from trellis.gateway.nlm_jobs import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve, wish
 from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
@@ -45,9 +44,16 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.operations.job_documents import (
+    event_document,
+    job_document,
+    json_value,
+    short_document,
+    whole_document,
+)
 from trellis.queue.context import snapshot_key
 from trellis.queue.documents import document as queue_document
-from trellis.queue.documents import retries_of, snapshot_digest
+from trellis.queue.documents import snapshot_digest
 from trellis.queue.errors import RequestUnreadable
 from trellis.queue.requests import QueueRequest
 from trellis.runs.documents import timestamp
@@ -155,7 +161,13 @@ async def listing(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Jobs, newest first. Whoever has a right to its own alone sees its own; a page may then be short and still have a next one."""
+    """Jobs, newest first. Whoever has a right to its own alone sees its own; a page may then be short and still have a next one.
+
+    With lifecycle=nlm-job, for operators, those of the NLM backend, which keeps them itself.
+    """
+    if lifecycle == NLM_JOB.name and not await _has_nlm_jobs(instance.ledger):
+        asked = {"type": type, "status": _state(status), "correlation_id": correlation_id, "parent_id": parent_id}
+        return await list_nlm_jobs(instance, caller, limit=limit, cursor=cursor, **asked)
     where = JobFilter(
         lifecycle=lifecycle,
         type=type,
@@ -174,7 +186,12 @@ async def listing(
         cursor = part.cursor
         if cursor is None or len(found) == limit:
             break
-    return page([_document(job) for job in found], cursor)
+    return page([job_document(job) for job in found], cursor)
+
+
+async def _has_nlm_jobs(ledger: Ledger) -> bool:
+    """Whether the NLM backend shares this ledger."""
+    return bool((await ledger.jobs(JobFilter(lifecycle=NLM_JOB.name), limit=1)).jobs)
 
 
 def _state(status: str | None) -> str | None:
@@ -190,13 +207,10 @@ async def one(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> dict[str, Any]:
     """One job, with its payload, its progress and its result; a job of the job queue or on a topic as its document says (000, 1.3; 004)."""
+    if await instance.ledger.job(JobId(job_id)) is None and (there := await show_nlm_job(instance, caller, job_id)):
+        return there
     job = await _found(caller, "jobs.read", instance.ledger, job_id)
-    whole = {
-        **_document(job),
-        "payload": _json(job.payload),
-        "progress": _json(job.progress),
-        "result": _json(await instance.ledger.result(job.job_id)),
-    }
+    whole = whole_document(job, await instance.ledger.result(job.job_id))
     if job.lifecycle == BUS_JOB.name:
         return {**whole, **await _bus_job(instance, job)}
     return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(instance, job)}
@@ -299,10 +313,14 @@ async def events(
     cursor: Annotated[int | None, Query(ge=0, description="The `next_cursor` of the page before.")] = None,
 ) -> dict[str, Any]:
     """What happened to it, oldest first; `payload.from` and `payload.to` are the states."""
+    if await instance.ledger.job(JobId(job_id)) is None:
+        there = await nlm_job_events(instance, caller, job_id, limit=limit, cursor=cursor)
+        if there is not None:
+            return there
     job = await _found(caller, "jobs.read", instance.ledger, job_id)
     found = [event for event in await instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
     more = len(found) > limit
-    told = [_event(event, tracing.trace_id(job.trace)) for event in found[:limit]]
+    told = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
     return page(told, str(found[limit - 1].version) if more else None)
 
 
@@ -322,14 +340,19 @@ async def cancel(
 
     async def act() -> dict[str, Any] | None:
         answer = await instance.ledger.cancel(
-            actor, job.job_id, stop.mode, asked.request_id, grace_s=CANCEL_GRACE_S_DEFAULT, cause=stop.reason
+            actor,
+            job.job_id,
+            stop.mode,
+            asked.request_id,
+            grace_s=instance.settings.cancel_grace_s,
+            cause=stop.reason,
         )
         if isinstance(answer, NotMoved) and job.lifecycle == BUS_JOB.name:
             again = await done_again(instance.ledger, job, instance.topics)
             answer = answer if again is None else replace(answer, reason=again.words)
         return None if isinstance(answer, CancelRequested) else _after(job, answer, actor.role.value, response)
 
-    waits = _short(job, job.state, job.version) if stop.mode is CancelMode.SOFT else None
+    waits = short_document(job, job.state, job.version) if stop.mode is CancelMode.SOFT else None
     told, replayed = await wish(instance, asked, job, waits=waits, act=act)
     mark(response, replayed=replayed)
     return told
@@ -354,7 +377,7 @@ async def requeue(
         instance.wake_bus()
         mark(response, replayed=not made.created)
         response.headers["Location"] = f"/jobs/{made.job_id}"
-        return {**_short(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}
+        return {**short_document(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}
     (answer,) = await instance.ledger.requeue(caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause)
     return _after(job, answer, caller.actor.role.value, response)
 
@@ -385,73 +408,8 @@ def _after(job: Job, answer: Moved | NotMoved, role: str, response: Response) ->
             job_id=answer.job_id, source=answer.state, target=answer.target, actor=role, reason=answer.reason
         )
     mark(response, replayed=answer.repeated)
-    return _short(job, answer.target, answer.version)
-
-
-def _short(job: Job, status: str, version: int) -> dict[str, Any]:
-    return {
-        "job_id": job.job_id,
-        "lifecycle": job.lifecycle,
-        "status": status,
-        "type": job.type,
-        "version": version,
-    }
-
-
-def _document(job: Job) -> dict[str, Any]:
-    return {
-        **_short(job, job.state, job.version),
-        "priority": job.priority.name.lower(),
-        "generation": job.generation,
-        "attempt": job.attempts_spent,
-        "max_attempts": retries_of(job) if job.lifecycle == QUEUE_JOB.name else job.attempts_allowed,
-        "created_at": timestamp(job.created_at),
-        "updated_at": timestamp(job.updated_at),
-        "due_at": None if job.due_at is None else timestamp(job.due_at),
-        "deadline_at": None if job.deadline_at is None else timestamp(job.deadline_at),
-        "owner": job.owner,
-        "lease_expires_at": None if job.lease_expires_at is None else timestamp(job.lease_expires_at),
-        "cancel_requested": job.cancel_requested,
-        "correlation_id": job.correlation_id,
-        "parent_id": job.parent_id,
-        "compensates": job.compensates,
-    }
-
-
-def _event(event: Event, trace_id: str | None) -> dict[str, Any]:
-    """The nine fields of document 003; the trace is the job's."""
-    data: Any = _json(event.data)
-    return {
-        "id": event.id,
-        "job_id": event.job_id,
-        "type": event.type,
-        "ts": timestamp(event.ts),
-        "actor": event.actor,
-        "correlation_id": event.correlation_id,
-        "cause": event.cause,
-        "payload": {
-            "from": event.source,
-            "to": event.target,
-            "role": event.role.value,
-            "generation": event.generation,
-            "attempt": event.attempt,
-            "epoch": event.epoch,
-            "trace_id": trace_id,
-            "data": data,
-        },
-        "version": event.version,
-    }
+    return short_document(job, answer.target, answer.version)
 
 
 def _worker(seen: WorkerSeen) -> dict[str, Any]:
-    return {"name": seen.name, "seen_at": timestamp(seen.seen_at), "held": seen.held, "info": _json(seen.info)}
-
-
-def _json(body: bytes | None) -> Any:
-    """What was stored as JSON; bytes that are none are told as text."""
-    if body is None:
-        return None
-    try:
-        return json.loads(body)
-    except ValueError:
-        return body.decode("utf-8", "replace")
+    return {"name": seen.name, "seen_at": timestamp(seen.seen_at), "held": seen.held, "info": json_value(seen.info)}

@@ -11,7 +11,7 @@ import pydantic
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 from fastapi.responses import JSONResponse
 
-from trellis.engine.jobs import Actor, CancelMode, JobId
+from trellis.engine.jobs import CORRELATION_PATTERN, Actor, CancelMode, JobId
 from trellis.engine.recent import Recent
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
@@ -51,6 +51,8 @@ class Begin(pydantic.BaseModel):
 
     agent_slug: str = pydantic.Field(min_length=1, max_length=100)
     params: dict[str, Any] = pydantic.Field(default_factory=dict)
+    correlation_id: str | None = pydantic.Field(None, pattern=f"^{CORRELATION_PATTERN}$")
+    """The caller's own; before the one in the header `X-Correlation-ID`. Without either it is the run's id."""
 
 
 class Stop(pydantic.BaseModel):
@@ -75,7 +77,13 @@ async def begin(
     gateway = Actor(role=Role.GATEWAY, name=caller.principal.name)
     layer = replace(instance.layer, gateway=gateway, random_text=lambda: chance)
     key = None if asked.key is None else f"http:{asked.key.key}"
-    run_id = await layer.trigger(body.agent_slug, body.params, kind=TriggerKind.MANUAL, key=key)
+    run_id = await layer.trigger(
+        body.agent_slug,
+        body.params,
+        kind=TriggerKind.MANUAL,
+        key=key,
+        correlation_id=body.correlation_id or caller.given_correlation_id,
+    )
     mark(response, replayed=not run_id.endswith(chance[: ids.RANDOM_CHARS]))
     response.headers["Location"] = f"/runs/{run_id}/status"
     response.headers["Retry-After"] = str(POLL_S)

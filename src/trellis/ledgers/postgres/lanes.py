@@ -55,6 +55,8 @@ class LaneOptions:
     connect_timeout_s: float = 10.0
     application_name: str = APPLICATION_NAME
     """What `pg_stat_activity` calls this process."""
+    node: str | None = None
+    """The machine that audit records name; by default this one."""
 
 
 class Lane:

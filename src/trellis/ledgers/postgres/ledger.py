@@ -7,9 +7,10 @@ against the database role of the connection, so a role is granted by the databas
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, Self
 
+from trellis.engine.admin_acts import AdminAct, NewAct, checked_act
 from trellis.engine.authority import check_held_limit, require
 from trellis.engine.batching import Batcher
 from trellis.engine.errors import (
@@ -45,11 +46,12 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
 )
+from trellis.engine.nodes import this_node
 from trellis.engine.outages import Failures
 from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
 from trellis.ledgers.bounds import check_remark, check_signals
-from trellis.ledgers.postgres import moves, restore, submit
+from trellis.ledgers.postgres import moves, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, Connection, Row, check_url
 from trellis.ledgers.postgres.doorbell import Doorbell
@@ -93,6 +95,7 @@ class PostgresLedger(Reads):
         self._ping_lane = Lane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
         self._bell = Doorbell(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
+        self._node = options.node or this_node()
         self._types: dict[str, int] = {}
         self._type_names: dict[int, str] = {}
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
@@ -157,7 +160,8 @@ class PostgresLedger(Reads):
     async def _actor(self, actor: Actor) -> int:
         known = self._actors.get((actor.role, actor.name))
         if known is None:
-            known = await self._admin("register_actor", "select register_actor($1, $2)", actor.name, actor.role.code)
+            named = (actor.name, actor.role.code, self._node)
+            known = await self._admin("register_actor", "select register_actor($1, $2, $3)", *named)
             if len(self._actors) >= ACTORS_CACHED_MAX:
                 self._actors.clear()
             self._actors[actor.role, actor.name] = known
@@ -398,6 +402,7 @@ class PostgresLedger(Reads):
         await self._admin(
             "limit_rate", "select set_rate($1, $2, $3, $4)", await self._actor(actor), type_, per_second, burst
         )
+        self._bell.ring_events()
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
         require(actor, "limit_key")
@@ -426,7 +431,25 @@ class PostgresLedger(Reads):
 
     async def leave_behind(self, actor: Actor, name: str) -> bool:
         require(actor, "leave_behind")
-        return await self._admin("leave_behind", "select leave_behind($1, $2)", await self._actor(actor), name)
+        done = await self._admin("leave_behind", "select leave_behind($1, $2)", await self._actor(actor), name)
+        self._bell.ring_events()
+        return done
+
+    async def record_act(self, actor: Actor, act: NewAct) -> str:
+        require(actor, "record_act")
+        told, number = astuple(checked_act(act)), await self._actor(actor)
+        act_id = await self._admin("record_act", "select record_act($1, $2, $3, $4, $5, $6, $7)", number, *told)
+        self._bell.ring_events()
+        return act_id
+
+    async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
+        require(actor, "restore")
+        await self._admin("restore_acts", "select restore_acts($1, $2)", await self._actor(actor), rows.acts_json(lost))
+
+    async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
+        require(actor, "publish_acts")
+        numbers = [one.no for one in published]
+        await self._admin("acts_published", "select acts_published($1, $2)", await self._actor(actor), numbers)
 
     async def unfollow(self, following: Following) -> None:
         await self.followed(following, None, lease_s=0.0)

@@ -115,20 +115,20 @@ select s.*, t.name as type_name, a.name as owner_name,
  order by s.id
 
 -- name: events
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = $1 order by e.version
 
 -- name: events_of
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join job j on j.id = e.id join actor a on a.id = e.actor where e.id = any($1::bigint[]) order by e.id, e.version
 
 -- name: events_by_type
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join job j on j.id = e.id join actor a on a.id = e.actor
  where e.type = $1 and ($2::timestamptz is null or e.at >= $2) order by e.at, e.id, e.version limit $3
 
 -- name: events_by_correlation
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from job j join event e on e.id = j.id join actor a on a.id = e.actor
  where j.id in (select o.id from job o where o.correlation_id = $1 union select o.id from job o where o.job_id = $1)
    and ($2::timestamptz is null or e.at >= $2) and ($4::smallint is null or e.type = $4)
@@ -138,7 +138,7 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
 select pos, batch from feed_places($1, $2)
 
 -- name: feed_events
-select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join feed f on f.batch = e.batch join job j on j.id = e.id join actor a on a.id = e.actor
  where e.batch between $1 and $2 and e.batch = any($10::bigint[]) and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7)
    and ($8::smallint[] is null or e.lifecycle = any($8))
@@ -146,7 +146,7 @@ select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation
 
 -- name: feed_infrequent_events
 -- the same without leased-jobs and bus-jobs, found by the index that leaves those out; its condition must stand here word for word
-select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
+select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join feed f on f.batch = e.batch join job j on j.id = e.id join actor a on a.id = e.actor
  where e.lifecycle not in (4, 5) and e.batch between $1 and $2 and e.batch = any($10::bigint[])
    and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7) and e.lifecycle = any($8::smallint[])
@@ -221,6 +221,16 @@ select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked
 -- name: workers
 select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = a.id) as held
   from worker w join actor a on a.id = w.actor where w.seen_at > trellis.now() - interval '1 day' order by w.seen_at desc limit 1000
+
+-- name: acts
+select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
+       c.correlation_id
+  from act c join actor a on a.id = c.actor where c.no > $1 order by c.no limit $2
+
+-- name: acts_unpublished
+select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
+       c.correlation_id
+  from act c join actor a on a.id = c.actor where not c.published and c.no > $1 order by c.no limit $2
 
 -- name: followers
 select f.name, a.name as actor, f.until, coalesce(p.waits, false) as waits,

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import LiteralString
 
+from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import HEADS_MAX, Hold, JobId, Mismatch, Submitted
 from trellis.engine.records import (
@@ -59,6 +60,8 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     """The queries of read.sql."""
 
     job: LiteralString
+    acts: LiteralString
+    acts_unpublished: LiteralString
     jobs_any: LiteralString
     jobs_of_parent: LiteralString
     children: LiteralString
@@ -246,6 +249,10 @@ class Reads:
 
     async def events(self, job_id: JobId) -> list[Event]:
         return [rows.event(row) for row in await self.fetch(Read.events, job_id)]
+
+    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
+        query = Read.acts_unpublished if unpublished else Read.acts
+        return [rows.act(row) for row in await self.fetch(query, after, min(limit, ACTS_MAX))]
 
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
         return [rows.signal(row) for row in await self.fetch(Read.signals, job_id, limit)]

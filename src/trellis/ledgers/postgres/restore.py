@@ -85,6 +85,7 @@ class Batch:
             "updated_at": _iso(last.ts),
             "owner_name": None if holder is None else holder.actor,
             "owner_role": None if holder is None else holder.role.code,
+            "owner_node": None if holder is None else holder.node or "",
             "held_until": _iso(now.held_until),
         }
 
@@ -98,6 +99,7 @@ class Batch:
                 "at": _iso(event.ts),
                 "version": event.version,
                 "actor_name": event.actor,
+                "node": event.node or "",
                 "epoch": event.epoch,
                 "type": event_code(event.type),
                 "source": lifecycle.code_of(event.source),
@@ -137,7 +139,7 @@ def _letter(job: Restored, event: Event, letter: DeadLetter) -> dict[str, Any]:
     """A dead letter, with the moment at which somebody requeued its job."""
     later = (one.event for one in job.records if one.event.generation > event.generation)
     requeued = next(later, None)
-    role = next((one.event.role for one in job.records if one.event.actor == letter.last_owner), event.role)
+    holder = next((one.event for one in job.records if one.event.actor == letter.last_owner), event)
     return {
         "job_id": event.job_id,
         "version": event.version,
@@ -147,7 +149,8 @@ def _letter(job: Restored, event: Event, letter: DeadLetter) -> dict[str, Any]:
         "last_error": letter.last_error,
         "attempts": letter.attempts,
         "last_owner": letter.last_owner,
-        "role": role.code,
+        "role": holder.role.code,
+        "node": holder.node or "",
         "last_lease_expires_at": _iso(letter.last_lease_expires_at),
         "requeued_at": None if requeued is None else _iso(requeued.ts),
     }

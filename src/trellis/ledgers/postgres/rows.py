@@ -1,6 +1,12 @@
 """Rows of the database as the engine's values."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from trellis.engine.admin_acts import AdminAct
 from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
+from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, Signal
 from trellis.ledgers.postgres.connection import Row
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
@@ -79,6 +85,7 @@ def event(row: Row) -> Event:
         epoch=Epoch(row["epoch"]),
         version=row["version"],
         data=row["data"],
+        node=node_of(row["actor_name"], row["actor_node"]),
     )
 
 
@@ -113,6 +120,40 @@ def queue_depth(row: Row) -> QueueDepth:
         paused=row["paused"],
         oldest_ready_s=row["oldest_s"],
         rate_limit=row["rate_per_s"],
+    )
+
+
+def act(row: Row) -> AdminAct:
+    """A row of `act` with its names."""
+    return AdminAct(
+        no=row["no"],
+        id=row["act_id"],
+        at=row["at"],
+        role=ROLES[int(row["role"])],
+        actor=row["actor_name"],
+        node=node_of(row["actor_name"], row["actor_node"]),
+        event=row["event"],
+        subject=row["subject"],
+        source=row["source"],
+        target=row["target"],
+        cause=row["cause"],
+        correlation_id=row["correlation_id"],
+    )
+
+
+def acts_json(acts: Sequence[AdminAct]) -> str:
+    """Acts in the shape in which `restore_acts` takes them."""
+    return json.dumps(
+        [
+            {
+                **{name: value for name, value in asdict(act).items() if name not in {"no", "id"}},
+                "act_id": act.id,
+                "at": act.at.isoformat(),
+                "role": act.role.code,
+                "node": act.node or "",
+            }
+            for act in acts
+        ]
     )
 
 

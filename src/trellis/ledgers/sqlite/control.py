@@ -1,10 +1,26 @@
-"""Pausing types, limiting rates and keys, and worker processes that say they are alive."""
+"""Pausing types, limiting rates and keys, and worker processes that say they are alive.
 
+Each change that somebody makes here is one administrative act; what is set as it was is none.
+"""
+
+from dataclasses import dataclass
 from typing import LiteralString
 
+from trellis.engine.admin_acts import (
+    ACTIVITY,
+    HELD_LIMIT,
+    KEY_LIMIT,
+    LEFT_BEHIND,
+    PAUSED,
+    RATE,
+    RESUMED,
+    NewAct,
+    rate_text,
+)
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, Epoch, Following
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import acts
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import US
 from trellis.ledgers.sqlite.steps import Sql as StepSql
@@ -12,18 +28,44 @@ from trellis.ledgers.sqlite.steps import promote
 
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
+    control_of: LiteralString
     pause: LiteralString
     limit_rate: LiteralString
     limit_held: LiteralString
     follow: LiteralString
     followed: LiteralString
+    is_waited_for: LiteralString
     leave_behind: LiteralString
     over_limit: LiteralString
     ready_of_key: LiteralString
     beat: LiteralString
 
 
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """What is set for a type."""
+
+    paused: int = 0
+    rate: float | None = None
+    burst: int = 1
+    held_max: int | None = None
+
+
+def _control(tx: Transaction, type_: str) -> _Control:
+    found = tx.db.execute(_Sql.control_of, (type_,)).fetchall()
+    return _Control(*found[0]) if found else _Control()
+
+
+def _note(tx: Transaction, actor: Actor, event: str, subject: str, source: object, target: object) -> None:
+    """Record the act if it changed something."""
+    if source != target:
+        before, after = (None if one is None else str(one) for one in (source, target))
+        acts.record(tx, actor, NewAct(event=event, subject=subject, source=before, target=after))
+
+
 def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool) -> None:
+    before, after = (ACTIVITY[bool(one)] for one in (_control(tx, type_).paused, paused))
+    _note(tx, actor, PAUSED if paused else RESUMED, type_, before, after)
     tx.db.execute(_Sql.pause, (type_, int(paused), tx.names.actor_id(actor.name)))
     tx.woke |= not paused
 
@@ -34,12 +76,15 @@ def limit_rate(tx: Transaction, actor: Actor, type_: str, per_second: float | No
         raise OptionInvalid(option="per_second", value=per_second, expected="more than 0; pause the type to stop it")
     if burst < 1:
         raise OptionInvalid(option="burst", value=burst, expected="1 or more")
+    before = _control(tx, type_)
+    _note(tx, actor, RATE, type_, rate_text(before.rate, before.burst), rate_text(per_second, burst))
     values = {"name": type_, "rate": per_second, "burst": burst, "now": tx.now, "by": tx.names.actor_id(actor.name)}
     tx.db.execute(_Sql.limit_rate, values)
     tx.woke = True
 
 
 def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None) -> None:
+    _note(tx, actor, HELD_LIMIT, type_, _control(tx, type_).held_max, limit)
     tx.db.execute(_Sql.limit_held, (type_, limit, tx.names.actor_id(actor.name)))
     tx.woke = True
 
@@ -57,14 +102,19 @@ def followed(tx: Transaction, following: Following, position: str | None, lease_
     return bool(tx.db.execute(_Sql.followed, values).fetchall())
 
 
-def leave_behind(tx: Transaction, name: str) -> bool:
-    return bool(tx.db.execute(_Sql.leave_behind, (name,)).fetchall())
+def leave_behind(tx: Transaction, actor: Actor, name: str) -> bool:
+    found = tx.db.execute(_Sql.is_waited_for, (name,)).fetchall()
+    if found and found[0][0]:
+        tx.db.execute(_Sql.leave_behind, (name,))
+        _note(tx, actor, LEFT_BEHIND, name, "waited for", "left behind")
+    return bool(found)
 
 
 def limit_key(tx: Transaction, actor: Actor, key: str, limit: int) -> None:
     """A lower limit takes slots back from jobs nobody holds; held ones finish."""
     if limit < 0:
         raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
+    _note(tx, actor, KEY_LIMIT, key, tx.names.key_limit(key), limit)
     number = tx.names.set_key_limit(key, limit, actor.name)
     over: int = tx.db.execute(_Sql.over_limit, (number,)).fetchall()[0][0]
     for (job,) in tx.db.execute(_Sql.ready_of_key, (number, over)).fetchall():

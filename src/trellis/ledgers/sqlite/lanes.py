@@ -90,6 +90,7 @@ class Lane:
         url: str,
         name: str,
         clock: Callable[[], float],
+        node: str,
         writes: bool,
         room: WaitingRoom | None = None,
         on_wake: Callable[[], None] = lambda: None,
@@ -99,7 +100,7 @@ class Lane:
         self._db: Database = connection
         self._url = url
         self._clock = clock
-        self._names = Names(connection)
+        self._names = Names(connection, node)
         self._on_wake = on_wake
         self._on_events = on_events
         self._room = room

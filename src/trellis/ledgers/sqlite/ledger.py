@@ -7,11 +7,14 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
+from shutil import disk_usage
 
+from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act
 from trellis.engine.authority import check_held_limit, require
-from trellis.engine.errors import LedgerError, LedgerUnavailable
+from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
+    PAYLOAD_BYTES_MAX,
     Actor,
     Applied,
     CancelMode,
@@ -32,6 +35,7 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
 )
+from trellis.engine.nodes import this_node
 from trellis.engine.records import (
     Children,
     DeadLetter,
@@ -57,6 +61,7 @@ from trellis.engine.records import (
 )
 from trellis.ledgers.bounds import check_children, check_each, check_expiring, check_ids, check_remark
 from trellis.ledgers.sqlite import (
+    acts,
     control,
     holder,
     inspection,
@@ -77,13 +82,16 @@ from trellis.ledgers.sqlite.queue import WaitingRoom
 from trellis.ledgers.sqlite.turn import turn as take_turn
 from trellis.ledgers.sqlite.wait import Bell, CommitWatch
 
+ROOM_BYTES_MIN = 2 * PAYLOAD_BYTES_MAX
+"""With less room on its disk a ledger is full: the longest payload is written to the log and then to the file."""
+
 
 class SqliteLedger:
     """One open ledger; made by `open`, safe to use from several event loops and threads."""
 
     turns_at_once = 1
 
-    def __init__(self, target: Target, clock: Callable[[], float]) -> None:
+    def __init__(self, target: Target, clock: Callable[[], float], node: str | None = None) -> None:
         self.url = target.url
         self._target = target
         self._bell = Bell()
@@ -91,6 +99,7 @@ class SqliteLedger:
         self._commits_seen = 0
         self._events = Bell()
         self._claims = count(1)
+        node = node or this_node()
         self._found_nothing_at = 0
         connection = connect(target)
         try:
@@ -104,6 +113,7 @@ class SqliteLedger:
             url=self.url,
             name="trellis-writer",
             clock=clock,
+            node=node,
             writes=True,
             room=None if target.path is None else WaitingRoom(target.path, BUSY_TIMEOUT_S),
             on_wake=self._bell.ring,
@@ -113,14 +123,14 @@ class SqliteLedger:
         self._reader = (
             self._writer
             if reading is None
-            else Lane(reading, url=self.url, name="trellis-reader", clock=clock, writes=False)
+            else Lane(reading, url=self.url, name="trellis-reader", clock=clock, node=node, writes=False)
         )
         self._watch = None if target.path is None else self._watch_of(target.path)
 
     @classmethod
-    async def open(cls, url: str, *, clock: Callable[[], float]) -> "SqliteLedger":
-        """Open a ledger, making or upgrading its file as needed."""
-        return await asyncio.get_running_loop().run_in_executor(None, cls, parse_url(url), clock)
+    async def open(cls, url: str, *, clock: Callable[[], float], node: str | None = None) -> "SqliteLedger":
+        """Open a ledger, making or upgrading its file as needed; `node` is this machine unless another is named."""
+        return await asyncio.get_running_loop().run_in_executor(None, cls, parse_url(url), clock, node)
 
     def _watch_of(self, path: Path) -> CommitWatch:
         """Hints of what other processes commit."""
@@ -216,7 +226,23 @@ class SqliteLedger:
 
     async def leave_behind(self, actor: Actor, name: str) -> bool:
         require(actor, "leave_behind")
-        return await self._writer.run(lambda tx: control.leave_behind(tx, name))
+        return await self._writer.run(lambda tx: control.leave_behind(tx, actor, name))
+
+    async def record_act(self, actor: Actor, act: NewAct) -> str:
+        require(actor, "record_act")
+        recorded_act = checked_act(act)
+        return await self._writer.run(lambda tx: acts.record(tx, actor, recorded_act))
+
+    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
+        return await self._reader.run(lambda tx: acts.read(tx, after, min(limit, ACTS_MAX), unpublished=unpublished))
+
+    async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
+        require(actor, "restore")
+        await self._writer.run(lambda tx: acts.put_back(tx, lost))
+
+    async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
+        require(actor, "publish_acts")
+        await self._writer.run(lambda tx: acts.mark_published(tx, [one.no for one in published]))
 
     async def unfollow(self, following: Following) -> None:
         await self.followed(following, None, lease_s=0.0)
@@ -352,8 +378,13 @@ class SqliteLedger:
         return await self._reader.run(lambda tx: submit.answered(tx, scope, key, fingerprint))
 
     async def ping(self) -> None:
-        if self._target.path is not None and not self._target.path.exists():
-            raise LedgerUnavailable(reason=f"there is no file {self._target.path} any more")
+        path = self._target.path
+        if path is None:
+            return
+        if not path.exists():
+            raise LedgerUnavailable(reason=f"there is no file {path} any more")
+        if disk_usage(path).free < ROOM_BYTES_MIN:
+            raise LedgerFull
 
     async def now(self) -> datetime:
         return rows.moment(self._writer.now())

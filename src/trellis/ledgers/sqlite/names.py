@@ -19,17 +19,19 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/names.sql"):
     find_actor: LiteralString
     add_actor: LiteralString
     find_key: LiteralString
+    key_limit: LiteralString
     add_key: LiteralString
     set_key_limit: LiteralString
 
 
 class Names:
-    """The dictionaries of one connection."""
+    """The dictionaries of one connection, in a process on `node`."""
 
-    def __init__(self, connection: Database) -> None:
+    def __init__(self, connection: Database, node: str) -> None:
         self._db = connection
+        self._node = node
         self._types: dict[tuple[int, str], int] = {}
-        self._actors: dict[str, int] = {}
+        self._actors: dict[tuple[str, str], int] = {}
 
     def forget(self) -> None:
         self._types.clear()
@@ -47,14 +49,21 @@ class Names:
             known = self._types[lifecycle, name] = rows[0][0]
         return known
 
-    def actor_id(self, name: str) -> int:
-        known = self._actors.get(name)
-        return known or self._learn_actor(name)
+    def actor_id(self, name: str, node: str | None = None) -> int:
+        """The number of an actor who writes from this node, or wrote from another."""
+        named = (name, self._node if node is None else node)
+        known = self._actors.get(named)
+        return known or self._learn_actor(named)
 
     def key_id(self, name: str, limit: int) -> int:
         """The number of a concurrency key; a new one gets `limit`, a known one keeps its own."""
         rows = self._db.execute(_Sql.find_key, (name,)).fetchall()
         return rows[0][0] if rows else self._db.execute(_Sql.add_key, (name, limit)).fetchall()[0][0]
+
+    def key_limit(self, name: str) -> int | None:
+        """How many of a concurrency key may be held; None for a key that is not known."""
+        rows = self._db.execute(_Sql.key_limit, (name,)).fetchall()
+        return rows[0][0] if rows else None
 
     def set_key_limit(self, name: str, limit: int, actor: str) -> int:
         values = {"name": name, "limit": limit, "actor": self.actor_id(actor)}
@@ -67,14 +76,14 @@ class Names:
         self._types[lifecycle, name] = number
         return number
 
-    def _learn_actor(self, name: str) -> int:
+    def _learn_actor(self, named: tuple[str, str]) -> int:
         self._bound(self._actors)
-        rows = self._db.execute(_Sql.find_actor, (name,)).fetchall()
-        number = rows[0][0] if rows else self._db.execute(_Sql.add_actor, (name,)).fetchall()[0][0]
-        self._actors[name] = number
+        rows = self._db.execute(_Sql.find_actor, named).fetchall()
+        number = rows[0][0] if rows else self._db.execute(_Sql.add_actor, named).fetchall()[0][0]
+        self._actors[named] = number
         return number
 
     @staticmethod
-    def _bound(cache: dict[str, int] | dict[tuple[int, str], int]) -> None:
+    def _bound(cache: dict[tuple[str, str], int] | dict[tuple[int, str], int]) -> None:
         if len(cache) >= CACHED_MAX:
             cache.clear()

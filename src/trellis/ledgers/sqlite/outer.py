@@ -9,6 +9,7 @@ from typing import Protocol
 
 from trellis.engine.errors import LedgerNotMigrated, OptionInvalid
 from trellis.engine.jobs import Actor, Mismatch, NewJob, Submitted
+from trellis.engine.nodes import this_node
 from trellis.ledgers.sqlite.connection import Database, refuse_old
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION, stored_version
@@ -30,7 +31,7 @@ def submit_on(
     found = stored_version(connection)
     if found != SCHEMA_VERSION:
         raise LedgerNotMigrated(found=found, needed=SCHEMA_VERSION, url="of this connection")
-    return submit(Transaction(connection, Names(connection), now), actor, jobs)
+    return submit(Transaction(connection, Names(connection, this_node()), now), actor, jobs)
 
 
 def _in_transaction(connection: OuterConnection) -> bool:

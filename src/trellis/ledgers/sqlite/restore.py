@@ -160,7 +160,7 @@ def _write_event(tx: Transaction, lifecycle: Lifecycle, one: Recorded, number: i
             lifecycle.code_of(event.source),
             lifecycle.code_of(event.target),
             ROLE_CODES[event.role],
-            tx.names.actor_id(event.actor),
+            tx.names.actor_id(event.actor, event.node or ""),
             event.epoch,
             event.generation,
             event.attempt,

@@ -33,6 +33,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
     next_keys: LiteralString
     drop_unused_keys: LiteralString
     drop_claims: LiteralString
+    drop_acts: LiteralString
     drop_workers: LiteralString
 
 
@@ -83,6 +84,9 @@ def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
     signals = changed(tx)
     tx.db.execute(_Sql.drop_claims, (tx.now - int(CLAIM_S * US), options.batch))
     claims = changed(tx)
+    ended_before = tx.now - int(options.ended_s * US)
+    of_acts = {"before": ended_before, "unread_before": horizon.unread_before, "limit": options.batch}
+    tx.db.execute(_Sql.drop_acts, of_acts)
     tx.db.execute(_Sql.drop_workers, (tx.now - int(WORKER_S * US),))
     full = options.batch in {results, signals, claims}
     more = _prune_keys(tx, options.batch) or purged.more or full

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
+from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, Job
 from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES, US
 from trellis.lifecycles import BY_CODE, event_name
@@ -51,6 +52,7 @@ def event(row: Row) -> Event:
         epoch=Epoch(epoch),
         version=version,
         data=data,
+        node=node_of(actor, row[16]),
     )
 
 

@@ -19,21 +19,26 @@ begin
   end if;
 end $$;
 
--- A limited login cannot write another's name into the history: its actors carry its own.
-create or replace function register_actor(p_name text, p_role smallint) returns int language plpgsql security definer
-set search_path from current as $$
-declare found_id int;
+-- A limited login cannot write another's name into the history: its actors carry its own. `p_node` is the machine that it writes from;
+-- whoever does not say it is known by the address of its connection.
+create or replace function register_actor(p_name text, p_role smallint, p_node text default null) returns int language plpgsql
+security definer set search_path from current as $$
+declare
+  found_id int;
+  at_node text := left(coalesce(nullif(p_node, ''), host(inet_client_addr()), 'local'), 255);
 begin
   p_name := _of_login(p_name);
   if not exists (select from authority g where g.role = p_role and pg_has_role(session_user, g.db_role, 'member')) then
     raise exception 'database role % may not act as %', session_user, (select r.name from role r where r.role = p_role)
       using errcode = 'TR002';
   end if;
-  select a.id into found_id from actor a where a.name = p_name and a.role = p_role and a.db_role = session_user;
+  select a.id into found_id from actor a where a.name = p_name and a.role = p_role and a.db_role = session_user and a.node = at_node;
   if found_id is null then
-    insert into actor (role, db_role, name) values (p_role, session_user, p_name) on conflict do nothing returning id into found_id;
+    insert into actor (role, db_role, name, node) values (p_role, session_user, p_name, at_node)
+      on conflict do nothing returning id into found_id;
     if found_id is null then
-      select a.id into found_id from actor a where a.name = p_name and a.role = p_role and a.db_role = session_user;
+      select a.id into found_id from actor a
+       where a.name = p_name and a.role = p_role and a.db_role = session_user and a.node = at_node;
     end if;
   end if;
   return found_id;

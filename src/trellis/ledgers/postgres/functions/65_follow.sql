@@ -32,10 +32,15 @@ create or replace function leave_behind(p_actor int, p_name text) returns boolea
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
+  waited boolean;
 begin
   perform _require(a.role, 'let retention go on without a follower', array['control-plane']);
-  update follower f set place = '!' || ltrim(f.place, '!') where f.name = p_name and f.place is not null;
-  return found;
+  select left(f.place, 1) <> '!' into waited from follower f where f.name = p_name and f.place is not null for update;
+  if waited then
+    update follower f set place = '!' || f.place where f.name = p_name;
+    perform _record_act(p_actor, a.role, 'follower.left_behind', p_name, 'waited for', 'left behind', null, null);
+  end if;
+  return waited is not null;
 end $$;
 
 -- How far each follower has read that has a place. A place begins with a position; one that does not is before everything.

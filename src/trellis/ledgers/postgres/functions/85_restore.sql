@@ -17,8 +17,9 @@ begin
   for r in select x.*, coalesce(a.id, 0) as owner from jsonb_to_recordset(j) as x(
       id bigint, key_name text, type int, version int, epoch int, generation smallint, attempt int, max_attempts int, deaths smallint,
       state smallint, lifecycle smallint, prio smallint, compensates text, place text, due_at timestamptz, deadline_at timestamptz,
-      updated_at timestamptz, owner_name text, owner_role smallint, held_until timestamptz)
-      left join actor a on a.name = x.owner_name and a.role = x.owner_role and a.db_role = session_user order by x.id loop
+      updated_at timestamptz, owner_name text, owner_role smallint, owner_node text, held_until timestamptz)
+      left join actor a on a.name = x.owner_name and a.role = x.owner_role and a.db_role = session_user and a.node = x.owner_node
+      order by x.id loop
     t := (r.id, case when r.key_name is not null then _key_hash(r.key_name) end, r.held_until, r.type, r.version, r.epoch,
           nullif(r.owner, 0), r.generation, r.attempt, r.max_attempts, r.deaths, r.state, r.lifecycle, r.prio,
           case when r.compensates is null then 0 else 1 end)::token;
@@ -76,9 +77,11 @@ begin
   if cardinality(fresh) = 0 then return; end if;
   batch_no := _open_batch();
   perform type_id(x.type_name) from jsonb_to_recordset(p_jobs) as x(type_name text) group by x.type_name;
-  insert into actor (role, db_role, name)
-  select distinct e.role, session_user, e.actor_name from jsonb_to_recordset(p_events) as e(role smallint, actor_name text) union
-  select distinct e.role, session_user, e.last_owner from jsonb_to_recordset(p_letters) as e(role smallint, last_owner text)
+  insert into actor (role, db_role, name, node)
+  select distinct e.role, session_user, e.actor_name, e.node
+    from jsonb_to_recordset(p_events) as e(role smallint, actor_name text, node text) union
+  select distinct e.role, session_user, e.last_owner, e.node
+    from jsonb_to_recordset(p_letters) as e(role smallint, last_owner text, node text)
    where e.last_owner is not null
   on conflict do nothing;
 
@@ -102,9 +105,10 @@ begin
   select j.id, batch_no, e.at, e.version, o.id, e.epoch, e.type, j.lifecycle, e.source, e.target, e.generation, e.attempt, e.role, e.cause,
          e.request, p_data[e.n], e.due_at
     from jsonb_to_recordset(p_events) as e(
-      n int, job_id text, at timestamptz, version int, actor_name text, epoch int, type smallint, source smallint, target smallint,
+      n int, job_id text, at timestamptz, version int, actor_name text, node text, epoch int, type smallint, source smallint, target smallint,
       generation smallint, attempt int, role smallint, cause text, request text, due_at timestamptz)
-    join job j on j.job_id = e.job_id join actor o on o.name = e.actor_name and o.role = e.role and o.db_role = session_user
+    join job j on j.job_id = e.job_id
+    join actor o on o.name = e.actor_name and o.role = e.role and o.db_role = session_user and o.node = e.node
    where e.job_id = any(fresh) order by j.id, e.version;
 
   -- Halves come back in any order; but a job has one final artifact, and none while it is here and has not completed.
@@ -123,8 +127,9 @@ begin
          coalesce(j.correlation_id, j.job_id), d.requeued_at
     from jsonb_to_recordset(p_letters) as d(
       job_id text, version int, at timestamptz, reason_code text, stage text, last_error text, attempts int, last_owner text,
-      role smallint, last_lease_expires_at timestamptz, requeued_at timestamptz)
-    join job j on j.job_id = d.job_id left join actor o on o.name = d.last_owner and o.role = d.role and o.db_role = session_user
+      role smallint, node text, last_lease_expires_at timestamptz, requeued_at timestamptz)
+    join job j on j.job_id = d.job_id
+    left join actor o on o.name = d.last_owner and o.role = d.role and o.db_role = session_user and o.node = d.node
    where d.job_id = any(fresh);
 
   -- A key that another job has stays that job's.

@@ -141,6 +141,9 @@ begin
   delete from ended n where n.id = any(gone);
   delete from job j where j.id = any(gone);
   get diagnostics jobs = row_count;
+  delete from act c where c.no = any(array(
+    select o.no from act o where o.at < now_at - p_ended_s * interval '1 s'
+       and (o.published or o.at < now_at - (p_ended_s + p_unread_s) * interval '1 s') limit p_limit for update skip locked));
   delete from worker w where w.seen_at < now_at - greatest(p_ended_s, 86400) * interval '1 s';
   more := jobs = p_limit or results = p_limit or signals >= p_limit;
   more := _prune_feed(now_at - p_ended_s * interval '1 s', 10 * p_limit) or more;

@@ -1,5 +1,8 @@
 -- What operators and workers say about themselves and about types and keys.
 
+-- name: control_of
+SELECT paused, rate, burst, held_max FROM trellis_type_control WHERE name = ?;
+
 -- name: pause
 INSERT INTO trellis_type_control (name, paused, changed_by) VALUES (?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET paused = excluded.paused, changed_by = excluded.changed_by;
@@ -26,8 +29,11 @@ RETURNING epoch, nullif(ltrim(place, '!'), '');
 -- name: followed
 UPDATE trellis_follower SET place = coalesce(:place, place), until = :until WHERE name = :name AND epoch = :epoch RETURNING epoch;
 
+-- name: is_waited_for
+SELECT place NOT LIKE '!%' FROM trellis_follower WHERE name = ? AND place IS NOT NULL;
+
 -- name: leave_behind
-UPDATE trellis_follower SET place = '!' || ltrim(place, '!') WHERE name = ? AND place IS NOT NULL RETURNING name;
+UPDATE trellis_follower SET place = '!' || place WHERE name = ?;
 
 -- name: over_limit
 SELECT max(0, (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL) - iif(k.stopped, 0, k.slots))

@@ -153,13 +153,13 @@ SELECT id, job_id FROM trellis_submission INDEXED BY trellis_submission_parent W
 
 -- name: events
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
 JOIN trellis_actor a ON a.id = e.actor WHERE e.job = ? ORDER BY e.version;
 
 -- name: feed
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
 JOIN trellis_actor a ON a.id = e.actor
 WHERE e.seq > :after AND e.seq <= :end AND (:lifecycles IS NULL OR (:lifecycles >> j.lifecycle) & 1)
@@ -170,14 +170,14 @@ SELECT coalesce(max(seq), 0) FROM trellis_event;
 
 -- name: events_by_type
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
 FROM trellis_event e INDEXED BY trellis_event_type_at
 JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job JOIN trellis_actor a ON a.id = e.actor
 WHERE e.type = :type AND e.at >= :since ORDER BY e.at, e.seq LIMIT :limit;
 
 -- name: events_by_correlation
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
 FROM (
   SELECT id FROM trellis_submission WHERE correlation = :correlation
   UNION ALL SELECT id FROM trellis_submission WHERE job_id = :correlation AND correlation IS NULL

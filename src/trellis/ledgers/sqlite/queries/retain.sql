@@ -56,5 +56,9 @@ DELETE FROM trellis_concurrency_key WHERE id > ? AND id <= ? AND changed_by IS N
 -- name: drop_claims
 DELETE FROM trellis_claim WHERE claim_id IN (SELECT claim_id FROM trellis_claim WHERE at <= ? ORDER BY at LIMIT ?);
 
+-- name: drop_acts
+DELETE FROM trellis_act WHERE no IN (SELECT no FROM trellis_act ORDER BY no LIMIT :limit)
+  AND at <= :before AND (published OR at <= :unread_before);
+
 -- name: drop_workers
 DELETE FROM trellis_worker WHERE seen_at <= ?;

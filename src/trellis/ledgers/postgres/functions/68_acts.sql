@@ -1,0 +1,56 @@
+-- Administrative acts, each recorded in the transaction of the change that it tells of. Nobody writes them but these functions.
+
+create or replace function _record_act(p_actor int, p_role smallint, p_event text, p_subject text, p_source text, p_target text,
+                                       p_cause text, p_correlation text) returns text language sql set search_path from current as $$
+  insert into act (act_id, at, role, actor, event, subject, source, target, cause, correlation_id)
+  values ('act-' || replace(gen_random_uuid()::text, '-', ''), trellis.now(), p_role, p_actor, p_event, p_subject, p_source, p_target,
+          p_cause, p_correlation)
+  returning act_id
+$$;
+
+-- For a change of something that is not in this database: an agent's file, a rebuild.
+create or replace function record_act(p_actor int, p_event text, p_subject text, p_source text, p_target text, p_cause text,
+                                      p_correlation text) returns text language plpgsql security definer
+set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+begin
+  perform _require(a.role, 'record an administrative act', array['owner', 'control-plane']);
+  if length(p_event) > 100 or length(p_subject) > 500 or greatest(length(p_source), length(p_target), length(p_cause)) > 2000
+     or length(p_correlation) > 200 then
+    raise exception 'an administrative act has at most 100 characters of event, 500 of subject and 2000 of any other text'
+      using errcode = 'TR004';
+  end if;
+  return _record_act(p_actor, a.role, p_event, p_subject, p_source, p_target, p_cause, p_correlation);
+end $$;
+
+create or replace function acts_published(p_actor int, p_nos bigint[]) returns void language plpgsql security definer
+set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+begin
+  perform _require(a.role, 'publish administrative acts', array['owner', 'projector', 'control-plane']);
+  update act c set published = true where c.no = any(p_nos) and not c.published;
+end $$;
+
+-- Acts that were recorded and lost with the database come back as they were, for whoever owns the ledger; those that are there stay.
+create or replace function restore_acts(p_actor int, p_acts jsonb) returns void language plpgsql security definer
+set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+begin
+  perform _require(a.role, 'put lost acts back', array['owner', 'control-plane']);
+  if not pg_has_role(session_user, 'trellis_owner', 'member') then
+    raise exception 'only a member of trellis_owner may put lost acts back, and % is none', session_user using errcode = 'TR002';
+  end if;
+  insert into actor (role, db_role, name, node)
+  select distinct x.role, session_user, x.actor, x.node from jsonb_to_recordset(p_acts) as x(role smallint, actor text, node text)
+  on conflict do nothing;
+  insert into act (act_id, at, role, actor, event, subject, source, target, cause, correlation_id, published)
+  select x.act_id, x.at, x.role, o.id, x.event, x.subject, x.source, x.target, x.cause, x.correlation_id, true
+    from jsonb_to_recordset(p_acts) as x(
+      act_id text, at timestamptz, role smallint, actor text, node text, event text, subject text, source text, target text, cause text,
+      correlation_id text)
+    join actor o on o.name = x.actor and o.role = x.role and o.db_role = session_user and o.node = x.node
+  on conflict do nothing;
+end $$;

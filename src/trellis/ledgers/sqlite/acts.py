@@ -1,0 +1,74 @@
+"""Administrative acts: recorded in the transaction of the change that they tell of, read by the projector, marked when published."""
+
+from collections.abc import Sequence
+from typing import LiteralString
+
+from trellis.engine.admin_acts import AdminAct, NewAct
+from trellis.engine.jobs import Actor
+from trellis.engine.nodes import node_of
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import rows
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import ROLE_CODES
+from trellis.lifecycles.lifecycle import ROLES
+
+
+class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
+    add: LiteralString
+    put_back: LiteralString
+    read: LiteralString
+    read_unpublished: LiteralString
+    mark_published: LiteralString
+
+
+def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
+    """Write the act down; its id."""
+    values = {
+        "at": tx.now,
+        "role": ROLE_CODES[actor.role],
+        "actor": tx.names.actor_id(actor.name),
+        "event": act.event,
+        "subject": act.subject,
+        "source": act.source,
+        "target": act.target,
+        "cause": act.cause,
+        "correlation": act.correlation_id,
+    }
+    tx.appended = True
+    return tx.db.execute(_Sql.add, values).fetchall()[0][0]
+
+
+def put_back(tx: Transaction, lost: Sequence[AdminAct]) -> None:
+    """Write acts down that this ledger lost, as they were; those that are there stay."""
+    for act in lost:
+        who = (ROLE_CODES[act.role], tx.names.actor_id(act.actor, act.node or ""))
+        about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id)
+        tx.db.execute(_Sql.put_back, (act.id, rows.microseconds(act.at), *who, *about))
+
+
+def read(tx: Transaction, after: int, limit: int, *, unpublished: bool) -> list[AdminAct]:
+    """The next acts after this number."""
+    query = _Sql.read_unpublished if unpublished else _Sql.read
+    return [_act(row) for row in tx.db.execute(query, (after, limit))]
+
+
+def mark_published(tx: Transaction, numbers: Sequence[int]) -> None:
+    tx.db.executemany(_Sql.mark_published, [(number,) for number in numbers])
+
+
+def _act(row: rows.Row) -> AdminAct:
+    no, id_, at, role, actor, node, event, subject, source, target, cause, correlation = row
+    return AdminAct(
+        no=no,
+        id=id_,
+        at=rows.moment(at),
+        role=ROLES[int(role)],
+        actor=actor,
+        node=node_of(actor, node),
+        event=event,
+        subject=subject,
+        source=source,
+        target=target,
+        cause=cause,
+        correlation_id=correlation,
+    )

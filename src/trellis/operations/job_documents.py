@@ -1,0 +1,86 @@
+"""Jobs and their events as JSON documents, the same at every HTTP server of ours: the gateway's and the NLM backend's (DJ-13)."""
+
+import json
+from typing import Any
+
+from trellis.engine.records import Event, Job
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.queue.documents import retries_of
+from trellis.storage.documents import timestamp
+
+
+def short_document(job: Job, status: str, version: int) -> dict[str, Any]:
+    """Which job it is, and how it stands after a step."""
+    return {
+        "job_id": job.job_id,
+        "lifecycle": job.lifecycle,
+        "status": status,
+        "type": job.type,
+        "version": version,
+    }
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """A job as listings have it, without its payload."""
+    return {
+        **short_document(job, job.state, job.version),
+        "priority": job.priority.name.lower(),
+        "generation": job.generation,
+        "attempt": job.attempts_spent,
+        "max_attempts": retries_of(job) if job.lifecycle == QUEUE_JOB.name else job.attempts_allowed,
+        "created_at": timestamp(job.created_at),
+        "updated_at": timestamp(job.updated_at),
+        "due_at": None if job.due_at is None else timestamp(job.due_at),
+        "deadline_at": None if job.deadline_at is None else timestamp(job.deadline_at),
+        "owner": job.owner,
+        "lease_expires_at": None if job.lease_expires_at is None else timestamp(job.lease_expires_at),
+        "cancel_requested": job.cancel_requested,
+        "correlation_id": job.correlation_id,
+        "parent_id": job.parent_id,
+        "compensates": job.compensates,
+    }
+
+
+def whole_document(job: Job, result: bytes | None) -> dict[str, Any]:
+    """A job with what it was given and what came of it."""
+    return {
+        **job_document(job),
+        "payload": json_value(job.payload),
+        "progress": json_value(job.progress),
+        "result": json_value(result),
+    }
+
+
+def event_document(event: Event, trace_id: str | None) -> dict[str, Any]:
+    """The nine fields of document 003; the trace is the job's."""
+    data: Any = json_value(event.data)
+    return {
+        "id": event.id,
+        "job_id": event.job_id,
+        "type": event.type,
+        "ts": timestamp(event.ts),
+        "actor": event.actor,
+        "correlation_id": event.correlation_id,
+        "cause": event.cause,
+        "payload": {
+            "from": event.source,
+            "to": event.target,
+            "role": event.role.value,
+            "generation": event.generation,
+            "attempt": event.attempt,
+            "epoch": event.epoch,
+            "trace_id": trace_id,
+            "data": data,
+        },
+        "version": event.version,
+    }
+
+
+def json_value(body: bytes | None) -> Any:
+    """What was stored as JSON; bytes that are none are told as text."""
+    if body is None:
+        return None
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace")

@@ -1,0 +1,123 @@
+"""Administrative acts: each change leaves exactly one, with who, when, what and from which machine; nothing else leaves any."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
+from trellis.engine.admin_acts import NewAct
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.nodes import this_node
+from trellis.engine.records import RetentionOptions
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+
+PROJECTOR = actor(Role.PROJECTOR)
+DAY_S = 86_400.0
+
+
+@pytest.mark.requirement("OBS-1", "D35")
+async def test_every_administrative_act_is_recorded_once(rig: Rig):
+    ledger = rig.ledger
+    await ledger.follow(PROJECTOR, "reader", lease_s=60.0)
+    for _ in range(2):  # the second time nothing changes, and nothing is recorded
+        await ledger.pause(ADMIN, "work", paused=True)
+    for _ in range(2):
+        await ledger.pause(ADMIN, "work", paused=False)
+    for _ in range(2):
+        await ledger.limit_rate(WORKER, "work", 2.5, 3)
+    for _ in range(2):
+        await ledger.limit_held(ADMIN, "work", 4)
+    await ledger.limit_held(ADMIN, "work", None)
+    for _ in range(2):
+        await ledger.limit_key(ADMIN, "tenant:acme", 2)
+    await ledger.limit_key(ADMIN, "tenant:acme", 0)
+    for _ in range(2):
+        await ledger.leave_behind(ADMIN, "reader")
+    assert not await ledger.leave_behind(ADMIN, "nobody")
+    told = NewAct(
+        event="agent.status.changed", subject="gardener", source="a", target="b", cause="x", correlation_id="c"
+    )
+    id_ = await ledger.record_act(ADMIN, told)
+    acts = await ledger.acts()
+    assert [(act.event, act.subject, act.source, act.target) for act in acts] == [
+        ("type.paused", "work", "active", "paused"),
+        ("type.resumed", "work", "paused", "active"),
+        ("type.rate.changed", "work", None, "2.5/s, burst 3"),
+        ("type.held_limit.changed", "work", None, "4"),
+        ("type.held_limit.changed", "work", "4", None),
+        ("key.limit.changed", "tenant:acme", None, "2"),
+        ("key.limit.changed", "tenant:acme", "2", "0"),
+        ("follower.left_behind", "reader", "waited for", "left behind"),
+        ("agent.status.changed", "gardener", "a", "b"),
+    ]
+    assert {(act.role, act.actor) for act in acts} == {(Role.CONTROL_PLANE, ADMIN.name), (Role.WORKER, WORKER.name)}
+    assert {(act.node, act.at) for act in acts} == {(this_node(), await ledger.now())}
+    assert (acts[-1].id, acts[-1].cause, acts[-1].correlation_id) == (id_, "x", "c")
+    assert len({act.id for act in acts}) == len(acts)
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_acts_wait_until_they_are_published_and_then_for_retention(rig: Rig):
+    ledger = rig.ledger
+    for number in range(3):
+        await ledger.record_act(ADMIN, NewAct(event="x", subject=str(number)))
+    first, second, third = await ledger.acts()
+    await ledger.acts_published(PROJECTOR, [first, third])
+    assert await ledger.acts(unpublished=True) == [second]
+    assert await ledger.acts(after=first.no, limit=1) == [second]
+    await rig.advance(40 * DAY_S)
+    await ledger.retain(RetentionOptions())
+    assert await ledger.acts() == [second]
+    await rig.advance(100 * DAY_S)
+    await ledger.retain(RetentionOptions())
+    assert await ledger.acts() == []
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_an_act_that_cannot_be_stored_is_refused_and_a_long_reason_is_cut(rig: Rig):
+    for bad in (NewAct(event="", subject="x"), NewAct(event="x" * 101, subject="x"), NewAct(event="x", subject="")):
+        with pytest.raises(OptionInvalid):
+            await rig.ledger.record_act(ADMIN, bad)
+    await rig.ledger.record_act(ADMIN, NewAct(event="x", subject="y\0", cause="z" * 9_000))
+    (act,) = await rig.ledger.acts()
+    assert (act.subject, len(act.cause or "")) == ("y\ufffd", 2_000)
+
+
+@pytest.mark.requirement("OBS-1", "D14")
+async def test_lost_acts_come_back_as_they_were(rig: Rig):
+    await rig.ledger.pause(ADMIN, "work", paused=True)
+    await rig.ledger.limit_rate(WORKER, "work", 5.0)
+    lost = await rig.ledger.acts()
+    owner = await rig.lose()
+    for _ in range(2):
+        await owner.restore_acts(actor(Role.OWNER), [replace(act, no=0) for act in lost])
+    assert [replace(act, no=0) for act in await owner.acts()] == [replace(act, no=0) for act in lost]
+    assert await owner.acts(unpublished=True) == []
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_an_event_says_from_which_machine_it_was_written(rig: Rig):
+    there = await open_ledger(rig.app_url or rig.ledger.url, node="alpine")
+    try:
+        (here_id,) = await rig.submit(by=SUBMITTER)
+        first = rig.new_job()
+        await there.submit(SUBMITTER, [first])
+        await there.pause(ADMIN, "work", paused=True)
+    finally:
+        await there.close()
+    nodes = [(await rig.ledger.events(job_id))[0].node for job_id in (here_id, first.job_id)]
+    assert nodes == [this_node(), "alpine"]
+    assert [act.node for act in await rig.ledger.acts()] == ["alpine"]
+    feed = await rig.ledger.feed(None, limit=10)
+    assert [event.node for event in feed.events] == nodes
+
+
+@pytest.mark.only("postgres")
+@pytest.mark.requirement("OBS-1", "D35")
+async def test_an_act_in_plain_sql_is_recorded_too(rig: Rig):
+    assert rig.admin_sql is not None
+    registered = f"trellis.register_actor('anna', {Role.CONTROL_PLANE.code}::smallint)"
+    await rig.admin_sql(f"select trellis.set_paused({registered}, 'work', true)")
+    (act,) = await rig.ledger.acts()
+    assert (act.event, act.subject, act.actor, bool(act.node)) == ("type.paused", "work", "anna", True)
