@@ -103,7 +103,7 @@ async def pause(cli: Cli, agent: str, reason: str | None) -> None:
     _told(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
-async def run(  # noqa: PLR0913, PLR0917 - as its namesake
+async def run(
     cli: Cli,
     agent: str,
     param: list[str] | None,

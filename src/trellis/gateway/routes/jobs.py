@@ -30,7 +30,7 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.ownership import canceller, checked, may_see, relayed, within_scope
-from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
+from trellis.engine.records import Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.agent_scope import within_job_agent
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
