@@ -118,11 +118,11 @@ async def run(cli: Cli, agent: str, param: list[str] | None, watch: bool) -> int
     return say_ended(cli, status)
 
 
-async def list_runs(cli: Cli, agent: str | None, state: str | None, limit: int) -> None:
+async def list_runs(cli: Cli, agent: str | None, state: str | None, archived: bool, limit: int) -> None:  # noqa: FBT001 - as the command has it
     """List runs, newest first."""
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, RUN.name)
     async with cli.client() as client:
-        found = (await client.runs.list(agent=agent, status=status, limit=wanted)).items
+        found = (await client.runs.list(agent=agent, status=status, archived=archived, limit=wanted)).items
     columns = [
         Column[RunListed](title="RUN", cell=lambda one: one.run_id),
         Column[RunListed](title="AGENT", cell=lambda one: one.agent_slug),
