@@ -12,6 +12,7 @@ from tests.gateway.conftest import VIOLIN, Gateway
 from trellis.artifacts.content import JobType
 from trellis.engine.jobs import (
     Actor,
+    CancelMode,
     DeathCertificate,
     JobId,
     Move,
@@ -50,6 +51,8 @@ class World:
     waiting: str
     """A queue-job that waits for its artifact."""
     artifact: str
+    staged: str
+    """An artifact that its job does not wait for any more."""
     held: str
     """A job on a topic that waits for a person."""
 
@@ -100,6 +103,17 @@ async def artifact(gateway: Gateway, *, job_type: JobType = JobType.RESEARCH) ->
     return staged.artifact_id
 
 
+async def staged_artifact(gateway: Gateway) -> JobId:
+    """An artifact whose job was cancelled before it became final."""
+    ledger, artifacts = gateway.instance.ledger, gateway.instance.artifacts
+    lease = await call_nlm(ledger, queue_job(new_id()))
+    waiting = await ledger.job(lease.job_id)
+    assert waiting is not None
+    staged = await artifacts.stage(BACKEND, draft(), job=waiting)
+    await ledger.cancel(OPERATOR, lease.job_id, CancelMode.HARD, RequestId(new_id()), grace_s=0, cause="test")
+    return staged.artifact_id
+
+
 async def make_world(gateway: Gateway, name: str) -> World:
     """One of everything; `own_job` was submitted under this name, or for an NLM backend is the job that waits for it."""
     instance = gateway.instance
@@ -118,6 +132,7 @@ async def make_world(gateway: Gateway, name: str) -> World:
         approved=await proposal(gateway, approved=True),
         waiting=waiting,
         artifact=await artifact(gateway),
+        staged=await staged_artifact(gateway),
         held=await held(instance.ledger),
     )
 
