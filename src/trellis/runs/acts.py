@@ -16,11 +16,13 @@ from trellis.engine.logs import log_of
 from trellis.runs import ids
 from trellis.runs.audit import ORCHESTRATOR_NAME
 from trellis.storage.documents import encode, timestamp
-from trellis.storage.objects import CREATE, ObjectStore, StoreError
+from trellis.storage.objects import CREATE, ObjectStore, Stored, StoreError
 
 KEYS_MAX = 1_000
 """Objects that the record of one act names; beyond it they are counted only."""
 ERROR_CHARS_MAX = 500
+NUMBERS_MAX = 10
+"""Rebuilds that may end in the same microsecond of the ledger: a clock can be put back."""
 
 _log = log_of("trellis.audit")
 
@@ -57,10 +59,7 @@ class Rebuild:
 
 @asynccontextmanager
 async def recorded_rebuild(ledger: Ledger, objects: ObjectStore, actor: Actor, event: str) -> AsyncGenerator[Rebuild]:
-    """Record who rebuilt what, when it is over; one that fails is recorded with its error.
-
-    Two rebuilds never end in the same microsecond of the ledger: each holds the projector's place.
-    """
+    """Record who rebuilt what, when it is over; one that fails is recorded with its error."""
     act = Rebuild()
     try:
         yield act
@@ -79,7 +78,10 @@ async def _record(
     ledger: Ledger, objects: ObjectStore, actor: Actor, event: str, act: Rebuild, *, error: str | None
 ) -> None:
     at = await ledger.now()
-    event_id = f"{event.replace('.', '-')}-{at:%H%M%S%f}"
     facts = {"objects_written": act.written, **act.facts, "error": error}
-    body = document(event, event_id, at, actor.role.value, actor.name, facts)
-    await objects.put(ids.audit_key(at, event_id), body, when=CREATE)
+    for number in range(1, NUMBERS_MAX + 1):
+        event_id = f"{event.replace('.', '-')}-{at:%H%M%S%f}-{number}"
+        body = document(event, event_id, at, actor.role.value, actor.name, facts)
+        if isinstance(await objects.put(ids.audit_key(at, event_id), body, when=CREATE), Stored):
+            return
+    _log.error("rebuild_not_recorded", actor=actor.name, act=event, error="its name is taken")
