@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from tests.agents.files import agent_file
-from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
+from tests.artifacts.desk import BACKEND, ORCHESTRATOR, advance, call_nlm, complete, draft, queue_job
 from tests.bus.safety.holding import held
 from tests.gateway.conftest import VIOLIN, Gateway
 from trellis.artifacts.content import JobType
@@ -73,6 +73,26 @@ async def dead_job(gateway: Gateway, *, type_: str = "work") -> JobId:
     move = Move(job_id=job_id, target="dead_lettered", request_id=RequestId(new_id()), death=death)
     assert isinstance(await gateway.instance.ledger.move(OPERATOR, move), Moved)
     return job_id
+
+
+async def dead_queue_job(
+    gateway: Gateway,
+    code: str = "NLM_UNAVAILABLE",
+    *,
+    stage: str = "NOTEBOOKLM_CALL",
+    job_type: JobType = JobType.BRIEF,
+) -> JobId:
+    """A queue-job that failed in a stage with this error, for good, and that no operator requeued in time."""
+    ledger = gateway.instance.ledger
+    lease = await call_nlm(ledger, queue_job(new_id(), job_type))
+    if stage == "ARTIFACT_WRITE":
+        assert await advance(ledger, lease, "NOTEBOOKLM_CALL", "response_received")
+    data = json.dumps({"error": {"code": code, "message": "no good"}}).encode()
+    assert await advance(ledger, lease, stage, "retry", delay_s=3600.0, data=data)
+    for target in ("FAILED", "DEAD"):
+        move = Move(job_id=lease.job_id, target=target, request_id=RequestId(f"{target} {lease.job_id}"))
+        assert isinstance(await ledger.move(ORCHESTRATOR, move), Moved), target
+    return lease.job_id
 
 
 async def proposal(gateway: Gateway, *, approved: bool = False, text: str = "a note") -> JobId:

@@ -205,7 +205,11 @@ async def test_events_are_counted_by_type_since_a_moment(rig: Rig):
     await rig.submit_one()
     await rig.claim(2)
     types = ("job_queued", "job_started", "job_failed")
-    assert await rig.ledger.count_events(types, since=middle - timedelta(days=1)) == {"job_queued": 4, "job_started": 2, "job_failed": 0}
+    assert await rig.ledger.count_events(types, since=middle - timedelta(days=1)) == {
+        "job_queued": 4,
+        "job_started": 2,
+        "job_failed": 0,
+    }
     assert await rig.ledger.count_events(types, since=middle) == {"job_queued": 1, "job_started": 2, "job_failed": 0}
     assert await rig.ledger.count_events((), since=middle) == {}
 
