@@ -1,0 +1,60 @@
+"""Dead letters of every lifecycle as one list, on every ledger."""
+
+import json
+
+import pytest
+
+from tests.artifacts.desk import ORCHESTRATOR, advance, call_nlm, queue_job
+from tests.ledgers.conformance.rig import SUBMITTER, Rig
+from trellis.engine.jobs import Actor, DeathCertificate, JobId, Move, Moved, NewJob, ReasonCode, RequestId, Stage
+from trellis.engine.records import JobFilter
+from trellis.lifecycles import Role
+from trellis.operations.letters import dead_letters, requeue_dead
+
+OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator@test")
+DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+
+
+async def moved(rig: Rig, actor: Actor, job_id: str, target: str, death: DeathCertificate | None = None) -> None:
+    move = Move(job_id=JobId(job_id), target=target, request_id=RequestId(f"{target} {job_id}"), death=death)
+    assert isinstance(await rig.ledger.move(actor, move), Moved)
+
+
+async def dead_leased(rig: Rig, job_id: str) -> None:
+    await rig.ledger.submit(SUBMITTER, [NewJob(job_id=JobId(job_id), type="work")])
+    await moved(rig, OPERATOR, job_id, "dead_lettered", DEATH)
+
+
+async def dead_queued(rig: Rig, job_id: str) -> None:
+    lease = await call_nlm(rig.ledger, queue_job(job_id))
+    data = json.dumps({"error": {"code": "NLM_UNAVAILABLE", "message": "503"}}).encode()
+    assert await advance(rig.ledger, lease, "NOTEBOOKLM_CALL", "retry", delay_s=3600.0, data=data)
+    for target in ("FAILED", "DEAD"):
+        await moved(rig, ORCHESTRATOR, job_id, target)
+
+
+@pytest.mark.requirement("DJ-12", "JQ-4")
+async def test_dead_letters_of_both_lifecycles_are_paged_filtered_and_requeued_together(rig: Rig):
+    for number, make in enumerate((dead_leased, dead_queued, dead_leased, dead_queued)):
+        await make(rig, f"dead-{number}")
+        await rig.advance(1.0)
+    found, cursor = list[tuple[str, str]](), None
+    while True:
+        page = await dead_letters(rig.ledger, JobFilter(), limit=1, cursor=cursor)
+        found += [(letter.job_id, letter.lifecycle) for letter in page.letters]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    leased, queued = "leased-job", "queue-job"
+    assert found == [("dead-3", queued), ("dead-2", leased), ("dead-1", queued), ("dead-0", leased)]
+    only = await dead_letters(rig.ledger, JobFilter(lifecycle=queued), limit=10)
+    assert [(one.job_id, one.reason_code.value) for one in only.letters] == [
+        ("dead-3", "dependency_unavailable"),
+        ("dead-1", "dependency_unavailable"),
+    ]
+    answers = await requeue_dead(rig.ledger, OPERATOR, JobFilter(), RequestId("all"), limit=3, cause="mended")
+    assert [(one.job_id, isinstance(one, Moved)) for one in answers] == [
+        *(("dead-0", True), ("dead-2", True), ("dead-1", True))
+    ]
+    left = await dead_letters(rig.ledger, JobFilter(), limit=10)
+    assert [one.job_id for one in left.letters] == ["dead-3"]
