@@ -12,7 +12,7 @@ import pydantic
 
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, say_discarded, show_page
 from trellis.cli.bus_jobs import OnBus, say_context
 from trellis.cli.bus_waiting import at_gateway, last_retry, told_error
 from trellis.cli.commands import LIMIT_MAX
@@ -247,6 +247,13 @@ async def show_artifact(cli: Cli, id_: str) -> None:
     async with cli.client() as client:
         document = (await client.artifacts.get(id_)).model_dump(mode="json")
     show_page(cli, document)
+
+
+async def discard_artifact(cli: Cli, id_: str, reason: str | None) -> None:
+    """Discard a staged artifact that no job waits for."""
+    async with cli.client() as client:
+        done = await client.artifacts.discard(id_, reason=reason)
+    say_discarded(cli, done.artifact_id)
 
 
 async def clean_up_artifacts(cli: Cli, *, older_than_days: int | None, dry_run: bool, yes: bool, limit: int) -> None:
