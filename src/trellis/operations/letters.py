@@ -81,7 +81,7 @@ async def dead_letters(ledger: Ledger, where: JobFilter, *, limit: int, cursor: 
     begins = _Cursor.read(cursor)
     leased = await _leased(ledger, where, limit + 1, begins.leased)
     queue = await _queue(ledger, where, limit + 1, begins.queue)
-    newest = sorted([*leased, *queue.letters], key=lambda letter: letter.at, reverse=True)[:limit]
+    newest = _merged(leased, queue.letters, limit)
     from_queue = sum(letter.lifecycle == QUEUE_JOB.name for letter in newest)
     from_leased = len(newest) - from_queue
     ends = _Cursor(
@@ -89,6 +89,15 @@ async def dead_letters(ledger: Ledger, where: JobFilter, *, limit: int, cursor: 
         leased=_leased_cursor(leased, from_leased, begins.leased),
     )
     return LetterPage(letters=tuple(newest), cursor=ends.to_text())
+
+
+def _merged(leased: Sequence[DeadLetter], queue: Sequence[DeadLetter], limit: int) -> list[DeadLetter]:
+    """The first of both lists, each in its own order, by which its next page is found: of the two heads always the newer one."""
+    lists, merged = [list(leased[::-1]), list(queue[::-1])], list[DeadLetter]()
+    while len(merged) < limit and any(lists):
+        newer = max((one for one in lists if one), key=lambda one: one[-1].at)
+        merged.append(newer.pop())
+    return merged
 
 
 async def _leased(ledger: Ledger, where: JobFilter, limit: int, begins: str | None) -> list[DeadLetter]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -63,7 +64,7 @@ async def recorded_rebuild(ledger: Ledger, objects: ObjectStore, actor: Actor, e
     act = Rebuild()
     try:
         yield act
-    except Exception as error:
+    except TrellisError as error:
         try:
             await _record(
                 ledger, objects, actor, event, act, error=f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]

@@ -33,21 +33,24 @@ async def dead_queued(rig: Rig, job_id: str) -> None:
         await moved(rig, ORCHESTRATOR, job_id, target)
 
 
+async def paged(rig: Rig, limit: int) -> list[str]:
+    """Every letter, page by page."""
+    found, cursor = list[str](), None
+    while True:
+        page = await dead_letters(rig.ledger, JobFilter(), limit=limit, cursor=cursor)
+        found += [letter.job_id for letter in page.letters]
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
 @pytest.mark.requirement("DJ-12", "JQ-4")
 async def test_dead_letters_of_both_lifecycles_are_paged_filtered_and_requeued_together(rig: Rig):
     for number, make in enumerate((dead_leased, dead_queued, dead_leased, dead_queued)):
         await make(rig, f"dead-{number}")
         await rig.advance(1.0)
-    found, cursor = list[tuple[str, str]](), None
-    while True:
-        page = await dead_letters(rig.ledger, JobFilter(), limit=1, cursor=cursor)
-        found += [(letter.job_id, letter.lifecycle) for letter in page.letters]
-        cursor = page.cursor
-        if cursor is None:
-            break
-    leased, queued = "leased-job", "queue-job"
-    assert found == [("dead-3", queued), ("dead-2", leased), ("dead-1", queued), ("dead-0", leased)]
-    only = await dead_letters(rig.ledger, JobFilter(lifecycle=queued), limit=10)
+    assert await paged(rig, 1) == ["dead-3", "dead-2", "dead-1", "dead-0"]
+    only = await dead_letters(rig.ledger, JobFilter(lifecycle="queue-job"), limit=10)
     assert [(one.job_id, one.reason_code.value) for one in only.letters] == [
         ("dead-3", "dependency_unavailable"),
         ("dead-1", "dependency_unavailable"),
@@ -58,3 +61,16 @@ async def test_dead_letters_of_both_lifecycles_are_paged_filtered_and_requeued_t
     ]
     left = await dead_letters(rig.ledger, JobFilter(), limit=10)
     assert [one.job_id for one in left.letters] == ["dead-3"]
+
+
+async def test_a_job_that_was_submitted_first_and_died_last_is_on_one_page(rig: Rig):
+    new = [NewJob(job_id=JobId(name), type="work") for name in ("first", "second")]
+    await rig.ledger.submit(SUBMITTER, new)
+    for name in ("second", "queue-1", "first", "queue-2"):
+        if name.startswith("queue"):
+            await dead_queued(rig, name)
+        else:
+            await moved(rig, OPERATOR, name, "dead_lettered", DEATH)
+        await rig.advance(1.0)
+    for limit in (1, 2, 3):
+        assert sorted(await paged(rig, limit)) == ["first", "queue-1", "queue-2", "second"]
