@@ -286,7 +286,10 @@ async def test_the_description_has_no_route_that_is_not_looked_at_here(gateway: 
 # --- what is no request to the gateway -----------------------------------------------------------------------------------
 
 AT_NLM_BACKEND = {
-    rule for route in (*nlm_app.jobs.routes, *nlm_app.questions.routes) for rule in rule_of(route.dependant)
+    rule
+    for route in (*nlm_app.jobs.routes, *nlm_app.questions.routes)
+    if isinstance(route, APIRoute)
+    for rule in rule_of(route.dependant)
 }
 """Rules of the NLM backend's routes; its own tests ask those in every role."""
 IN_PYTHON = {"jobs.update", "memory.commit"}
@@ -357,7 +360,10 @@ async def test_nobody_but_the_apply_engine_commits_to_a_memory(gateway: Gateway)
     before, engine = await everything(gateway), gateway.instance.apply_engine()
     for role, grant in RULES["memory.commit"].grants.items():
         if grant is N:
-            for act in (ApplyEngine.run_once, partial(ApplyEngine.apply_again, proposal=proposal, request_id="1")):
+            for act in (
+                ApplyEngine.run_once,
+                partial(ApplyEngine.apply_again, proposal=proposal, request_id=RequestId("1")),
+            ):
                 with pytest.raises(NotAllowed, match=r"rule memory\.commit "):
                     await act(replace(engine, actor=Actor(role=role, name=f"a {role}")))
     assert await everything(gateway) == before

@@ -140,14 +140,14 @@ async def artifact_for(gateway: Gateway, run_id: str | None) -> str:
     return staged.artifact_id
 
 
-async def work_on(gateway: Gateway, run_id: str, **options: float) -> dict[str, Any]:
+async def work_on(gateway: Gateway, run_id: str, options: DriverOptions | None = None) -> dict[str, Any]:
     """Let the instance's own orchestrator and projector take the run to its end; its manifest."""
     services = gateway.instance.services()
     (orchestrator,) = (one for one in services if isinstance(one, Orchestrator))
     (projector,) = (one for one in services if isinstance(one, Projector))
     driver = orchestrator.driver
     assert isinstance(driver, Driver)
-    driver.options = DriverOptions(**options)
+    driver.options = options or DriverOptions()
     async with asyncio.timeout(60):
         while (job := await gateway.instance.ledger.job(JobId(run_id))) is not None and job.state != "completed":
             await orchestrator.run_once()
@@ -173,6 +173,6 @@ async def test_a_manifest_lists_the_artifacts_that_jobs_of_the_run_made_and_no_o
 async def test_the_manifest_of_a_failed_run_lists_them_too(gateway: Gateway):
     run_id = await begun(gateway)
     made = await artifact_for(gateway, run_id)
-    manifest = await work_on(gateway, run_id, run_timeout_s=0.0)
+    manifest = await work_on(gateway, run_id, DriverOptions(run_timeout_s=0.0))
     assert (manifest["status"], manifest["artifacts"]) == ("failed", [made])
     assert manifest["error"].startswith("AGENT_TIMEOUT: ")
