@@ -2,7 +2,7 @@
 
 An act on the ledger itself (pausing a type, limiting a rate, a key or how many are held, leaving a follower behind) is recorded by the
 ledger in the transaction that makes the change, from whichever entrance it came. An act on something outside of the ledger, such as the
-status of an agent or a rebuild, is recorded with `Ledger.record_act`. The projector publishes one audit record of each. Setting
+status of an agent, is recorded with `Ledger.record_act`. The projector publishes one audit record of each. Setting
 something to what it is already changes nothing, and is no act.
 """
 
