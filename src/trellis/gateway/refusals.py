@@ -13,7 +13,6 @@ from fastapi.responses import Response
 from trellis.engine.authority import Principal
 from trellis.engine.errors import LedgerError, NotAllowed
 from trellis.engine.logs import log_of
-from trellis.engine.nodes import this_node
 from trellis.gateway.callers import gateway_of
 from trellis.runs import acts, ids
 from trellis.storage.objects import CREATE, StoreError
