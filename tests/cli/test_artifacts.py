@@ -71,7 +71,7 @@ def test_an_operator_discards_a_staged_artifact_and_no_final_one(local: Terminal
     given_up, (final,) = staged(local), finalize(local, 1, days_ago=0)
     told = local("artifacts", "discard", given_up, "--reason", "not wanted", "--json").record
     assert told == {"artifact_id": given_up, "status": "discarded"}
-    assert local("job", "show", given_up, "--json").record["state"] == "discarded"
+    assert local("job", "show", given_up, "--json").record["status"] == "discarded"
     refused = local("artifacts", "discard", final)
     assert (refused.code, "it is final" in refused.err) == (1, True)
 

@@ -153,7 +153,7 @@ def test_a_dead_queue_job_is_a_dead_letter_that_is_listed_shown_and_requeued(pla
 
     asyncio.run(die())
     (letter,) = planted("dlq", "--json").records
-    assert (letter["job_id"], letter["lifecycle"], letter["state"]) == (job_id, "queue-job", "DEAD")
+    assert (letter["job_id"], letter["lifecycle"], letter["status"]) == (job_id, "queue-job", "DEAD")
     assert (letter["last_error"], letter["reason_code"]) == ("NLM_UNAVAILABLE: no answer", "dependency_unavailable")
     assert planted("dlq", "--lifecycle", "leased-job", "--json").records == []
     assert "dependency_unavailable" in planted("dlq", "show", job_id).out
