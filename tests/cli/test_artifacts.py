@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.artifacts.desk import BACKEND as NLM
-from tests.artifacts.desk import CONTENTS, DAY_S, SOURCES, call_nlm, complete, draft, queue_job
+from tests.artifacts.desk import CONTENTS, DAY_S, OPERATOR, SOURCES, call_nlm, complete, draft, queue_job
 from tests.cli.conftest import Terminal
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import project_id
@@ -15,6 +15,7 @@ from trellis.artifacts.registry import Artifacts
 from trellis.cli.artifact_output import show_page
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
+from trellis.engine.jobs import CancelMode, RequestId
 from trellis.identity import issue
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -43,6 +44,36 @@ def finalize(terminal: Terminal, count: int, *, days_ago: float) -> list[str]:
         return made
 
     return asyncio.run(make())
+
+
+def staged(terminal: Terminal) -> str:
+    """An artifact whose job an operator cancelled."""
+
+    async def make() -> str:
+        ledger = await open_ledger(terminal.url)
+        objects = await open_objects((folder_of(terminal) / "objects").as_uri())
+        artifacts = Artifacts(ledger=ledger, objects=objects, cid=project_id(PROJECT_DEFAULT), new_id=new_id)
+        lease = await call_nlm(ledger, queue_job(new_id()))
+        job = await ledger.job(lease.job_id)
+        assert job is not None
+        made = await artifacts.stage(NLM, draft(), job=job)
+        request = RequestId(new_id())
+        await ledger.cancel(OPERATOR, lease.job_id, CancelMode.HARD, request, grace_s=0, cause="test")
+        await objects.close()
+        await ledger.close()
+        return made.artifact_id
+
+    return asyncio.run(make())
+
+
+@pytest.mark.requirement("ART-8")
+def test_an_operator_discards_a_staged_artifact_and_no_final_one(local: Terminal):
+    given_up, (final,) = staged(local), finalize(local, 1, days_ago=0)
+    told = local("artifacts", "discard", given_up, "--reason", "not wanted", "--json").record
+    assert told == {"artifact_id": given_up, "status": "discarded"}
+    assert local("job", "show", given_up, "--json").record["status"] == "discarded"
+    refused = local("artifacts", "discard", final)
+    assert (refused.code, "it is final" in refused.err) == (1, True)
 
 
 def folder_of(terminal: Terminal) -> Path:

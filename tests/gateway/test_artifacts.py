@@ -8,7 +8,7 @@ import pytest
 
 from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, SOURCES, call_nlm, complete, draft, queue_job
 from tests.gateway.conftest import Client, Gateway
-from tests.gateway.world import artifact, everything, job, refusals
+from tests.gateway.world import artifact, everything, job, refusals, staged_artifact
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import make_artifact_id
 from trellis.engine.jobs import Lease
@@ -245,6 +245,51 @@ async def test_a_hostile_id_is_not_found(gateway: Gateway):
     for id_ in (*hostile, "art-" + "9" * 150, MISSING):
         answer = await gateway.client("owner").get(f"/artifacts/{id_}")
         assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+
+
+@pytest.mark.requirement("ART-8", "OBS-1")
+async def test_an_operator_discards_what_no_job_waits_for_and_changes_no_content(gateway: Gateway):
+    operator, artifacts = gateway.client("control-plane", name="olena"), gateway.instance.artifacts
+    staged = await staged_artifact(gateway)
+    stored = await artifacts.staged_bytes(staged)
+    answer = await operator.post(f"/artifacts/{staged}/discard", json={"reason": "its job is gone"})
+    assert (answer.status_code, answer.json()["artifact_id"], answer.json()["finalized"]) == (200, staged, False)
+    last = (await gateway.instance.ledger.events(staged))[-1]
+    assert (last.type, last.target, last.actor, last.role) == (
+        *("artifact.discarded", "discarded", "olena"),
+        Role.CONTROL_PLANE,
+    )
+    assert last.cause == "its job is gone"
+    assert await artifacts.staged_bytes(staged) == stored
+    before = await everything(gateway)
+    again = await operator.post(f"/artifacts/{staged}/discard")
+    assert (again.status_code, again.json()) == (200, answer.json())
+    assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("ART-8", "ART-3")
+async def test_what_is_final_or_waited_for_cannot_be_discarded(gateway: Gateway):
+    operator, lease = gateway.client("control-plane"), await waiting(gateway)
+    staged = (await backend(gateway, lease).post("/artifacts", json=body(lease))).json()["artifact_id"]
+    final = await artifact(gateway)
+    before = await everything(gateway)
+    for id_, status, reason in (
+        (staged, 409, "waits for it"),
+        (final, 409, "it is final"),
+        (MISSING, 404, "no artifact"),
+    ):
+        answer = await operator.post(f"/artifacts/{id_}/discard")
+        assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text
+    assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("ART-7", "AUTH-3")
+async def test_a_backend_does_not_find_its_own_staged_artifact_and_is_refused_what_is_anothers(gateway: Gateway):
+    lease = await waiting(gateway)
+    client = backend(gateway, lease)
+    staged = (await client.post("/artifacts", json=body(lease))).json()["artifact_id"]
+    answers = [await client.get(f"/artifacts/{id_}") for id_ in (staged, MISSING)]
+    assert [(one.status_code, one.json()["code"]) for one in answers] == [(404, "NOT_FOUND"), (403, "FORBIDDEN")]
 
 
 async def test_an_artifact_whose_bytes_are_lost_is_told_as_such(gateway: Gateway):

@@ -3,6 +3,9 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,17 +13,36 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 import trellis.gateway.routes
-from tests.artifacts.desk import draft
+from tests.artifacts.desk import draft, queue_job
 from tests.gateway.conftest import VIOLIN, Client, Gateway
-from tests.gateway.world import LOGICIAN, World, everything, make_world, refusals
+from tests.gateway.world import GATEWAY, LOGICIAN, World, everything, make_world, refusals
+from trellis.bus.requests import JobRequest, new_bus_job
+from trellis.bus.topics import Topics
 from trellis.engine.authority import Principal
 from trellis.engine.errors import NotAllowed
-from trellis.engine.matrices import RULES, Grant, permit
+from trellis.engine.jobs import (
+    Actor,
+    DeathCertificate,
+    JobId,
+    Move,
+    Moved,
+    NewJob,
+    NotMoved,
+    ReasonCode,
+    RequestId,
+    Stage,
+)
+from trellis.engine.matrices import COLUMNS as DECLARED
+from trellis.engine.matrices import ROWS, RULES, WITHOUT_ENTRANCE, Grant, MatrixIncomplete, Row, permit, table
 from trellis.gateway import callbacks
 from trellis.gateway.callers import Requires
 from trellis.gateway.routes.safety import POLICY_EXAMPLE
-from trellis.lifecycles import Role
+from trellis.lifecycles import LIFECYCLES, Role, Trigger
+from trellis.nlm_backend import app as nlm_app
+from trellis.nlm_backend.callers import Requires as NlmRequires
+from trellis.runs.applying import ApplyEngine
 from trellis.web.limits import REFUSALS_PER_MINUTE_MAX
+from trellis.wiring import new_id
 
 # --- the matrices of document 000, section 4, row by row ---------------------------------------------------------------
 
@@ -60,6 +82,7 @@ DOCUMENTED: Mapping[str, Mapping[Role, tuple[Grant, ...]]] = {
     },
 }
 ADDED: Mapping[str, Mapping[Role, tuple[Grant, ...]]] = {
+    # Roles that a document does not know have nothing there, unless a line says so.
     # Engine jobs (003, 004): who submits and works them, and the services of the bus.
     "4.1": {
         Role.SUBMITTER: (Y, OWN, N, N),
@@ -69,25 +92,69 @@ ADDED: Mapping[str, Mapping[Role, tuple[Grant, ...]]] = {
         Role.RECONCILER: (N, Y, Y, N),
         Role.SWEEPER: (N, Y, Y, N),
         Role.PROJECTOR: (N, Y, N, N),
+        Role.MEMORY: (N, N, N, N),
+        Role.APPLY_ENGINE: (N, N, N, N),
     },
-    "4.2": {Role.OWNER: (N, Y, N, N, N)},
-    # D44: the owner is a person and reads what the agents remember.
-    "4.3": {Role.OWNER: (Y, Y, N, N)},
+    "4.2": {
+        Role.OWNER: (N, Y, N, N, N),
+        Role.AGENT_RUNTIME: (N, N, N, N, N),
+        Role.APPLY_ENGINE: (N, N, N, N, N),
+        Role.WORKER: (N, N, N, N, N),
+        Role.SUBMITTER: (N, N, N, N, N),
+        Role.SCHEDULER: (N, N, N, N, N),
+        Role.SAFETY_KERNEL: (N, N, N, N, N),
+        Role.RECONCILER: (N, N, N, N, N),
+        Role.PROJECTOR: (N, N, N, N, N),
+        Role.SWEEPER: (N, N, N, N, N),
+    },
+    "4.3": {
+        # D44: the owner is a person and reads what the agents remember.
+        Role.OWNER: (Y, Y, N, N),
+        Role.GATEWAY: (N, N, N, N),
+        Role.CONTROL_PLANE: (N, N, N, N),
+        Role.MEMORY: (N, N, N, N),
+        Role.WORKER: (N, N, N, N),
+        Role.SUBMITTER: (N, N, N, N),
+        Role.SCHEDULER: (N, N, N, N),
+        Role.SAFETY_KERNEL: (N, N, N, N),
+        Role.RECONCILER: (N, N, N, N),
+        Role.PROJECTOR: (N, N, N, N),
+        Role.SWEEPER: (N, N, N, N),
+    },
 }
 
 
 @pytest.mark.requirement("AUTH-1", "AUTH-7", "D44")
 @pytest.mark.parametrize("matrix", COLUMNS)
 def test_every_cell_of_a_matrix_is_as_the_document_has_it(matrix: str):
-    rows = {**ADDED[matrix], **DOCUMENTED[matrix]}
-    nothing = (N,) * len(COLUMNS[matrix])
-    expected = {role: rows.get(role, nothing) for role in Role}
+    assert set(ADDED[matrix]) & set(DOCUMENTED[matrix]) == set()
+    expected = {**ADDED[matrix], **DOCUMENTED[matrix]}
     assert {role: tuple(RULES[rule].grants[role] for rule in COLUMNS[matrix]) for role in Role} == expected
 
 
 @pytest.mark.requirement("AUTH-7")
-def test_every_rule_has_a_row_for_every_role():
-    assert {name: set(rule.grants) for name, rule in RULES.items()} == {name: set(Role) for name in RULES}
+@pytest.mark.parametrize("role", Role)
+def test_a_role_without_a_row_cannot_be_loaded(role: Role):
+    rows = {other: row for other, row in ROWS.items() if other is not role}
+    with pytest.raises(MatrixIncomplete, match=f"no row for a role: {role.value};"):
+        table(DECLARED, rows)
+
+
+@pytest.mark.requirement("AUTH-7")
+def test_a_rule_that_is_misspelt_or_granted_to_nobody_cannot_be_loaded():
+    for changed, problem in (
+        (Row(yes=frozenset({"jobs.creat"})), "not declared: jobs.creat;"),
+        (
+            Row(yes=frozenset({"rules.read"}), own=frozenset({"rules.read"})),
+            "both kinds of grant of a rule: rules.read;",
+        ),
+    ):
+        with pytest.raises(MatrixIncomplete, match=problem):
+            table(DECLARED, {**ROWS, Role.MEMORY: changed})
+    without = {**ROWS, Role.APPLY_ENGINE: Row(yes=ROWS[Role.APPLY_ENGINE].yes - {"memory.commit"})}
+    with pytest.raises(MatrixIncomplete, match=r"granted to nobody and has an entrance: memory\.commit;"):
+        table(DECLARED, without)
+    assert table(DECLARED, ROWS) == RULES
 
 
 @pytest.mark.requirement("AUTH-1", "AUTH-2")
@@ -126,7 +193,7 @@ def routes() -> Iterator[APIRoute]:
 
 def rule_of(dependant: Dependant) -> Iterator[str]:
     for inner in dependant.dependencies:
-        if isinstance(inner.call, Requires):
+        if isinstance(inner.call, Requires | NlmRequires):
             yield inner.call.rule
         yield from rule_of(inner)
 
@@ -182,6 +249,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/inbox/submit"): lambda *_: {"json": ENTRY},
     ("POST", "/artifacts"): lambda world, _: {"json": {"job_id": world.waiting, **draft().model_dump(mode="json")}},
     ("GET", "/artifacts/{artifact_id}"): lambda world, _: {"artifact_id": world.artifact},
+    ("POST", "/artifacts/{artifact_id}/discard"): lambda world, _: {"artifact_id": world.staged},
     ("GET", "/lifecycles/{name}"): lambda *_: {"name": "run"},
 }
 """What a request to a route needs beside its method and path; a route that needs nothing is not here."""
@@ -213,6 +281,94 @@ def test_every_route_has_one_rule_or_is_meant_to_be_open():
 async def test_the_description_has_no_route_that_is_not_looked_at_here(gateway: Gateway):
     described = (await gateway.anonymous().get("/openapi.json")).json()["paths"]
     assert {(method.upper(), path) for path, told in described.items() for method in told} == set(RULE_OF_ROUTE)
+
+
+# --- what is no request to the gateway -----------------------------------------------------------------------------------
+
+AT_NLM_BACKEND = {
+    rule
+    for route in (*nlm_app.jobs.routes, *nlm_app.questions.routes)
+    if isinstance(route, APIRoute)
+    for rule in rule_of(route.dependant)
+}
+"""Rules of the NLM backend's routes; its own tests ask those in every role."""
+IN_PYTHON = {"jobs.update", "memory.commit"}
+"""Rules about what components do to the stores themselves; the tests below ask them in every role."""
+
+
+@pytest.mark.requirement("AUTH-2")
+def test_every_rule_has_an_entrance_or_says_why_it_has_none():
+    entered = set(GUARDED.values()) | AT_NLM_BACKEND | IN_PYTHON
+    assert entered & set(WITHOUT_ENTRANCE) == set()
+    assert entered | set(WITHOUT_ENTRANCE) == set(RULES)
+
+
+@pytest.mark.requirement("AUTH-2")
+@pytest.mark.parametrize("rule", WITHOUT_ENTRANCE)
+def test_a_rule_without_an_entrance_is_asked_nowhere_and_granted_to_nobody(rule: str):
+    assert set(RULES[rule].grants.values()) == {N}
+    source = Path(trellis.__file__).parent
+    naming = [path.name for path in source.rglob("*.py") if f'"{rule}"' in path.read_text(encoding="utf-8")]
+    assert naming == ["matrices.py"]
+
+
+JOB_LIFECYCLES = ("queue-job", "nlm-job", "leased-job", "bus-job")
+OTHER_RULES = {Trigger.SUBMIT, Trigger.CANCEL, Trigger.REQUEUE, "approve", "deny"}
+"""Steps that other rules than jobs.update are about."""
+
+
+@pytest.mark.requirement("AUTH-2", "JQ-6")
+def test_whoever_may_change_the_status_of_jobs_is_named_by_a_lifecycle():
+    named = {
+        role
+        for name in JOB_LIFECYCLES
+        for step in LIFECYCLES[name].transitions
+        for role in step.actors
+        if step.trigger not in OTHER_RULES
+    }
+    assert named == set(RULES["jobs.update"].holders)
+
+
+@pytest.mark.requirement("AUTH-2", "AUTH-1")
+async def test_the_ledger_lets_nobody_change_the_status_of_a_job_whose_role_may_not(gateway: Gateway):
+    ledger, world = gateway.instance.ledger, await make_world(gateway, "mine")
+    (queued,) = await ledger.submit(GATEWAY, [queue_job(new_id())])
+    (on_topic,) = await ledger.submit(GATEWAY, [bus_job()])
+    death = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+    moves = [
+        Move(job_id=queued.job_id, target="QUEUED", request_id=RequestId("1")),
+        Move(job_id=on_topic.job_id, target="SCHEDULED", request_id=RequestId("2")),
+        Move(job_id=JobId(world.foreign_job), target="dead_lettered", request_id=RequestId("3"), death=death),
+    ]
+    before = await everything(gateway)
+    for role in (role for role, grant in RULES["jobs.update"].grants.items() if grant is N):
+        for move in moves:
+            answer = await ledger.move(Actor(role=role, name=f"a {role}"), move)
+            assert isinstance(answer, NotMoved), (role, move.target)
+        assert {**await everything(gateway), "trellis_actor": before["trellis_actor"]} == before, role
+    for role, move in zip((Role.ORCHESTRATOR, Role.SCHEDULER, Role.CONTROL_PLANE), moves, strict=True):
+        assert isinstance(await ledger.move(Actor(role=role, name=f"a {role}"), move), Moved), role
+
+
+@pytest.mark.requirement("AUTH-2", "AUTH-6")
+async def test_nobody_but_the_apply_engine_commits_to_a_memory(gateway: Gateway):
+    update = {"type": "memory-update", "updates": [UPDATE], "priority": "high"}
+    asked = await gateway.client("orchestrator").post(f"/memory/{VIOLIN}/propose", json=update)
+    proposal = asked.json()["proposalId"]
+    decision = {"decision": "approve"}
+    assert (await gateway.client("owner").patch(f"/proposals/{proposal}", json=decision)).status_code == 200
+    before, engine = await everything(gateway), gateway.instance.apply_engine()
+    for role, grant in RULES["memory.commit"].grants.items():
+        if grant is N:
+            for act in (
+                ApplyEngine.run_once,
+                partial(ApplyEngine.apply_again, proposal=proposal, request_id=RequestId("1")),
+            ):
+                with pytest.raises(NotAllowed, match=r"rule memory\.commit "):
+                    await act(replace(engine, actor=Actor(role=role, name=f"a {role}")))
+    assert await everything(gateway) == before
+    assert (await engine.run_once()).applied == 1
+    assert len((await everything(gateway))["commits"]) == len(before["commits"]) + 1
 
 
 def client_in(gateway: Gateway, role: Role, world: World) -> Client:
@@ -323,6 +479,11 @@ async def test_a_refusal_is_audited_with_its_rule_and_only_so_many_a_minute(gate
     records = await refusals(gateway)
     assert len(records) == REFUSALS_PER_MINUTE_MAX + 1
     assert max(int(str(one["left_out"])) for one in records) == 5
+
+
+def bus_job() -> NewJob:
+    request = JobRequest.model_validate({"job_id": new_id(), "topic": "job.x"})
+    return new_bus_job(request, Topics(), trace_id="trace-1")
 
 
 @pytest.mark.requirement("AUTH-1")

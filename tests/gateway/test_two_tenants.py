@@ -35,6 +35,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("POST", "/artifacts"): REFUSED,
     ("GET", "/artifacts"): REFUSED,
     ("POST", "/artifacts/cleanup"): REFUSED,
+    ("POST", "/artifacts/{artifact_id}/discard"): REFUSED,
     ("GET", "/artifacts/{artifact_id}"): REFUSED,
     ("GET", "/authority"): RULE,
     ("GET", "/proposals/{proposal_id}/diff"): REFUSED,

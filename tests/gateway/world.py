@@ -6,12 +6,13 @@ import sqlite3
 from dataclasses import dataclass
 
 from tests.agents.files import agent_file
-from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
+from tests.artifacts.desk import BACKEND, ORCHESTRATOR, advance, call_nlm, complete, draft, queue_job
 from tests.bus.safety.holding import held
 from tests.gateway.conftest import VIOLIN, Gateway
 from trellis.artifacts.content import JobType
 from trellis.engine.jobs import (
     Actor,
+    CancelMode,
     DeathCertificate,
     JobId,
     Move,
@@ -50,6 +51,8 @@ class World:
     waiting: str
     """A queue-job that waits for its artifact."""
     artifact: str
+    staged: str
+    """An artifact that its job does not wait for any more."""
     held: str
     """A job on a topic that waits for a person."""
 
@@ -70,6 +73,26 @@ async def dead_job(gateway: Gateway, *, type_: str = "work") -> JobId:
     move = Move(job_id=job_id, target="dead_lettered", request_id=RequestId(new_id()), death=death)
     assert isinstance(await gateway.instance.ledger.move(OPERATOR, move), Moved)
     return job_id
+
+
+async def dead_queue_job(
+    gateway: Gateway,
+    code: str = "NLM_UNAVAILABLE",
+    *,
+    stage: str = "NOTEBOOKLM_CALL",
+    job_type: JobType = JobType.BRIEF,
+) -> JobId:
+    """A queue-job that failed in a stage with this error, for good, and that no operator requeued in time."""
+    ledger = gateway.instance.ledger
+    lease = await call_nlm(ledger, queue_job(new_id(), job_type))
+    if stage == "ARTIFACT_WRITE":
+        assert await advance(ledger, lease, "NOTEBOOKLM_CALL", "response_received")
+    data = json.dumps({"error": {"code": code, "message": "no good"}}).encode()
+    assert await advance(ledger, lease, stage, "retry", delay_s=3600.0, data=data)
+    for target in ("FAILED", "DEAD"):
+        move = Move(job_id=lease.job_id, target=target, request_id=RequestId(f"{target} {lease.job_id}"))
+        assert isinstance(await ledger.move(ORCHESTRATOR, move), Moved), target
+    return lease.job_id
 
 
 async def proposal(gateway: Gateway, *, approved: bool = False, text: str = "a note") -> JobId:
@@ -100,6 +123,17 @@ async def artifact(gateway: Gateway, *, job_type: JobType = JobType.RESEARCH) ->
     return staged.artifact_id
 
 
+async def staged_artifact(gateway: Gateway) -> JobId:
+    """An artifact whose job was cancelled before it became final."""
+    ledger, artifacts = gateway.instance.ledger, gateway.instance.artifacts
+    lease = await call_nlm(ledger, queue_job(new_id()))
+    waiting = await ledger.job(lease.job_id)
+    assert waiting is not None
+    staged = await artifacts.stage(BACKEND, draft(), job=waiting)
+    await ledger.cancel(OPERATOR, lease.job_id, CancelMode.HARD, RequestId(new_id()), grace_s=0, cause="test")
+    return staged.artifact_id
+
+
 async def make_world(gateway: Gateway, name: str) -> World:
     """One of everything; `own_job` was submitted under this name, or for an NLM backend is the job that waits for it."""
     instance = gateway.instance
@@ -118,6 +152,7 @@ async def make_world(gateway: Gateway, name: str) -> World:
         approved=await proposal(gateway, approved=True),
         waiting=waiting,
         artifact=await artifact(gateway),
+        staged=await staged_artifact(gateway),
         held=await held(instance.ledger),
     )
 

@@ -12,7 +12,7 @@ from trellis import connect, connect_sync
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import make_artifact_id
 from trellis.engine.jobs import JobId, Lease
-from trellis.http.errors import GatewayRefused
+from trellis.http.errors import GatewayRefused, NotFound
 from trellis.lifecycles import Role
 from trellis.wiring import new_id
 
@@ -40,8 +40,12 @@ def final(served: Served, lease: Lease, address: str, token: Token) -> str:
         assert (made.job_id, made.finalized, made.url) == (lease.job_id, False, None)
         again = backend.artifacts.stage(lease.job_id, TYPE.value, CONTENT, sources=SOURCES)
         assert again.artifact_id == made.artifact_id
-        with pytest.raises(GatewayRefused, match="may not read artifacts"):  # as of one that is not there
+        with pytest.raises(
+            NotFound, match="There is no artifact"
+        ):  # it reaches its own, and no reader sees a staged one
             backend.artifacts.get(made.artifact_id)
+        with pytest.raises(GatewayRefused, match="may not read artifacts"):
+            backend.artifacts.get(MISSING)
     instance = served.instance
     assert there(served, complete(instance.ledger, instance.artifacts, lease, JobId(made.artifact_id)))
     return made.artifact_id

@@ -210,11 +210,11 @@ pending  rejected   reject   gateway  inbox.rejected   same  free  doc
 pending  expired    due      gateway  inbox.expired    same  free  doc
 """
 
-# D15: the backend stages, the orchestration layer finalizes with COMPLETE; cleanup: ART-5. What nobody names is discarded.
+# D15: the backend stages, the orchestration layer finalizes with COMPLETE; cleanup: ART-5. What nobody names is discarded, by an operator too (ART-8).
 ARTIFACT = """
 -          staged     submit    nlm-backend               artifact.staged     same  free  doc
 staged     finalized  finalize  orchestrator              artifact.finalized  same  free  doc
-staged     discarded  discard   nlm-backend,orchestrator  artifact.discarded  same  free  doc
+staged     discarded  discard   nlm-backend,orchestrator,control-plane  artifact.discarded  same  free  doc
 staged     discarded  due       orchestrator              artifact.discarded  same  free  doc
 finalized  removed    clean_up  control-plane             artifact.removed    same  free  doc
 """

@@ -10,6 +10,7 @@ Refused
 ├── ArtifactNotFound      also of a staged one: no reader sees it
 ├── NothingExpected       the job is in no state that takes an artifact
 ├── ArtifactGone          the attempt's artifact was discarded, or its bytes never came
+├── ArtifactKept          an operator may not discard it: it is final, or its job waits for it
 └── ArtifactFinal         the job has a finalized artifact with other content
 StoreError
 └── ArtifactLost          no copy of the bytes has the recorded hash
@@ -51,6 +52,12 @@ class NothingExpected(Refused):
 
 class ArtifactGone(Refused):
     """Artifact {artifact} of job {job_id} (epoch {epoch}) cannot be staged again: {reason}; the job's next attempt makes a new one."""
+
+
+class ArtifactKept(Refused):
+    """Artifact {artifact} cannot be discarded: {reason}."""
+
+    code = "INVALID_TRANSITION"
 
 
 class ArtifactFinal(Refused):

@@ -22,18 +22,19 @@ from trellis.artifacts.content import YIELDS, ArtifactType, Draft, JobType, chec
 from trellis.artifacts.errors import (
     ArtifactFinal,
     ArtifactGone,
+    ArtifactKept,
     ArtifactLost,
+    ArtifactNotFound,
     NothingExpected,
     TooYoung,
     TypeNotYielded,
 )
 from trellis.artifacts.rows import FINALIZED, REMOVED, STAGED, Making, Row
 from trellis.engine import tracing
-from trellis.engine.authority import Principal
 from trellis.engine.errors import LeaseConflictError
 from trellis.engine.jobs import Actor, Epoch, JobId, Mismatch, Move, Moved, NewJob, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.matrices import permit
+from trellis.engine.matrices import permit_actor
 from trellis.engine.records import IdempotencyKey, Job, JobFilter
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -43,6 +44,8 @@ from trellis.storage.objects import CREATE, ObjectStore, Stored
 SCOPE = "artifacts"
 STAGED_IN = "NOTEBOOKLM_CALL"
 """The state of a job that waits for its artifact."""
+WAITED_FOR_IN = frozenset({STAGED_IN, "ARTIFACT_WRITE"})
+"""States of a job from which its staged artifact can still become final."""
 DAYS_DEFAULT = 90
 OF_JOB_MAX = 100
 CLEANUP_MAX = 1_000
@@ -101,7 +104,7 @@ class Artifacts:
         What is there already for the job is the answer (ART-4): staged, whatever the draft says; finalized, if the draft says the same.
         Raises NotAllowed, ContentInvalid, ArtifactTooLarge, TypeNotYielded, NothingExpected, ArtifactGone, ArtifactFinal, LeaseConflictError.
         """
-        _permit(actor, "artifacts.write")
+        permit_actor(actor, "artifacts.write")
         making, fingerprint = await asyncio.to_thread(_making, draft, job, job.epoch if epoch is None else epoch)
         making = await self._of_run(making, job)
         final = await self.of_job(job.job_id, state=FINALIZED)
@@ -192,6 +195,23 @@ class Artifacts:
         move = Move(job_id=artifact_id, target="discarded", request_id=RequestId(f"discard:{artifact_id}"), cause=cause)
         return isinstance(await self.ledger.move(actor, move), Moved)
 
+    async def give_up(self, actor: Actor, artifact_id: str, *, cause: str) -> Row:
+        """Discard a staged artifact that its job does not wait for any more: an operator's entry in the registry (ART-8).
+
+        Its content is not touched. Asked again for the same artifact it answers the same. Raises NotAllowed, ArtifactNotFound, ArtifactKept.
+        """
+        permit_actor(actor, "artifacts.registry")
+        row = await self.row(artifact_id)
+        if row is None or row.state == REMOVED:
+            raise ArtifactNotFound(artifact=artifact_id)
+        if row.state == FINALIZED:
+            raise ArtifactKept(artifact=artifact_id, reason="it is final; a cleanup removes it when it is old enough")
+        job = await self.ledger.job(row.job_id) if row.state == STAGED else None
+        if job is not None and job.epoch == row.epoch and job.state in WAITED_FOR_IN:
+            raise ArtifactKept(artifact=artifact_id, reason=f"job {job.job_id} is {job.state} and waits for it")
+        await self.discard(actor, row.artifact_id, cause=cause)
+        return await self._found(row.artifact_id)
+
     async def staged_bytes(self, artifact_id: str) -> bytes | None:
         """The bytes of a staged artifact as they lie there, None without any. Whoever finalizes it compares them with the row."""
         row = await self.row(artifact_id)
@@ -259,7 +279,7 @@ class Artifacts:
 
         No reader finds them any more; their bytes go when the projector has recorded that.
         """
-        _permit(actor, "artifacts.cleanup")
+        permit_actor(actor, "artifacts.cleanup")
         days = self.keep_days if older_than_days is None else older_than_days
         if days < self.keep_days:
             raise TooYoung(days=self.keep_days, asked=days)
@@ -317,10 +337,6 @@ async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: Row) -> bytes:
 async def take_away(objects: ObjectStore, row: Row) -> int:
     """Delete the bytes of an artifact that has ended; how many objects there were."""
     return sum([await objects.delete(key) for key in (row.staged_key, row.key)])
-
-
-def _permit(actor: Actor, rule: str) -> None:
-    permit(Principal(name=actor.name, roles=frozenset({actor.role})), rule)
 
 
 def _making(draft: Draft, job: Job, epoch: int) -> tuple[Making, bytes]:

@@ -9,7 +9,7 @@ from trellis.artifacts.errors import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.artifacts.rows import Row
 from trellis.cli import values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, say_discarded, show_page
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, operator
 from trellis.cli.invocation import Cli
@@ -30,6 +30,7 @@ def add_to(program: typer.Typer) -> None:
     )
     command(made, "list", over_http=at_gateway("list_artifacts"))(list_artifacts)
     command(made, "show", over_http=at_gateway("show_artifact"))(show_artifact)
+    command(made, "discard", over_http=at_gateway("discard_artifact"))(discard)
     command(made, "cleanup", over_http=at_gateway("clean_up_artifacts"))(clean_up)
 
 
@@ -79,6 +80,18 @@ async def show_artifact(
     if document is None:
         raise ArtifactNotFound(artifact=id_)
     show_page(cli, document)
+
+
+async def discard(
+    cli: Cli,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")],
+    reason: Annotated[str | None, typer.Option("--reason", help="Why, for the artifact's event.")] = None,
+) -> None:
+    """Discard a staged artifact that no job waits for; what is final stays, and no content is touched."""
+    actor = operator(cli, "discard an artifact")
+    async with opened(cli) as instance:
+        row = await instance.artifacts.give_up(actor, id_, cause=reason or f"discarded by {actor.name}")
+    say_discarded(cli, row.artifact_id)
 
 
 async def clean_up(

@@ -1,6 +1,7 @@
 """Who may do what: the three authority matrices of document 000 (4.1 to 4.3) and the rows beyond them, as one table.
 
-What no rule grants is refused. Every rule has a row for every role, so that a new role cannot get in by being forgotten.
+The data are columns (what can be done) and one row for each role (what that role may do). What a row does not name is refused. A role
+without a row stops the program where this module is imported, so that a new role cannot get in, or stay out, by being forgotten.
 HTTP, the Python API and the bus all ask `permit`; a refusal names the rule that refused.
 """
 
@@ -10,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from trellis.engine.authority import Principal
-from trellis.engine.errors import NotAllowed
+from trellis.engine.errors import NotAllowed, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 
@@ -39,94 +40,177 @@ class Rule:
         return tuple(role for role in Role if self.grants[role] is not Grant.NO)
 
 
-def _rule(name: str, action: str, source: str, *roles: Role, own: tuple[Role, ...] = ()) -> Rule:
-    given = dict.fromkeys(Role, Grant.NO) | dict.fromkeys(own, Grant.OWN) | dict.fromkeys(roles, Grant.YES)
-    return Rule(name=name, action=action, source=source, grants=MappingProxyType(given))
+class MatrixIncomplete(TrellisError):
+    """The authority data has {problem}: {names}; give every role of `Role` a row, and name rules only that are declared."""
 
 
-_BUS = (Role.SCHEDULER, Role.SAFETY_KERNEL, Role.RECONCILER)
-_PEOPLE = (Role.OWNER, Role.CONTROL_PLANE)
-_JOBS, _ARTIFACTS, _MEMORY = "document 000, 4.1", "document 000, 4.2", "document 000, 4.3"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One act on a kind of thing, before anybody is granted it."""
 
-_RULES = (
-    # 4.1 Job queue. Engine jobs (leased-job, bus-job) add submitter, worker and the roles of the bus.
-    _rule(
-        "jobs.create", "submit jobs", _JOBS, *(Role.OWNER, Role.GATEWAY, Role.ORCHESTRATOR, Role.SUBMITTER, Role.WORKER)
+    name: str
+    action: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What one role may do: to everything (`yes`), and to its own things only (`own`). Whatever is not named here is refused."""
+
+    yes: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
+
+    def grant(self, rule: str) -> Grant:
+        """How far this role's right by a rule reaches."""
+        if rule in self.yes:
+            return Grant.YES
+        return Grant.OWN if rule in self.own else Grant.NO
+
+
+def _columns(source: str, actions: Mapping[str, str]) -> tuple[Column, ...]:
+    """The columns that one document or decision asks for: rule and what it is about."""
+    return tuple(Column(name=name, action=action, source=source) for name, action in actions.items())
+
+
+def _row(yes: str, *, own: str = "") -> Row:
+    return Row(yes=frozenset(yes.split()), own=frozenset(own.split()))
+
+
+COLUMNS: tuple[Column, ...] = (
+    *_columns(
+        "document 000, 4.1",
+        {
+            "jobs.create": "submit jobs",
+            "jobs.read": "read jobs",
+            "jobs.update": "change the status of jobs",
+            "jobs.delete": "delete jobs",
+        },
     ),
-    _rule(
-        "jobs.read",
-        "read jobs",
-        _JOBS,
-        *(Role.OWNER, Role.GATEWAY, Role.ORCHESTRATOR, Role.CONTROL_PLANE, Role.FRONTEND),
-        *(Role.WORKER, Role.PROJECTOR, Role.SWEEPER, *_BUS),
-        own=(Role.NLM_BACKEND, Role.SUBMITTER),
+    *_columns("D43", {"jobs.cancel": "cancel jobs"}),
+    *_columns("D9", {"jobs.requeue": "requeue jobs"}),
+    *_columns("D45", {"jobs.approve": "decide about a job that the safety kernel held"}),
+    *_columns(
+        "document 000, 4.2",
+        {
+            "artifacts.write": "write new artifacts",
+            "artifacts.read": "read artifacts",
+            "artifacts.modify": "modify artifacts",
+            "artifacts.registry": "write registry metadata of artifacts",
+            "artifacts.cleanup": "clean up old artifacts",
+        },
     ),
-    _rule(
-        "jobs.update",
-        "change the status of jobs",
-        _JOBS,
-        *(Role.ORCHESTRATOR, Role.CONTROL_PLANE, Role.SWEEPER, *_BUS),
-        own=(Role.NLM_BACKEND, Role.WORKER),
+    *_columns(
+        "document 000, 4.3",
+        {
+            "memory.read": "read layer 1 of a memory",
+            "memory.read-deep": "read layer 2 of a memory",
+            "memory.propose": "propose a change of memory or logic",
+            "memory.commit": "commit to a memory",
+        },
     ),
-    _rule("jobs.delete", "delete jobs", _JOBS),
-    _rule("jobs.cancel", "cancel jobs", "D43", Role.CONTROL_PLANE, own=(Role.SUBMITTER,)),
-    _rule("jobs.requeue", "requeue jobs", "D9", Role.CONTROL_PLANE),
-    _rule("jobs.approve", "decide about a job that the safety kernel held", "D45", *_PEOPLE),
-    # 4.2 Artifact store.
-    _rule("artifacts.write", "write new artifacts", _ARTIFACTS, Role.NLM_BACKEND),
-    _rule(
-        "artifacts.read",
-        "read artifacts",
-        _ARTIFACTS,
-        *(Role.NLM_BACKEND, Role.ORCHESTRATOR, Role.MEMORY, Role.CONTROL_PLANE, Role.FRONTEND, Role.GATEWAY),
-        Role.OWNER,
-    ),
-    _rule("artifacts.modify", "modify artifacts", _ARTIFACTS),
-    _rule("artifacts.registry", "write registry metadata of artifacts", _ARTIFACTS, Role.CONTROL_PLANE),
-    _rule("artifacts.cleanup", "clean up old artifacts", _ARTIFACTS, Role.CONTROL_PLANE),
-    # 4.3 Memory. D44: the owner is a person and reads what the agents remember; a frontend alone does not.
-    _rule(
-        "memory.read",
-        "read layer 1 of a memory",
-        _MEMORY,
-        *(Role.ORCHESTRATOR, Role.AGENT_RUNTIME, Role.NLM_BACKEND, Role.APPLY_ENGINE, Role.OWNER),
-    ),
-    _rule("memory.read-deep", "read layer 2 of a memory", _MEMORY, Role.AGENT_RUNTIME, Role.APPLY_ENGINE, Role.OWNER),
-    _rule("memory.propose", "propose a change of memory or logic", _MEMORY, Role.ORCHESTRATOR, Role.AGENT_RUNTIME),
-    _rule("memory.commit", "commit to a memory", _MEMORY, Role.APPLY_ENGINE),
     # Beyond the matrices: runs, agents, proposals, the inbox, and what operators need.
-    _rule("runs.trigger", "begin a run", "PIPE-1", Role.OWNER),
-    _rule(
-        "runs.read", "read runs", "RUN-4", *(*_PEOPLE, Role.FRONTEND, Role.GATEWAY, Role.ORCHESTRATOR, Role.PROJECTOR)
+    *_columns("PIPE-1", {"runs.trigger": "begin a run"}),
+    *_columns("RUN-4", {"runs.read": "read runs"}),
+    *_columns("D43", {"runs.cancel": "cancel a run"}),
+    *_columns("D24", {"agents.read": "read agents", "agents.status": "change the status of an agent"}),
+    *_columns("RUN-4", {"proposals.read": "read proposals"}),
+    *_columns(
+        "D22", {"proposals.decide": "decide about a proposal", "proposals.apply": "have an approved proposal applied"}
     ),
-    _rule("runs.cancel", "cancel a run", "D43", *_PEOPLE),
-    _rule("agents.read", "read agents", "D24", *(*_PEOPLE, Role.FRONTEND, Role.GATEWAY, Role.ORCHESTRATOR)),
-    _rule("agents.status", "change the status of an agent", "D24", *_PEOPLE),
-    _rule("proposals.read", "read proposals", "RUN-4", *(*_PEOPLE, Role.FRONTEND, Role.GATEWAY, Role.APPLY_ENGINE)),
-    _rule("proposals.decide", "decide about a proposal", "D22", Role.OWNER),
-    _rule("proposals.apply", "have an approved proposal applied", "D22", Role.OWNER, Role.APPLY_ENGINE),
-    _rule("inbox.submit", "put an entry into the inbox", "D51", Role.OWNER, Role.GATEWAY, Role.AGENT_RUNTIME),
-    _rule("inbox.read", "read the inbox", "RUN-4", *(*_PEOPLE, Role.FRONTEND, Role.GATEWAY)),
-    _rule(
-        "events.read",
-        "follow live events",
-        "RUN-5",
-        *(*_PEOPLE, Role.FRONTEND, Role.GATEWAY, Role.ORCHESTRATOR, Role.PROJECTOR, Role.APPLY_ENGINE),
-        *(Role.WORKER, Role.SWEEPER, *_BUS),
-        own=(Role.NLM_BACKEND, Role.SUBMITTER),
-    ),
-    _rule("dead-letters.read", "read dead letters", "DJ-12", *_PEOPLE),
-    _rule("nlm.process", "give jobs to the NLM backend", "NLM-1", Role.ORCHESTRATOR, Role.CONTROL_PLANE),
-    _rule("nlm.query", "ask the NLM backend", "NLM-7", Role.AGENT_RUNTIME, Role.ORCHESTRATOR, Role.OWNER),
-    _rule(
-        "safety.explain", "ask what the safety policy says", "BUS-4", *(*_PEOPLE, Role.SCHEDULER, Role.SAFETY_KERNEL)
-    ),
-    _rule("safety.simulate", "try a safety policy", "BUS-4", *(*_PEOPLE, Role.SAFETY_KERNEL)),
-    _rule("system.read", "see how the system is", "OBS-5", *(*_PEOPLE, Role.GATEWAY)),
-    _rule("rules.read", "read lifecycles and this table", "AUTH-7", *Role),
+    *_columns("D51", {"inbox.submit": "put an entry into the inbox"}),
+    *_columns("RUN-4", {"inbox.read": "read the inbox"}),
+    *_columns("RUN-5", {"events.read": "follow live events"}),
+    *_columns("DJ-12", {"dead-letters.read": "read dead letters"}),
+    *_columns("NLM-1", {"nlm.process": "give jobs to the NLM backend"}),
+    *_columns("NLM-7", {"nlm.query": "ask the NLM backend"}),
+    *_columns("BUS-4", {"safety.explain": "ask what the safety policy says", "safety.simulate": "try a safety policy"}),
+    *_columns("OBS-5", {"system.read": "see how the system is"}),
+    *_columns("AUTH-7", {"rules.read": "read lifecycles and this table"}),
 )
 
-RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _RULES})
+ROWS: Mapping[Role, Row] = MappingProxyType(
+    {
+        # A person. D44: the owner reads what the agents remember; a frontend alone does not.
+        Role.OWNER: _row(
+            "jobs.create jobs.read jobs.approve artifacts.read memory.read memory.read-deep runs.trigger runs.read "
+            "runs.cancel agents.read agents.status proposals.read proposals.decide proposals.apply inbox.submit "
+            "inbox.read events.read dead-letters.read nlm.query safety.explain safety.simulate system.read rules.read"
+        ),
+        Role.FRONTEND: _row(
+            "jobs.read artifacts.read runs.read agents.read proposals.read inbox.read events.read rules.read"
+        ),
+        Role.GATEWAY: _row(
+            "jobs.create jobs.read artifacts.read runs.read agents.read proposals.read inbox.submit inbox.read "
+            "events.read system.read rules.read"
+        ),
+        Role.ORCHESTRATOR: _row(
+            "jobs.create jobs.read jobs.update artifacts.read memory.read memory.propose runs.read agents.read "
+            "events.read nlm.process nlm.query rules.read"
+        ),
+        Role.NLM_BACKEND: _row(
+            "artifacts.write artifacts.read memory.read rules.read", own="jobs.read jobs.update events.read"
+        ),
+        Role.AGENT_RUNTIME: _row(
+            "memory.read memory.read-deep memory.propose inbox.submit nlm.query rules.read",
+        ),
+        # An operator.
+        Role.CONTROL_PLANE: _row(
+            "jobs.read jobs.update jobs.cancel jobs.requeue jobs.approve artifacts.read artifacts.registry "
+            "artifacts.cleanup runs.read runs.cancel agents.read agents.status proposals.read inbox.read events.read "
+            "dead-letters.read nlm.process safety.explain safety.simulate system.read rules.read"
+        ),
+        Role.MEMORY: _row("artifacts.read rules.read"),
+        Role.APPLY_ENGINE: _row(
+            "memory.read memory.read-deep memory.commit proposals.read proposals.apply events.read rules.read"
+        ),
+        # Engine jobs (003, 004): who submits and works them, and the services of ledger and bus.
+        Role.WORKER: _row("jobs.create jobs.read events.read rules.read", own="jobs.update"),
+        Role.SUBMITTER: _row("jobs.create rules.read", own="jobs.read jobs.cancel events.read"),
+        Role.SCHEDULER: _row("jobs.read jobs.update events.read safety.explain rules.read"),
+        Role.SAFETY_KERNEL: _row("jobs.read jobs.update events.read safety.explain safety.simulate rules.read"),
+        Role.RECONCILER: _row("jobs.read jobs.update events.read rules.read"),
+        Role.PROJECTOR: _row("jobs.read runs.read events.read rules.read"),
+        Role.SWEEPER: _row("jobs.read jobs.update events.read rules.read"),
+    }
+)
+
+WITHOUT_ENTRANCE: Mapping[str, str] = MappingProxyType(
+    {
+        "jobs.delete": "nobody deletes a job: retention removes ended ones by setting, and no request can ask for it",
+        "artifacts.modify": "nobody modifies an artifact: what is final never changes, and what is staged is replaced",
+    }
+)
+"""Rules that no request can be about, because there is nothing to ask: no route, command or call does this. With the reason."""
+
+
+def table(columns: Sequence[Column], rows: Mapping[Role, Row]) -> Mapping[str, Rule]:
+    """The rules by name, each with a grant for every role; raises MatrixIncomplete, which stops whoever imports this."""
+    names = {column.name for column in columns}
+    missing = [role.value for role in Role if role not in rows]
+    if missing:
+        raise MatrixIncomplete(problem="no row for a role", names=", ".join(missing))
+    granted = frozenset[str]().union(*(row.yes | row.own for row in rows.values()))
+    for problem, found in {
+        "a grant of a rule that is not declared": granted - names,
+        "a rule that is granted to nobody and has an entrance": names - granted - set(WITHOUT_ENTRANCE),
+        "a role with both kinds of grant of a rule": {name for row in rows.values() for name in row.yes & row.own},
+    }.items():
+        if found:
+            raise MatrixIncomplete(problem=problem, names=", ".join(sorted(found)))
+    return MappingProxyType(
+        {
+            column.name: Rule(
+                name=column.name,
+                action=column.action,
+                source=column.source,
+                grants=MappingProxyType({role: rows[role].grant(column.name) for role in Role}),
+            )
+            for column in columns
+        }
+    )
+
+
+RULES: Mapping[str, Rule] = table(COLUMNS, ROWS)
 
 OF_TENANTS = frozenset({"jobs.create", "jobs.read", "jobs.cancel", "events.read", "rules.read"})
 """The rules about what a tenant can have of its own. A token that is bound to a tenant is refused everything else (D62)."""
@@ -158,6 +242,11 @@ def permit(principal: Principal, rule: str, *, own: bool | None = None, among: S
     reason = f"rule {asked.name} ({asked.source}) gives it " + ("for its own only" if limited else f"to {needed}")
     because = f"; {principal.because}" if principal.because else ""
     raise NotAllowed(role=held, action=asked.action, reason=reason + because, rule=asked.name)
+
+
+def permit_actor(actor: Actor, rule: str) -> None:
+    """Raise NotAllowed when a rule does not give an actor's role the right; for components that act without a token."""
+    permit(Principal(name=actor.name, roles=frozenset({actor.role})), rule)
 
 
 def _refuse_beyond(principal: Principal, rule: Rule) -> None:

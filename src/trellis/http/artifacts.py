@@ -53,6 +53,10 @@ class Artifacts:
         }
         return await self._calls.post(ArtifactStaged, "/artifacts", body, key=idempotency_key)
 
+    async def discard(self, artifact_id: str, *, reason: str | None = None) -> ArtifactListed:
+        """Discard a staged artifact that no job waits for, as an operator."""
+        return await self._calls.post(ArtifactListed, path_of("artifacts", artifact_id, "discard"), {"reason": reason})
+
     async def cleanup(
         self,
         *,

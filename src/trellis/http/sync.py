@@ -152,6 +152,7 @@ class SyncArtifacts(Twin):
     list = Blocking(Artifacts.list)
     get = Blocking(Artifacts.get)
     stage = Blocking(Artifacts.stage)
+    discard = Blocking(Artifacts.discard)
     cleanup = Blocking(Artifacts.cleanup)
 
 

@@ -36,6 +36,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.matrices import permit_actor
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Trigger
 from trellis.lifecycles.proposal import PROPOSAL
@@ -94,7 +95,11 @@ class ApplyEngine:
     _cursor: str | None = None
 
     async def run_once(self) -> Pass:
-        """Take up what another engine was lost with, then apply what is approved, oldest first, each under its own lease."""
+        """Take up what another engine was lost with, then apply what is approved, oldest first, each under its own lease.
+
+        Raises NotAllowed for an actor that may not commit: then nothing is taken up.
+        """
+        permit_actor(self.actor, "memory.commit")
         done = await self._take_up()
         terms = TypeClaim(type=proposals.TYPE, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
         for _ in range(self.options.batch):
@@ -130,7 +135,8 @@ class ApplyEngine:
         return 0.0 if report.applied or report.failed else self.options.poll_s
 
     async def apply_again(self, proposal: JobId, request_id: RequestId) -> str:
-        """A person asks once more for a proposal that failed; its state afterwards."""
+        """A person asks once more for a proposal that failed; its state afterwards. Raises NotAllowed."""
+        permit_actor(self.actor, "memory.commit")
         await self._again(proposal, request_id)
         job = await self.ledger.job(proposal)
         return "" if job is None else job.state

@@ -1,6 +1,6 @@
 """Artifacts: staged by the NLM backend, read by everybody who may, removed by an operator's cleanup (ART-1 to ART-8, D15, D25).
 
-There is no route that changes or deletes one. A staged artifact is there for whoever finalizes it and for no reader: here it is not found.
+There is no route that changes or deletes one; an operator may discard one that no job waits for. A staged artifact is there for whoever finalizes it and for no reader: here it is not found.
 """
 
 import asyncio
@@ -56,6 +56,14 @@ class ArtifactAsked(Draft):
 
     job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
     epoch: int | None = pydantic.Field(None, ge=0, lt=2**53)
+
+
+class DiscardAsked(pydantic.BaseModel):
+    """Why an operator gives a staged artifact up."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "its job was lost"}]})
+
+    reason: str | None = pydantic.Field(None, max_length=500)
 
 
 class CleanupAsked(pydantic.BaseModel):
@@ -119,13 +127,29 @@ async def one(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.read")],
 ) -> Response:
-    """One finalized artifact."""
+    """One finalized artifact. One that is not final is not found; what a token does not reach is refused, whether it is there or not."""
+    row = await instance.artifacts.row(artifact_id)
+    await within_reach(instance, caller, READ, None if row is None else row.agent_slug)
     document = await instance.artifacts.read(artifact_id)
-    await within_reach(instance, caller, READ, None if document is None else str(document.get("agent_slug")))
     if document is None:
         raise ArtifactNotFound(artifact=artifact_id)
     # It was checked when it was staged and never changes: it is written out as it is, and beside the event loop.
     return Response(await asyncio.to_thread(encode, document), media_type="application/json")
+
+
+@router.post("/artifacts/{artifact_id}/discard", response_model=ArtifactListed, responses=PROBLEMS)
+async def discard(
+    artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("artifacts.registry")],
+    body: DiscardAsked | None = None,
+) -> dict[str, Any]:
+    """Discard a staged artifact that no job waits for; an operator's entry in the registry, audited, which changes no content.
+
+    A final one is 409, and so is one that its job may still complete with. Asked again it answers the same.
+    """
+    cause = (body.reason if body is not None else None) or f"discarded by {caller.principal.name}"
+    return instance.artifacts.fields(await instance.artifacts.give_up(caller.actor, artifact_id, cause=cause))
 
 
 @router.post("/artifacts/cleanup", response_model=CleanedUpShape, responses=PROBLEMS)
