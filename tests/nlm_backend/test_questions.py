@@ -8,6 +8,7 @@ import pytest
 from tests.nlm_backend.conftest import KEY, Stand, until
 from tests.nlm_backend.gatewaying import SECRET
 from trellis.lifecycles import Role
+from trellis.nlm_backend.app import QUERY_S
 
 TEXT = "The violin was made by Anna Koval in Lviv in 1887."
 ASKED = {"question": "Who made the violin?", "sources": [{"ref": "label.md", "text": TEXT}]}
@@ -45,6 +46,19 @@ async def test_a_question_is_tried_again_and_then_the_provider_is_unavailable(st
     await until(lambda: stand.clock.sleeping == 2)  # the limit of it all, and the pause before the next try
     stand.clock.advance(1.0)
     assert (await task).status_code == 200
+    refused = await stand.backend({"status": 400}).client(Role.OWNER).post("/query", json=ASKED)
+    assert (refused.status_code, refused.json()["code"]) == (502, "NLM_UNAVAILABLE")
+
+
+@pytest.mark.requirement("RUN-7", "NLM-7")
+async def test_a_provider_that_takes_too_long_is_504_and_one_that_fails_is_502(stand: Stand):
+    working = stand.backend({"after_s": 600.0, "extractive": True})
+    task = asyncio.ensure_future(working.client(Role.OWNER).post("/query", json=ASKED))
+    await until(lambda: len(working.provider.asked) == 1 and stand.clock.sleeping)
+    stand.clock.advance(QUERY_S)
+    late = await task
+    assert (late.status_code, late.json()["code"], late.headers["retry-after"]) == (504, "AGENT_TIMEOUT", "1")
+    assert "did not answer in time" in late.json()["detail"]
     refused = await stand.backend({"status": 400}).client(Role.OWNER).post("/query", json=ASKED)
     assert (refused.status_code, refused.json()["code"]) == (502, "NLM_UNAVAILABLE")
 

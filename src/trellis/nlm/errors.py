@@ -4,7 +4,7 @@ NlmError
 ├── NlmInputInvalid         what the caller gave cannot be asked about; nothing was sent
 ├── NlmSettingInvalid       the provider cannot be opened as it is set
 ├── NlmUnavailable          the provider does not answer now: worth another try, after `retry_after_s` if it said so
-│   └── NlmTimeout          the time for the question is over
+│   └── NlmTimeout          the time for the question is over: 504 to whoever asked over HTTP (RUN-7)
 ├── NlmRefused              the provider says no, and would say it again
 └── NlmGarbage              the provider answered, but not with an answer: worth another try
 """
@@ -51,6 +51,7 @@ class NlmUnavailable(NlmError):
 class NlmTimeout(NlmUnavailable):
     """NLM provider {provider} did not answer in time: {reason}."""
 
+    code = "AGENT_TIMEOUT"
     retries = False
 
 
