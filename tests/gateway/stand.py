@@ -26,8 +26,10 @@ from trellis.instance import open_instance
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.run import RUN
 from trellis.runs import proposals
-from trellis.runs.documents import Request
+from trellis.runs.documents import Facts, Publication, Request, status
+from trellis.runs.ids import status_key
 from trellis.runs.orchestrator import TYPE, accept
+from trellis.runs.publishing import Publisher
 from trellis.storage.objects import ObjectStore
 from trellis.testing import FakeClock
 from trellis.wiring import SystemClock, new_id
@@ -90,21 +92,33 @@ class Stand:
 
     # --- things that happen ----------------------------------------------------------------------------------------
 
-    async def run_requested(self, slug: str = "archivist-violin") -> JobId:
+    async def run_requested(self, slug: str = "archivist-violin", *, published: bool = True) -> JobId:
         run_id = JobId(f"run_2026-02-14_080000_{next(self._numbers):06}")
         payload = Request(slug, "manual", {}).to_bytes()
         job = NewJob(job_id=run_id, type=TYPE, lifecycle=RUN.name, payload=payload, concurrency_key=f"run:{slug}")
         await self.ledger.submit(GATEWAY, [job])
+        if published:
+            await self.publish(run_id)
         return run_id
 
-    async def run_to_its_end(self, slug: str = "archivist-violin") -> JobId:
-        """Requested, queued, running, one step, completed: five events."""
-        run_id = await self.run_requested(slug)
+    async def publish(self, run_id: JobId) -> None:
+        """Publish the status.json of a run, as a projector does."""
+        job = await self.ledger.job(run_id)
+        assert job is not None
+        facts = Facts(run_id, Request.read(job.payload or b""), tuple(await self.ledger.events(run_id)))
+        key, version = status_key(facts.request.agent_slug, run_id), facts.events[-1].version
+        await Publisher(self.objects).publish([Publication(key, status(facts), version)])
+
+    async def run_to_its_end(self, slug: str = "archivist-violin", *, published: bool = True) -> JobId:
+        """Requested, queued, running, one step, completed: five events; then its status.json."""
+        run_id = await self.run_requested(slug, published=published)
         await accept(self.ledger, ORCHESTRATOR, run_id)
         held = await self._claim(ORCHESTRATOR, TYPE, RUN.name)
         for trigger, data in (("step", {"step": 1, "name": "load-context"}), (Trigger.COMPLETE, {"summary": None})):
             advance = Advance(held.lease, "running", trigger, data=json.dumps(data).encode())
             await self.ledger.turn(Turn(actor=ORCHESTRATOR, advances=(advance,)))
+        if published:
+            await self.publish(run_id)
         return run_id
 
     async def proposal_of(self, run_id: str, slug: str = "archivist-violin") -> JobId:

@@ -19,9 +19,11 @@ from trellis.engine.matrices import RULES, Grant
 from trellis.engine.records import Event
 from trellis.gateway.events import rule_of, tell, types_of
 from trellis.gateway.hub import PAUSE_S_MAX, PAUSE_S_MIN, Hub
+from trellis.gateway.visibility import PublishedVersions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role
 from trellis.runs import ids
+from trellis.runs.alerts import Alert, raise_alert
 from trellis.wiring import SystemClock, new_id
 
 ALL = f"last_event_id={BEGINNING}"
@@ -168,10 +170,11 @@ async def test_what_is_no_position_of_this_feed_is_refused(stand: Stand):
         assert b"leave it out to begin now" in answer.body
 
 
-async def test_positions_of_postgresql_are_taken_and_others_refused(postgres_url: str):
+async def test_positions_of_postgresql_are_taken_and_others_refused(postgres_url: str, stand: Stand):
     ledger = await open_ledger(postgres_url)
     try:
-        hub = Hub(ledger=ledger, clock=SystemClock(), rng=random.Random(1))
+        published = PublishedVersions(objects=stand.objects)
+        hub = Hub(ledger=ledger, published=published, clock=SystemClock(), rng=random.Random(1))
         for number in range(32):  # as many transactions as the feed looks at in one go
             await _submit(ledger, f"job-{number}")
         page = await ledger.feed(None, limit=500)
@@ -190,6 +193,48 @@ async def test_positions_of_postgresql_are_taken_and_others_refused(postgres_url
 
 async def _submit(ledger: Ledger, job_id: str) -> None:
     await ledger.submit(Actor(role=Role.SUBMITTER, name="s"), [NewJob(job_id=JobId(job_id), type="index")])
+
+
+# --- what readers can see ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("RUN-10", "D58")
+async def test_an_event_of_a_run_waits_for_its_status_document_and_other_events_do_not_wait_for_it(stand: Stand):
+    async with stand.listen() as everything, stand.listen("lifecycle=leased-job") as jobs_only:
+        run_id = await stand.run_to_its_end(published=False)
+        (job_id,) = await stand.jobs(1)
+        assert (await jobs_only.until_events(1))[0]["jobId"] == job_id
+        assert everything.heard.events == []
+        assert (await stand.heard(ALL)).heard.events == []
+        await stand.publish(run_id)
+        told = await everything.until_events(6)
+        async with stand.client() as client:
+            shown = (await client.get(f"/runs/{run_id}/status")).json()
+    assert [data.get("version") for data in told if data.get("runId") == run_id] == [1, 2, 3, 4, 5]
+    assert (shown["version"], shown["status"]) == (5, "completed")
+    assert told[-1]["jobId"] == job_id
+
+
+@pytest.mark.requirement("RUN-10", "D58", "RUN-5")
+async def test_what_is_published_of_a_run_is_told_and_the_rest_follows_without_loss(stand: Stand):
+    run_id = await stand.run_requested()
+    await stand.ledger.move(ORCHESTRATOR, Move(job_id=run_id, target="queued", request_id=RequestId("1")))
+    first = (await stand.heard(ALL)).heard
+    assert [data["status"] for _, data in first.events] == ["requested"]
+    await stand.publish(run_id)
+    again = (await stand.heard(Last_Event_ID=first.last_id)).heard
+    assert [data["status"] for _, data in again.events] == ["queued"]
+
+
+@pytest.mark.requirement("D58")
+async def test_a_run_that_the_projector_set_aside_is_passed_over_and_stops_nobody(stand: Stand):
+    run_id = await stand.run_requested(published=False)
+    async with stand.listen(ALL) as listener:
+        (job_id,) = await stand.jobs(1)
+        assert listener.heard.events == []
+        await raise_alert(stand.objects, Alert(job_id=run_id, version=1, key="agents/x/runs/y/status.json"))
+        (told,) = await listener.until_events(1)
+    assert told["jobId"] == job_id
 
 
 # --- filters -------------------------------------------------------------------------------------------------------
@@ -221,6 +266,7 @@ async def test_an_agent_is_known_also_when_its_run_began_long_before(stand: Stan
     run_id = await stand.run_requested()
     async with stand.listen("agent=archivist-violin") as listener:
         await stand.ledger.move(ORCHESTRATOR, Move(job_id=run_id, target="queued", request_id=RequestId("1")))
+        await stand.publish(run_id)
         (told,) = await listener.until_events(1)
     assert told["agentSlug"] == "archivist-violin"
 

@@ -116,6 +116,7 @@ async def _statuses(client: GatewayClient, run_id: str) -> list[str]:
 
 
 @pytest.mark.requirement("RUN-5")
+@pytest.mark.usefixtures("publishing")
 async def test_events_come_as_they_happen_and_go_on_after_any_of_them(address: str, token: Token):
     async with connect(gateway=address, token=token(Role.OWNER)) as client, asyncio.timeout(PATIENCE_S):
         begins = await client.position()

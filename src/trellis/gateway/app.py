@@ -32,6 +32,7 @@ from trellis.gateway.routes import (
 )
 from trellis.gateway.streaming import Streams
 from trellis.gateway.tickets import Tickets
+from trellis.gateway.visibility import PublishedVersions
 from trellis.identity import TrustedKey
 from trellis.instance import Instance
 from trellis.web import problems
@@ -115,6 +116,7 @@ def create_app(
     app.state.streams = Streams(
         hub=Hub(
             ledger=instance.ledger,
+            published=PublishedVersions(objects=instance.objects),
             clock=clock or SystemClock(),
             rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
             options=chosen.streams,

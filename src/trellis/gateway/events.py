@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from trellis.agents.errors import SlugInvalid
 from trellis.engine.authority import Principal
 from trellis.engine.errors import InputError, NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.matrices import permit
 from trellis.engine.records import Event
+from trellis.gateway.visibility import Document
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
@@ -22,6 +24,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
 from trellis.runs.documents import STEP_DONE, timestamp
+from trellis.runs.errors import RunIdInvalid
 
 RUN_STATUS = "run.status.changed"
 RUN_STEP = "run.step.completed"
@@ -81,6 +84,8 @@ class Told:
     agent_slug: str | None
     secret: bool = False
     """Nobody gets it."""
+    document: Document | None = None
+    """The published document in which readers see it; None for what they read from the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +197,18 @@ def tell(event: Event, position: str, agent_slug: str | None) -> Told:
         runs=(run,) if short is None else (run, short),
         agent_slug=agent_slug,
         secret=event.lifecycle == ARTIFACT.name and event.target in _NOT_TOLD,
+        document=_document(event, agent_slug),
     )
+
+
+def _document(event: Event, agent_slug: str | None) -> Document | None:
+    """A run's status.json. Where its agent is not known any more, retention has removed the run after it was published."""
+    if event.lifecycle != RUN.name or agent_slug is None:
+        return None
+    try:
+        return Document(event.job_id, ids.status_key(agent_slug, event.job_id), event.version)
+    except (RunIdInvalid, SlugInvalid):  # put into the ledger past the gateway: nothing of it is ever published
+        return None
 
 
 def _about(event: Event) -> tuple[str, dict[str, Any]]:

@@ -4,6 +4,8 @@ What holds:
 - a listener is a position and nothing more. Everything up to it was given, nothing behind it was: so it can go on in any process;
 - the ring holds every event between its floor and its head. A listener inside is served from memory, any other one from the ledger,
   page by page, until it is inside;
+- an event of a run is given when its status.json shows it and not before (D58): a listener waits at the first one that is not shown yet,
+  and whoever gets no events of runs waits for none;
 - nothing waits in a queue for a listener, however slow it is: memory is bounded by the ring and by the number of listeners;
 - without listeners nothing is read.
 """
@@ -16,7 +18,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trellis.engine.clock import Clock
@@ -28,6 +30,7 @@ from trellis.engine.recent import Recent
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
 from trellis.gateway.events import OF_AGENTS, Told, View, rule_of, tell
+from trellis.gateway.visibility import PublishedVersions, Visibility
 from trellis.lifecycles import Role
 
 PAGE = 500
@@ -75,6 +78,13 @@ class Batch:
     body: bytes
     position: str
     caught_up: bool
+    looks: int | None = None
+    """Set when it ends before an event that readers cannot see yet: the number of looks at published documents until then."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the next event waits for its document."""
+        return self.looks is not None
 
 
 class Ring:
@@ -139,6 +149,7 @@ class Hub:
     """A service: a pass reads a page of the feed into the ring and wakes the listeners. It runs while there are some."""
 
     ledger: Ledger
+    published: PublishedVersions
     clock: Clock
     rng: random.Random
     options: StreamOptions = field(default_factory=StreamOptions)
@@ -150,6 +161,8 @@ class Hub:
     _stop: asyncio.Event | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _pause_s: float = PAUSE_S_MIN
+    _looks: int = 0
+    """How often a document appeared that somebody waited for."""
     _agents: Recent[JobId, str | None] = field(default_factory=Recent[JobId, str | None])
     _submitters: Recent[JobId, str] = field(default_factory=Recent[JobId, str])
     _shared: dict[tuple[View, str], Batch] = field(default_factory=dict[tuple[View, str], Batch])
@@ -211,7 +224,7 @@ class Hub:
         batch = self._shared.get(key)
         if batch is None:
             found, reached = ring.after(position)
-            batch = Batch(await self._shown(view, found), reached, reached >= ring.head)
+            batch = await self._batch(view, found, Batch(b"", reached, reached >= ring.head), position)
             if len(self._shared) < SHARED_MAX:
                 self._shared[key] = batch
         return batch
@@ -219,15 +232,26 @@ class Hub:
     async def _read_ledger(self, view: View, position: str) -> Batch:
         floor = self._ring.floor if self._ring is not None else ""
         page = await self.ledger.feed(position, limit=READ_MAX, lifecycle=view.only)
-        body = await self._shown(view, await self._tell(page))
         # Everything up to the floor was in the ledger before it was asked: an empty answer covers it.
         reached = page.position if page.events else max(page.position, floor)
-        return Batch(body, reached, not page.events)
+        return await self._batch(view, await self._tell(page), Batch(b"", reached, not page.events), position)
 
-    async def _shown(self, view: View, found: Sequence[Told]) -> bytes:
-        if not view.own:
-            return b"".join([told.frame for told in found if view.shows(told)])
-        return b"".join([told.frame for told in found if view.shows(told, own=await self._is_own(view, told))])
+    async def _batch(self, view: View, found: Sequence[Told], whole: Batch, position: str) -> Batch:
+        """What a listener gets of these events; only those before the first that readers cannot see yet."""
+        frames, held_at = list[bytes](), None
+        for told in found:
+            if not view.shows(told, own=bool(view.own) and await self._is_own(view, told)):
+                continue
+            seen = Visibility.SHOWN if told.document is None else self.published.visibility(told.document)
+            if seen is Visibility.NOT_YET and held_at is None:
+                held_at = told.position
+            if seen is Visibility.SHOWN and held_at is None:
+                frames.append(told.frame)
+        body = b"".join(frames)
+        if held_at is None:
+            return replace(whole, body=body)
+        before = [told.position for told in found if told.position < held_at]
+        return Batch(body, before[-1] if before else position, caught_up=False, looks=self._looks)
 
     async def _is_own(self, view: View, told: Told) -> bool:
         if told.lifecycle not in view.own or view.principal is None:
@@ -241,10 +265,21 @@ class Hub:
         listener.wake_at = wake_at
         await listener.woken()
 
+    async def wait_until_shown(self, listener: Listener, batch: Batch, wake_at: float) -> None:
+        """Come back when a document appeared since this batch was made, at `wake_at`, or when the stream is over."""
+        if self.closed or listener.gone or batch.looks != self._looks:
+            return
+        listener.wake_at = wake_at
+        await listener.woken()
+
     # --- the service -----------------------------------------------------------------------------------------------
 
     async def run_once(self) -> int:
-        """One page; how many events it had."""
+        """One page; how many events it had. Before it, a look at the documents that listeners wait for."""
+        if self.published.is_awaiting and await self.published.look_again():
+            self._looks += 1
+            self._shared.clear()
+            self._wake_all()
         if self._ring is None:
             stop, begins = self._stop, await self.ledger.feed_end()
             if self._stop is stop is not None:
@@ -262,7 +297,9 @@ class Hub:
 
     def pause_s(self, report: int) -> float:
         """At once while there is more, soon while something happens, then ever more slowly."""
-        self._pause_s = PAUSE_S_MIN if report else min(self._pause_s * PAUSE_GROWTH, PAUSE_S_MAX)
+        self._pause_s = (
+            PAUSE_S_MIN if report or self.published.is_awaiting else min(self._pause_s * PAUSE_GROWTH, PAUSE_S_MAX)
+        )
         return 0.0 if report >= PAGE else self._pause_s
 
     def watch(self) -> None:
@@ -302,10 +339,12 @@ class Hub:
 
     async def _tell(self, page: FeedPage) -> list[Told]:
         await self._learn([event for event in page.events if event.version == 1])
-        return [
+        found = [
             tell(event, position, await self._agent(event))
             for event, position in zip(page.events, page.positions, strict=True)
         ]
+        await self.published.look([told.document for told in found if told.document is not None])
+        return found
 
     async def _learn(self, first: Sequence[Event]) -> None:
         """Remember what the first event of a job says of it, all of a page in one question."""

@@ -121,7 +121,8 @@ class EventStream(Response):
             if why is None and (body or due):
                 await self._send(send, body + still_here(batch.position) if due else body)
                 sign_at = clock.monotonic() + hub.options.keep_alive_s
-            if why is None and batch.caught_up and ends_at is not None and clock.monotonic() >= ends_at:
+            is_all = batch.caught_up or batch.is_held
+            if why is None and is_all and ends_at is not None and clock.monotonic() >= ends_at:
                 why = ENOUGH
             if why is None:
                 batch, why = await self._next(listener, batch, self._wake_at(min(sign_at, check_at), ends_at))
@@ -132,7 +133,9 @@ class EventStream(Response):
 
     async def _next(self, listener: Listener, batch: Batch, wake_at: float) -> tuple[Batch, str | None]:
         """What comes after this batch, as soon as there is something or at `wake_at`; or why there is nothing more."""
-        if batch.caught_up:
+        if batch.is_held:
+            await self._hub.wait_until_shown(listener, batch, wake_at)
+        elif batch.caught_up:
             await self._hub.wait(listener, batch.position, wake_at)
         else:
             await asyncio.sleep(0)  # a long way to catch up must not keep the others waiting

@@ -138,8 +138,8 @@ async def stream(
     """Live events, each once and in the order of the ledger: of one job never a later one before an earlier one.
 
     Send the last `id` as `Last-Event-ID` to go on exactly behind it, at any replica; without it the stream begins now. Events that retention has
-    removed meanwhile are left out. What you get is what you may read. The status document of a run follows its event within a moment: ask again
-    while its `version` is lower. The stream ends with your token, and with a comment that says why; connect again after `retry`.
+    removed meanwhile are left out. What you get is what you may read, and what you can read by then: an event of a run
+    comes when its status document shows it. The stream ends with your token, and with a comment that says why; connect again after `retry`.
     """
     caller, allowed = follows
     view = view_of(caller.principal, what)
