@@ -16,6 +16,7 @@ from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
 from trellis.artifacts.collecting import ArtifactCollector
 from trellis.artifacts.keys import project_id
+from trellis.artifacts.of_run import artifacts_of_run
 from trellis.artifacts.registry import Artifacts
 from trellis.bus.asking import Asking as BusAsking
 from trellis.bus.collecting import BusCollector, CollectOptions
@@ -326,6 +327,7 @@ class Instance:
             clock=clock,
             steps=work.steps(),
             published=Published(self.objects, clock, publisher).reached,
+            artifacts=partial(artifacts_of_run, self.ledger),
             options=DriverOptions(upstream_wait_s=self.settings.upstream_wait_s),
         )
         return Orchestrator(

@@ -25,6 +25,11 @@ ORCHESTRATOR = Actor(role=Role.ORCHESTRATOR, name="orchestrator@test")
 PATIENCE_S = 60.0
 
 
+def is_of_rebuild(key: str) -> bool:
+    """Whether an object is the audit record of a rebuild: of all that is published it alone is made by one."""
+    return "-rebuilt-" in key
+
+
 class Steps:
     """Four steps that count how often each was done; a test replaces what one does."""
 

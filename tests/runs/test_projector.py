@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import ORCHESTRATOR, Stand
+from tests.runs.conftest import ORCHESTRATOR, Stand, is_of_rebuild
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role
@@ -107,7 +107,7 @@ class Press:
 
     async def folder(self, prefix: str = "") -> dict[str, bytes]:
         page = await self.objects._objects.list(prefix)
-        found = [await self.objects.get(info.key) for info in page.items]
+        found = [await self.objects.get(info.key) for info in page.items if not is_of_rebuild(info.key)]
         return {one.key: one.body for one in found if one is not None}
 
 

@@ -1,13 +1,14 @@
 """Either side comes back from the other: lost documents byte for byte, a lost ledger so that it verifies and goes on."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand, is_of_rebuild
 from tests.runs.test_end_to_end import VIOLIN, Garden, garden
 from tests.runs.test_projector import SLUG, Press, press
 from tests.runs.test_segments import SUBMITTER, WORKER, record, recorded_once, work
@@ -34,7 +35,7 @@ from trellis.engine.records import Place, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs import ids, proposals, rebuild, segments
+from trellis.runs import documents, ids, proposals, rebuild, segments
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
 from trellis.runs.proposals import Draft
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
@@ -63,7 +64,7 @@ def _remove(folder: Path) -> None:
 async def bucket(objects: ObjectStore, prefixes: tuple[str, ...] = PUBLISHED) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for prefix in prefixes:
-        for info in (await objects.list(prefix)).items:
+        for info in [info for info in (await objects.list(prefix)).items if not is_of_rebuild(info.key)]:
             one = await objects.get(info.key)
             assert one is not None
             found[info.key] = one.body
@@ -200,6 +201,50 @@ async def wiped(press: Press, *, every: int = 1) -> dict[str, bytes]:
         if number % every == 0:
             assert await press.store.delete(key)
     return before
+
+
+@pytest.mark.requirement("PIPE-8", "OBS-1")
+async def test_a_rebuild_is_recorded_with_who_did_it_when_and_what_was_made(press: Press):
+    run_id = await one_run(press)
+    key = ids.manifest_key(SLUG, run_id)
+    assert await press.store.delete(key)
+    await rebuild_objects(press.stand.ledger, press.store, ADMIN)
+    again = await rebuild_objects(press.stand.ledger, press.store, ADMIN)
+    first, second = await rebuild_records(press)
+    now = documents.timestamp(await press.stand.ledger.now())
+    told = {"event": "objects.rebuilt", "actor": "control-plane", "actor_name": "admin@test", "node": "test", "ts": now}
+    assert {name: first[name] for name in told} == told
+    assert (first["objects_written"], first["written"], first["error"]) == ([key], 1, None)
+    assert (second["objects_written"], second["events"]) == ([], again.events)
+    assert (await rebuild_objects(press.stand.ledger, press.store, ADMIN)).events == again.events
+
+
+@pytest.mark.requirement("PIPE-8", "OBS-1")
+async def test_a_rebuild_that_fails_is_recorded_with_its_error(press: Press):
+    await one_run(press)
+    with pytest.raises(NotAllowed):
+        await rebuild_ledger(press.stand.ledger, press.store, SUBMITTER)
+    await press.stand.ledger.submit(SUBMITTER, [NewJob(job_id=JobId("unrecorded"), type="work")])
+    with pytest.raises(LedgerHasOthers):
+        await rebuild_ledger(press.stand.ledger, press.store, ADMIN)
+    (record,) = await rebuild_records(press)
+    assert (record["event"], record["actor"]) == ("ledger.rebuilt", "control-plane")
+    assert record["error"].startswith("LedgerHasOthers: ")
+
+
+async def one_run(press: Press) -> JobId:
+    """A run that ended and is published."""
+    projector = press.projector()
+    run_id, _ = await press.drive(projector)
+    await press.all(projector)
+    await projector.let_go()
+    return run_id
+
+
+async def rebuild_records(press: Press) -> list[dict[str, Any]]:
+    """The audit records of rebuilds, in their order."""
+    keys = [info.key for info in (await press.store.list("audit/")).items if is_of_rebuild(info.key)]
+    return [json.loads(found.body) for key in keys if (found := await press.store.get(key)) is not None]
 
 
 @pytest.mark.requirement("D14", "PIPE-8", "D35")

@@ -14,7 +14,7 @@ from trellis.engine.authority import Principal
 from trellis.engine.errors import LedgerError, NotAllowed
 from trellis.engine.logs import log_of
 from trellis.gateway.callers import gateway_of
-from trellis.runs import documents, ids
+from trellis.runs import acts, ids
 from trellis.storage.objects import CREATE, StoreError
 from trellis.web.problems import Problem, answer, correlation_of
 
@@ -59,12 +59,6 @@ async def record(request: Request, principal: Principal, facts: dict[str, Any], 
 def _document(at: datetime, id_: str, principal: Principal, facts: dict[str, Any]) -> tuple[str, bytes]:
     """With the fields that every audit record has (OBS-1)."""
     event_id = f"refused-{id_}"
-    body = {
-        "ts": documents.timestamp(at),
-        "event": facts["event"],
-        "actor": ",".join(sorted(role.value for role in principal.roles)),
-        "event_id": event_id,
-        "actor_name": principal.name,
-        **facts,
-    }
-    return ids.audit_key(at, event_id), documents.encode(body)
+    roles = ",".join(sorted(role.value for role in principal.roles))
+    body = acts.document(facts["event"], event_id, at, roles, principal.name, facts)
+    return ids.audit_key(at, event_id), body

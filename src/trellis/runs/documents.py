@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trellis.engine.records import Event
+from trellis.lifecycles import Phase
 from trellis.lifecycles.causes import Cause
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
@@ -28,6 +29,7 @@ __all__ = [
     "encode",
     "files",
     "has_ended",
+    "is_archived",
     "manifest",
     "sha256",
     "shown",
@@ -133,7 +135,7 @@ def manifest(facts: Facts) -> bytes:
                 {key: step[key] for key in ("name", "file", "sha256", "started_at", "finished_at")} for step in done
             ],
             "proposals_created": _proposals(done),
-            "artifacts": [],
+            "artifacts": _artifacts(done, told),
             "summary": told.get("summary"),
             "error": _error(last),
             **facts.request.repeats,
@@ -161,7 +163,12 @@ def shown(facts: Facts) -> list[Publication]:
 
 def has_ended(event: Event) -> bool:
     """Whether this event of a run is its end."""
-    return RUN.by_name[event.target].phase.name == "ENDED"
+    return is_archived(event.target)
+
+
+def is_archived(state: str) -> bool:
+    """Whether a run in this state is archived: it has ended, so nothing of it changes any more and nobody polls it (document 002, 1.3)."""
+    return RUN.by_name[state].phase is Phase.ENDED
 
 
 def _data(event: Event) -> dict[str, Any]:
@@ -174,6 +181,11 @@ def _steps(facts: Facts) -> list[dict[str, Any]]:
 
 def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
     return [proposal for step in done for proposal in step.get("proposals_created", ())]
+
+
+def _artifacts(done: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[str]:
+    """What jobs of the run had made when its last step was counted, or when it failed (PIPE-15)."""
+    return list(dict.fromkeys([made for one in (*done, told) for made in one.get("artifacts", ())]))
 
 
 def _error(event: Event) -> str | None:

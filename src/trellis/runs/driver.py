@@ -86,6 +86,11 @@ class Outcome:
     state: str | None
 
 
+async def _no_artifacts(run_id: str, agent_slug: str) -> list[str]:  # noqa: ARG001 - the form of `Driver.artifacts`
+    """Where no job makes artifacts."""
+    return []
+
+
 @dataclass(kw_only=True)
 class Driver:
     """Makes drives. `published` comes back when the object store shows a run at a version or later."""
@@ -96,6 +101,8 @@ class Driver:
     steps: Mapping[str, Step]
     published: Callable[[str, str, int], Coroutine[Any, Any, None]]
     options: DriverOptions
+    artifacts: Callable[[str, str], Awaitable[list[str]]] = _no_artifacts
+    """The artifacts that jobs of a run have made so far, by run and agent."""
     wishes: set[str] = field(default_factory=set[str])
     """Runs that somebody asked to stop; their drive is cancelled after they were put here."""
     _advances: Batcher[Advance, Applied | LeaseLost] = field(init=False)
@@ -341,7 +348,9 @@ class _Drive:
     async def fail(self, text: str) -> str:
         """The run ends with this error."""
         text = text[:ERROR_CHARS_MAX]
-        await self._advance(Trigger.FAIL, {"error_text": text}, cause=text[:200])
+        made = await self._driver.artifacts(self._run_id, self._request.agent_slug)
+        data = {"error_text": text} | ({"artifacts": made} if made else {})
+        await self._advance(Trigger.FAIL, data, cause=text[:200])
         return "failed"
 
     async def _advance(

@@ -7,7 +7,7 @@ on what is there. So it does not matter how often, or by how many writers, the s
 import asyncio
 import contextlib
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from trellis.runs.documents import Publication
@@ -26,10 +26,14 @@ class _Seen:
 
 
 class Publisher:
-    """Publishes into one store; remembers what it put last, so that a rising document costs one request."""
+    """Publishes into one store; remembers what it put last, so that a rising document costs one request.
 
-    def __init__(self, objects: ObjectStore) -> None:
+    `on_write` is told the key of every object that was put.
+    """
+
+    def __init__(self, objects: ObjectStore, on_write: Callable[[str], None] | None = None) -> None:
         self._objects = objects
+        self._on_write = on_write
         self._seen: dict[str, _Seen] = {}
         self._listening: dict[str, list[asyncio.Event]] = {}
 
@@ -68,6 +72,7 @@ class Publisher:
     async def create(self, key: str, body: bytes) -> bytes:
         """Put it where nothing is; what is there now: these bytes, or those of whoever came first."""
         if isinstance(await self._objects.put(key, body, when=CREATE), Stored):
+            self._wrote(key)
             return body
         there = await self._objects.get(key)
         if there is None:
@@ -91,6 +96,7 @@ class Publisher:
             when = CREATE if seen is None else if_match(seen.etag)
             answer = await self._objects.put(publication.key, publication.body, when=when)
             if isinstance(answer, Stored):
+                self._wrote(publication.key)
                 self._remember(publication.key, _Seen(answer.etag, version))
                 return True
             self._seen.pop(publication.key, None)
@@ -104,6 +110,10 @@ class Publisher:
             return _Seen(there.etag, published_version(there.body))
         except (ValueError, KeyError, TypeError) as error:
             raise DocumentDiffers(key=key) from error
+
+    def _wrote(self, key: str) -> None:
+        if self._on_write is not None:
+            self._on_write(key)
 
     def _remember(self, key: str, seen: _Seen) -> None:
         if len(self._seen) >= CACHE_MAX:

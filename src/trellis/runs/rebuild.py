@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from trellis.engine.errors import HistoryBroken, LedgerError, NotAllowed, Refused, TrellisError
 from trellis.engine.jobs import Actor, Following, JobId
@@ -23,6 +23,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, finalizing, ids, segments
+from trellis.runs.acts import KEYS_MAX, recorded_rebuild
 from trellis.runs.alerts import read_alerts, withdraw_alert
 from trellis.runs.documents import Request
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
@@ -31,6 +32,9 @@ from trellis.runs.publishing import Publisher, published_version
 from trellis.runs.spool import Life, Spool
 from trellis.storage.objects import ObjectInfo, ObjectStore, StoreError
 
+OBJECTS = "objects.rebuilt"
+LEDGER = "ledger.rebuilt"
+"""What the audit record of a rebuild calls it."""
 LEASE_S = 60.0
 PAGE = 500
 READS_AT_ONCE = 16
@@ -96,15 +100,15 @@ async def rebuild_objects(
     alone: frozenset[str] = frozenset(),
     on_progress: Progress = _quietly,
 ) -> Rebuilt:
-    """Publish what the store lacks of everything that was published. Raises RecordInUse, StoreUnavailable."""
+    """Publish what the store lacks of everything that was published, and record that. Raises RecordInUse, StoreUnavailable."""
     done, position = Rebuilt(), None
-    async with _as_projector(ledger, actor) as following:
+    async with _as_projector(ledger, actor) as following, recorded_rebuild(ledger, objects, actor, OBJECTS) as act:
         if following.position == REBUILDING:
             raise RebuildError(
                 detail="Jobs are still being put back: finish that first, with `trellis rebuild --from objects`."
             )
         place, keep = Place.read(following.position, alone), _keeping(ledger, following)
-        recorder = Recorder(ledger, Publisher(objects), alone)
+        recorder = Recorder(ledger, Publisher(objects, act.wrote), alone)
         with closing(Spool()) as recorded:
             await _read_record(objects, recorded, on_progress, keep, bodies=False)
             while (page := await ledger.feed(position, limit=PAGE)).events:
@@ -121,7 +125,9 @@ async def rebuild_objects(
                 on_progress("events published", done.events)
         written = done.written + await recorder.segments.write()
         await _withdraw_alerts(objects, recorder)
-        return replace(done, written=written, older=recorder.older, differing=tuple(sorted(recorder.differing)))
+        done = replace(done, written=written, older=recorder.older, differing=tuple(sorted(recorder.differing)))
+        act.facts = {**asdict(done), "differing": list(done.differing[:KEYS_MAX])}
+        return done
 
 
 async def _withdraw_alerts(objects: ObjectStore, recorder: Recorder) -> None:
@@ -150,12 +156,12 @@ async def rebuild_ledger(
     tellers: Sequence[str] = (),
     on_progress: Progress = _quietly,
 ) -> Returned:
-    """Put every job back that is recorded. Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable.
+    """Put every job back that is recorded, and record that. Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable.
 
     `tellers` follow the feed to tell others what happened: those that have no place yet begin after what was put back, which was told
     before the ledger was lost.
     """
-    async with _as_projector(ledger, actor) as following:
+    async with _as_projector(ledger, actor) as following, recorded_rebuild(ledger, objects, actor, LEDGER) as act:
         keep = _keeping(ledger, following)
         with closing(Spool()) as spool:
             await _read_record(objects, spool, on_progress, keep, bodies=True)
@@ -166,12 +172,15 @@ async def rebuild_ledger(
             async for done in returning.all_jobs():
                 await keep()
                 on_progress("jobs put back", done.jobs + done.there)
-            recorder = Recorder(ledger, Publisher(objects), alone)
+            recorder = Recorder(ledger, Publisher(objects, act.wrote), alone)
             end = await _publish_others(ledger, recorder, spool, returning.behind, keep)
             for name in tellers:
                 await _begin_after(ledger, actor, name, end)
             await keep(Place(end, alone).to_text())
-            return replace(returning.done, records=len(spool))
+            done = replace(returning.done, records=len(spool))
+            counts = {name: value for name, value in asdict(done).items() if name != "refusals"}
+            act.facts = {**counts, "refused_jobs": [refusal.job_id for refusal in done.refusals]}
+            return done
 
 
 async def _refuse_others(ledger: Ledger, spool: Spool) -> None:

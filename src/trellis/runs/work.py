@@ -21,6 +21,7 @@ from trellis.agents.output import Draft as AgentDraft
 from trellis.agents.runtime import run_agent
 from trellis.agents.runtime_errors import AgentRunError
 from trellis.agents.sources import Source
+from trellis.artifacts.of_run import artifacts_of_run
 from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
@@ -217,7 +218,11 @@ class Work:
     async def finalize(self, context: StepContext, /) -> StepResult:
         """Everything is stored; the manifest and the last status follow from it."""
         persisted = context.before["persist-results"]["proposals"]
-        return StepResult(result={"proposals": len(persisted), "summary": context.before["execute-agent"]["summary"]})
+        made = await artifacts_of_run(self.ledger, context.run_id, context.request.agent_slug)
+        return StepResult(
+            result={"proposals": len(persisted), "summary": context.before["execute-agent"]["summary"]},
+            told={"artifacts": made} if made else {},
+        )
 
 
 def _runnable(body: bytes, slug: str) -> AgentDefinition:
