@@ -142,6 +142,10 @@ def test_a_run_is_cancelled_by_its_short_form_with_the_reason(planted: Terminal)
     assert "CANCELLED: wrong topic" in planted("runs", "show", run_id).out
     again = planted("runs", "cancel", run_id, "--hard")
     assert (again.code, "has ended already: it is failed" in again.err) == (1, True)
+    waiting = planted("run", VIOLIN).out.strip()
+    archived = {record["run_id"]: record["archived"] for record in planted("runs", "--json").records}
+    assert archived == {run_id: True, waiting: False}
+    assert [record["run_id"] for record in planted("runs", "--archived", "--json").records] == [run_id]
 
 
 @pytest.mark.requirement("D19")

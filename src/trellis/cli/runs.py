@@ -20,7 +20,7 @@ from trellis.cli.values import params_of
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Job, JobFilter
+from trellis.engine.records import Job, JobFilter, Place
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
 from trellis.runs import documents, ids
@@ -115,12 +115,18 @@ async def list_runs(
     cli: Cli,
     agent: Annotated[str | None, typer.Option("--agent", metavar="SLUG", help="Only runs of this agent.")] = None,
     state: Annotated[str | None, typer.Option("--state", help="Only those in this state, such as running.")] = None,
+    archived: Annotated[bool, typer.Option("--archived", help="Only those that have ended.")] = False,  # noqa: FBT002 - a flag
     limit: LimitOption = LIMIT_DEFAULT,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first. A run is archived when it has ended: nothing of it changes any more."""
     wanted = values.limit(limit, LIMIT_MAX)
     chosen, lifecycle = values.state(state, RUN.name)
-    where = JobFilter(lifecycle=lifecycle, state=chosen, concurrency_key=f"run:{agent}" if agent else None)
+    where = JobFilter(
+        lifecycle=lifecycle,
+        state=chosen,
+        concurrency_key=f"run:{agent}" if agent else None,
+        place=Place.ENDED if archived else None,
+    )
     async with cli.open() as ledger:
         now = await ledger.now()
         found = await _pages(ledger, where, wanted)
@@ -145,6 +151,7 @@ async def _listed(ledger: Ledger, job: Job) -> dict[str, Any]:
         "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
         "status": job.state,
         "trigger": None if whole is None or whole.payload is None else Request.read(whole.payload).trigger,
+        "archived": documents.is_archived(job.state),
         "created_at": documents.timestamp(job.created_at),
         "updated_at": documents.timestamp(job.updated_at),
     }

@@ -47,11 +47,13 @@ class Runs:
         *,
         agent: str | None = None,
         status: str | None = None,
+        archived: bool = False,
         limit: int = LIMIT_DEFAULT,
         cursor: str | None = None,
     ) -> Page[RunListed]:
-        """Runs, newest first."""
-        return await listed(self._calls, RunListed, "/runs", limit, cursor, agent=agent, status=status)
+        """Runs, newest first; with `archived` only those that have ended."""
+        only = "true" if archived else None
+        return await listed(self._calls, RunListed, "/runs", limit, cursor, agent=agent, status=status, archived=only)
 
     async def steps(self, run_id: str) -> Sequence[StepFile]:
         """The files of the steps that are done, in order."""

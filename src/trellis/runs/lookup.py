@@ -1,19 +1,54 @@
-"""Finding a run by what a person typed: its id, or the short form without the time of day (D12)."""
+"""Finding a run by what a person typed: its id, or the short form without the time of day (D12).
 
+A run that retention has removed from the ledger is found by its id in what was published: the audit record of its first event says whose
+it was (D61).
+"""
+
+import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.lifecycles.run import RUN
-from trellis.runs import ids
-from trellis.runs.errors import RunIdAmbiguous, RunIdInvalid, RunNotFound
+from trellis.runs import audit, ids
+from trellis.runs.documents import Request
+from trellis.runs.errors import RecordInvalid, RunIdAmbiguous, RunIdInvalid, RunNotFound
+from trellis.storage.objects import ObjectStore
 
 PAGE = 500
 PAGES_MAX = 100
 """How many runs are looked through for a short form; beyond that the long one is needed."""
 AROUND_MIDNIGHT = timedelta(minutes=5)
 """An id is made a moment before its run is stored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedRun:
+    """What the record of a run's first event says: which agent it was of, and who asked for it."""
+
+    run_id: JobId
+    agent_slug: str
+    submitter: str
+
+
+async def find_published(objects: ObjectStore, run_id: str) -> PublishedRun | None:
+    """The run with this id, in its long form, that was published; None when no record of it can be read. Raises RunIdInvalid."""
+    begun = _day(run_id)
+    for day in (begun, begun + timedelta(days=1)):  # an id is made a moment before its run is stored
+        found = await objects.get(ids.audit_key(day, f"{run_id}-1"))
+        if found is None:
+            continue
+        try:
+            record = audit.read(json.loads(found.body))
+            asked = record.submission
+            if record.event.job_id == run_id and record.event.lifecycle == RUN.name and asked is not None:
+                slug = Request.read(asked.payload).agent_slug
+                return PublishedRun(run_id=record.event.job_id, agent_slug=slug, submitter=record.event.actor)
+        except (RecordInvalid, ValueError, KeyError, TypeError):
+            continue
+    return None
 
 
 async def find_run(ledger: Ledger, text: str) -> JobId:

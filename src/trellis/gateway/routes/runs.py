@@ -1,19 +1,21 @@
 """Runs: begin one, see how it stands, read what it published, stop it (PIPE-1, RUN-4, RUN-10, D12, D19, D43).
 
-What a run published is read from the object store, as it was published: the answer is right with every orchestrator stopped.
+What a run published is read from the object store, as it was published: the answer is right with every orchestrator stopped, and stays
+right when retention has removed the run from the ledger.
 """
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import pydantic
-from fastapi import APIRouter, Depends, Header, Path, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from trellis.engine.jobs import Actor, CancelMode, JobId
+from trellis.engine.ownership import owns
 from trellis.engine.recent import Recent
-from trellis.engine.records import JobFilter
+from trellis.engine.records import JobFilter, Place
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
@@ -27,12 +29,13 @@ from trellis.runs import documents, ids
 from trellis.runs.documents import Request as RunRequest
 from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import TriggerKind
-from trellis.runs.lookup import find_run
+from trellis.runs.lookup import find_published, find_run
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
 from trellis.wiring import new_id
 
+READ = "runs.read"
 POLL_S = 5
 ENDED = frozenset({"completed", "failed"})
 
@@ -85,15 +88,16 @@ async def begin(
 @router.get("/runs", response_model=Page[RunListed], responses=PROBLEMS)
 async def listing(
     instance: InstanceOf,
-    _: Annotated[Caller, requires("runs.read")],
+    _: Annotated[Caller, requires(READ)],
     status: Literal["requested", "queued", "running", "completed", "failed"] | None = None,
     agent: Annotated[str | None, pydantic.Field(max_length=100)] = None,
+    archived: Annotated[bool, Query(description="Only runs that have ended.")] = False,  # noqa: FBT002 - of the address
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """Runs, newest first."""
     key = None if agent is None else f"run:{agent}"
-    where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key)
+    where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=Place.ENDED if archived else None)
     found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
     items = [
         {
@@ -101,6 +105,7 @@ async def listing(
             "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
             "status": job.state,
             "trigger": await _trigger(instance, job.job_id),
+            "archived": documents.is_archived(job.state),
             "created_at": documents.timestamp(job.created_at),
             "updated_at": documents.timestamp(job.updated_at),
         }
@@ -124,14 +129,37 @@ async def _slugs(request: Request) -> Recent[JobId, str]:
     return request.app.state.slugs
 
 
-async def _whose(instance: Instance, slugs: Recent[JobId, str], run_id: str) -> tuple[JobId, str]:
-    """The run that is meant and its agent. A poll asks the ledger once: whose a run is never changes, and the rest is published."""
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """The run that a request is about, and its agent."""
+
+    run_id: JobId
+    agent_slug: str
+
+
+async def _meant(
+    run_id: RunId,
+    instance: InstanceOf,
+    slugs: Annotated[Recent[JobId, str], Depends(_slugs)],
+    caller: Annotated[Caller, requires(READ)],
+) -> Meant:
+    """The run that may be read. A poll asks the ledger once: whose a run is never changes, and the rest is published.
+
+    One that is gone from the ledger is known by its published record; without that nobody could say whose it is, and it is not found.
+    """
     if (known := JobId(run_id)) in slugs:
-        return known, slugs[known]
-    found = await find_run(instance.ledger, run_id)
-    slug = (await _request(instance, found)).agent_slug
+        return Meant(known, slugs[known])
+    try:
+        found = await find_run(instance.ledger, run_id)
+        slug = (await _request(instance, found)).agent_slug
+    except RunNotFound:
+        published = await find_published(instance.objects, run_id)
+        if published is None:
+            raise
+        found, slug = published.run_id, published.agent_slug
+        caller.permit(READ, own=owns(caller.principal, READ, found, published.submitter))
     slugs[found] = slug
-    return found, slug
+    return Meant(found, slug)
 
 
 @router.get("/runs/{run_id}", response_model=RunStatus, responses=PROBLEMS)
@@ -141,18 +169,15 @@ async def _whose(instance: Instance, slugs: Recent[JobId, str], run_id: str) -> 
     responses={**PROBLEMS, 304: {"description": "Nothing has changed since the ETag that was sent."}},
 )
 async def status(
-    run_id: RunId,
+    run: Annotated[Meant, Depends(_meant)],
     instance: InstanceOf,
-    slugs: Annotated[Recent[JobId, str], Depends(_slugs)],
-    _: Annotated[Caller, requires("runs.read")],
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """status.json as it was published last. Its ETag is the run's version; `Retry-After` says when to look again."""
-    found, slug = await _whose(instance, slugs, run_id)
-    document = await instance.published.status(slug, found)
+    document = await instance.published.status(run.agent_slug, run.run_id)
     if document is None:
         raise Problem(
-            "NOT_FOUND", f"{found} is written down and not published yet; ask again.", headers={"Retry-After": "1"}
+            "NOT_FOUND", f"{run.run_id} is written down and not published yet; ask again.", headers={"Retry-After": "1"}
         )
     headers = {"ETag": etag(document["version"]), "Cache-Control": "no-cache"}
     if document["status"] not in ENDED:
@@ -163,27 +188,24 @@ async def status(
 
 
 @router.get("/runs/{run_id}/steps", response_model=Page[StepFile], responses=PROBLEMS)
-async def steps(run_id: RunId, instance: InstanceOf, _: Annotated[Caller, requires("runs.read")]) -> dict[str, Any]:
+async def steps(run: Annotated[Meant, Depends(_meant)], instance: InstanceOf) -> dict[str, Any]:
     """The files of the steps that were counted, in order."""
-    found = await find_run(instance.ledger, run_id)
-    slug = (await _request(instance, found)).agent_slug
-    document = await instance.published.status(slug, found)
+    document = await instance.published.status(run.agent_slug, run.run_id)
     done = 0 if document is None else int(document["steps_completed"])
     items: list[dict[str, Any]] = []
     for number in range(1, done + 1):
-        file = await instance.objects.get(ids.step_key(slug, found, number))
+        file = await instance.objects.get(ids.step_key(run.agent_slug, run.run_id, number))
         if file is not None:
             items.append(json.loads(file.body))
     return page(items, None)
 
 
 @router.get("/runs/{run_id}/manifest", response_model=RunManifest, responses=PROBLEMS)
-async def manifest(run_id: RunId, instance: InstanceOf, _: Annotated[Caller, requires("runs.read")]) -> dict[str, Any]:
+async def manifest(run: Annotated[Meant, Depends(_meant)], instance: InstanceOf) -> dict[str, Any]:
     """manifest.json of a run that ended."""
-    found = await find_run(instance.ledger, run_id)
-    file = await instance.objects.get(ids.manifest_key((await _request(instance, found)).agent_slug, found))
+    file = await instance.objects.get(ids.manifest_key(run.agent_slug, run.run_id))
     if file is None:
-        raise Problem("NOT_FOUND", f"{found} has not ended: its manifest comes with its end.")
+        raise Problem("NOT_FOUND", f"{run.run_id} has not ended: its manifest comes with its end.")
     return json.loads(file.body)
 
 
