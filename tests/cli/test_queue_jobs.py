@@ -8,7 +8,7 @@ import pytest
 from tests.artifacts.desk import ORCHESTRATOR, advance, call_again
 from tests.cli.conftest import Terminal
 from trellis.cli import submitting
-from trellis.engine.jobs import JobId, Move, RequestId
+from trellis.engine.jobs import JobId, Move, Moved, RequestId
 from trellis.instance import open_instance
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Trigger
@@ -137,6 +137,29 @@ def test_failed_queue_jobs_are_told_of_beside_the_dead_letters(planted: Terminal
     assert "1 queue-job is FAILED, without a dead letter: trellis jobs --lifecycle queue-job --state FAILED" in told
     assert re.search(r"a person, for 1[45] min", planted("jobs").out)
     assert "NLM_UNAVAILABLE: no answer" in planted("job", "explain", failed).out
+
+
+@pytest.mark.requirement("DJ-12", "JQ-4")
+def test_a_dead_queue_job_is_a_dead_letter_that_is_listed_shown_and_requeued(planted: Terminal):
+    job_id = planted.submit(*RESEARCH)
+    move(planted, job_id, due_s=600)
+
+    async def die() -> None:
+        ledger = await open_ledger(planted.url)
+        for target in ("FAILED", "DEAD"):
+            wish = Move(job_id=JobId(job_id), target=target, request_id=RequestId(f"{target} {job_id}"))
+            assert isinstance(await ledger.move(ORCHESTRATOR, wish), Moved)
+        await ledger.close()
+
+    asyncio.run(die())
+    (letter,) = planted("dlq", "--json").records
+    assert (letter["job_id"], letter["lifecycle"], letter["status"]) == (job_id, "queue-job", "DEAD")
+    assert (letter["last_error"], letter["reason_code"]) == ("NLM_UNAVAILABLE: no answer", "dependency_unavailable")
+    assert planted("dlq", "--lifecycle", "leased-job", "--json").records == []
+    assert "dependency_unavailable" in planted("dlq", "show", job_id).out
+    assert planted("dlq", "--lifecycle", "run").code == 2
+    assert planted("dlq", "requeue", "--lifecycle", "queue-job", "--yes").code == 0
+    assert planted("dlq", "--json").records == []
 
 
 def test_who_waits_for_a_queue_job_that_nobody_drives_learns_it_early(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.agents.files import agent_file
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.world import GATEWAY, everything
 from trellis.engine.jobs import Actor, JobId
@@ -220,6 +221,41 @@ async def test_too_many_entries_a_minute_are_refused_and_not_stored(make_gateway
     assert (await client.post("/inbox/submit", json=wish)).status_code == 202
     other = await gateway.client("owner", name="olena").post("/inbox/submit", json=wish)
     assert other.status_code == 202
+
+
+@pytest.mark.requirement("RUN-9", "D51")
+@pytest.mark.parametrize(
+    "source, trigger",
+    [("cron", "cron"), ("webhook", "event"), ("agent", "event"), ("ui", "manual"), ("telegram", "manual")],
+)
+async def test_a_run_is_recorded_as_begun_by_what_its_entry_came_from(gateway: Gateway, source: str, trigger: str):
+    client = gateway.client("owner")
+    made = (await client.post("/inbox/submit", json=entry("run", VIOLIN, source={"type": source}))).json()
+    assert (await client.get(f"/runs/{made['run_id']}/status")).json()["trigger"] == trigger
+    (shown,) = (await client.get("/inbox/entries")).json()["items"]
+    assert shown["source"]["type"] == source
+
+
+@pytest.mark.requirement("RUN-9", "D24")
+@pytest.mark.parametrize(
+    "triggers, source, status",
+    [
+        ("{manual: false}", "cron", "rejected"),
+        ("{manual: false}", "webhook", "rejected"),
+        ("{manual: false}", "ui", "rejected"),
+        ('{manual: false, cron: "0 6 * * *"}', "cron", "processed"),
+        ('{manual: false, cron: "0 6 * * *"}', "webhook", "rejected"),
+        ("{manual: false, events: [inbox.item.created]}", "webhook", "processed"),
+    ],
+)
+async def test_an_agent_that_nobody_begins_by_hand_is_begun_by_entries_of_its_own_triggers_alone(
+    gateway: Gateway, triggers: str, source: str, status: str
+):
+    file = agent_file(slug="nightly", triggers=triggers)
+    await gateway.instance.objects.put("agents/nightly/_agent.md", file)
+    wish = entry("run", "nightly", source={"type": source})
+    answer = (await gateway.client("owner").post("/inbox/submit", json=wish)).json()
+    assert answer["status"] == status, answer
 
 
 @pytest.mark.requirement("RUN-4", "JQ-12", "D51")

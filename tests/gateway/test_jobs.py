@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Gateway
-from tests.gateway.world import SOMEBODY, dead_job, everything, job
+from tests.gateway.world import SOMEBODY, dead_job, dead_queue_job, everything, job
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, Lease, Turn, TypeClaim
 from trellis.lifecycles import Role
 from trellis.wiring import new_id
@@ -170,6 +170,80 @@ async def test_dead_letters_are_listed_looked_at_and_requeued(gateway: Gateway):
     assert [item["requeued"] for item in named["items"]] == [False, True]
     assert (await operator.get("/dlq")).json()["items"] == []
     assert (await operator.get(f"/dlq/{jobs[1]}")).status_code == 404
+
+
+@pytest.mark.requirement("DJ-12", "JQ-4")
+async def test_dead_letters_of_every_lifecycle_are_in_one_list_page_by_page(gateway: Gateway):
+    operator, made = gateway.client("control-plane"), list[str]()
+    for make in (dead_job, dead_queue_job, dead_queue_job, dead_job, dead_job, dead_queue_job):
+        gateway.clock.advance(1.0)
+        made.append(await make(gateway))
+    whole = (await operator.get("/dlq")).json()
+    assert ([item["job_id"] for item in whole["items"]], whole["next_cursor"]) == (made[::-1], None)
+    for limit in (1, 2, 4, 5, 6):
+        pages, cursor = list[Any](), None
+        while True:
+            asked = {"limit": limit} | ({"cursor": cursor} if cursor else {})
+            page = (await operator.get("/dlq", params=asked)).json()
+            pages += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        assert pages == whole["items"], limit
+    for lifecycle, places in (("leased-job", (4, 3, 0)), ("queue-job", (5, 2, 1))):
+        only = (await operator.get("/dlq", params={"lifecycle": lifecycle})).json()["items"]
+        assert [item["job_id"] for item in only] == [made[place] for place in places]
+        assert {item["lifecycle"] for item in only} == {lifecycle}
+    for wrong in ({"lifecycle": "run"}, {"cursor": "nothing"}, {"cursor": "x~"}):
+        assert (await operator.get("/dlq", params=wrong)).status_code == 422, wrong
+
+
+@pytest.mark.requirement("DJ-12", "JQ-4")
+@pytest.mark.parametrize(
+    "code, stage, reason, told",
+    [
+        ("NLM_UNAVAILABLE", "NOTEBOOKLM_CALL", "dependency_unavailable", "exec"),
+        ("VALIDATION_ERROR", "NOTEBOOKLM_CALL", "validation_failed", "exec"),
+        ("DEADLINE_PASSED", "ARTIFACT_WRITE", "timeout", "commit"),
+        ("INTERNAL_ERROR", "ARTIFACT_WRITE", "infrastructure_failure", "commit"),
+    ],
+)
+async def test_the_letter_of_a_dead_queue_job_says_why_and_how_far_it_came(
+    gateway: Gateway, code: str, stage: str, reason: str, told: str
+):
+    operator, job_id = gateway.client("control-plane"), await dead_queue_job(gateway, code, stage=stage)
+    letter = (await operator.get(f"/dlq/{job_id}")).json()
+    expected = {
+        "job_id": job_id,
+        "type": "BRIEF",
+        "lifecycle": "queue-job",
+        "status": "DEAD",
+        "reason_code": reason,
+        "stage": told,
+        "last_error": f"{code}: no good",
+        "attempts": 1,
+        "last_owner": "orchestrator@test",
+        "last_lease_expires_at": None,
+        "correlation_id": job_id,
+    }
+    assert {name: letter[name] for name in expected} == expected
+    assert (await operator.get("/dlq", params={"reason_code": reason})).json()["items"] == [letter]
+    assert (await operator.get("/dlq", params={"reason_code": "policy_violation"})).json()["items"] == []
+
+
+@pytest.mark.requirement("DJ-12", "JQ-4", "D9")
+async def test_dead_queue_jobs_are_requeued_in_bulk_by_lifecycle_and_by_reason(gateway: Gateway):
+    operator, leased = gateway.client("control-plane"), await dead_job(gateway)
+    down, bad = await dead_queue_job(gateway), await dead_queue_job(gateway, "VALIDATION_ERROR")
+    for wanted, moved in (
+        ({"reason_code": "validation_failed"}, [(bad, "QUEUED")]),
+        ({"lifecycle": "queue-job"}, [(down, "QUEUED")]),
+        ({}, [(leased, "queued")]),
+    ):
+        answer = (await operator.post("/dlq/requeue", json={"filter": wanted})).json()
+        assert [(item["job_id"], item["status"]) for item in answer["items"]] == moved, wanted
+    assert (await operator.get("/dlq")).json()["items"] == []
+    assert (await operator.get(f"/dlq/{down}")).status_code == 404
 
 
 async def test_a_requeue_that_is_not_clear_or_too_large_is_refused(gateway: Gateway):

@@ -150,6 +150,17 @@ async def test_a_memory_update_of_normal_priority_is_applied_at_once_and_names_i
     assert [item["version"] for item in older["items"]] == [1]
 
 
+@pytest.mark.requirement("PIPE-7")
+async def test_a_memory_update_is_taken_as_the_pipeline_document_writes_it(gateway: Gateway):
+    close = {"file": "open_loops.md", "operation": "append", "content": "- [ ] loop-9: ask the luthier"}
+    body = {"type": "memory-update", "updates": [FACT, FACT, close]}
+    answer = await gateway.client("orchestrator").post(f"/memory/{VIOLIN}/propose", json=body)
+    assert (answer.status_code, set(answer.json())) == (202, {"proposalId", "status"})
+    assert answer.json()["status"] in {"auto_applied", "pending"}
+    found = (await gateway.client("owner").get(f"/proposals/{answer.json()['proposalId']}")).json()
+    assert found["content"]["summary"] == "append in facts.md; append in open_loops.md"
+
+
 @pytest.mark.requirement("D22")
 async def test_a_memory_update_of_high_priority_waits_for_a_person(gateway: Gateway):
     client, before = gateway.client("orchestrator"), gateway.instance.memory.read(VIOLIN).version

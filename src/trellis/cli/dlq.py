@@ -12,14 +12,15 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command,
 from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import Column, age, as_record
-from trellis.engine.errors import InputError, JobNotFound, Refused
+from trellis.engine.errors import InputError, JobNotFound, OptionInvalid, Refused
 from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, JobFilter
+from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.doctor import waiting_ones
 from trellis.operations.explain import REASONS, counted
-from trellis.operations.letters import letter_of
+from trellis.operations.letters import WITH_LETTERS, dead_letters, letter_of
 
 PAGE_MAX = 500
 REQUEUE_CHUNK = 200
@@ -30,6 +31,9 @@ COUNTED_MAX = 100
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 ReasonOption = Annotated[
     str | None, typer.Option("--reason", metavar="CODE", help="Only this reason: exhausted_retries, timeout, …")
+]
+LifecycleOption = Annotated[
+    str | None, typer.Option("--lifecycle", metavar="NAME", help="Only leased-job, or only queue-job.")
 ]
 CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="Only what belongs to this.")]
 
@@ -47,16 +51,20 @@ async def list_letters(
     type_: TypeOption = None,
     reason: ReasonOption = None,
     correlation: CorrelationOption = None,
+    lifecycle: LifecycleOption = None,
     limit: LimitOption = LIMIT_DEFAULT,
-    cursor: Annotated[str | None, typer.Option("--cursor", metavar="ID", help="Go on after this job.")] = None,
+    cursor: Annotated[str | None, typer.Option("--cursor", metavar="TEXT", help="Go on after an earlier page.")] = None,
 ) -> None:
-    """List dead letters that nobody requeued, newest first; jobs of the job queue have none, and are counted beside."""
-    where = JobFilter(type=type_, reason_code=values.reason(reason), correlation_id=correlation)
+    """List dead letters that nobody requeued, newest first: dead-lettered jobs, and DEAD jobs of the job queue.
+
+    Jobs of the job queue that failed and are not DEAD yet wait for a person too, and are counted beside.
+    """
+    where = _filter(type_, reason, correlation, lifecycle)
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.open() as ledger:
         now = await ledger.now()
-        found = await _letters(ledger, where, wanted + 1, cursor)
-        elsewhere = [] if reason else await _without_letter(ledger, where)
+        found, more = await _letters(ledger, where, wanted, cursor)
+        elsewhere = [] if reason or lifecycle == LEASED_JOB.name else await _without_letter(ledger, where)
     columns = [
         Column[DeadLetter](title="JOB", cell=lambda letter: letter.job_id),
         Column[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
@@ -65,15 +73,13 @@ async def list_letters(
             title="TYPE: ERROR", cell=lambda letter: f"{letter.type}: {letter.last_error}", gives_way=True
         ),
     ]
-    cli.out.listing(found[:wanted], columns, empty="No dead letters.")
-    if len(found) > wanted:
-        cli.out.note(f"there are more: --cursor {found[wanted - 1].job_id}")
-    for lifecycle, state, count in elsewhere:
-        many = f"{counted(count, lifecycle)}{' or more' if count == COUNTED_MAX else ''}"
+    cli.out.listing(found, columns, empty="No dead letters.")
+    if more is not None:
+        cli.out.note(f"there are more: --cursor {more}")
+    for name, state, count in elsewhere:
+        many = f"{counted(count, name)}{' or more' if count == COUNTED_MAX else ''}"
         are = "is" if count == 1 else "are"
-        cli.out.note(
-            f"{many} {are} {state}, without a dead letter: trellis jobs --lifecycle {lifecycle} --state {state}"
-        )
+        cli.out.note(f"{many} {are} {state}, without a dead letter: trellis jobs --lifecycle {name} --state {state}")
 
 
 async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:
@@ -111,6 +117,7 @@ async def requeue(
     type_: TypeOption = None,
     reason: ReasonOption = None,
     correlation: CorrelationOption = None,
+    lifecycle: LifecycleOption = None,
     all_: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -118,16 +125,16 @@ async def requeue(
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the jobs' events.")] = None,
 ) -> int:
     """Run dead-lettered jobs again: those named, or all that a filter finds."""
-    where = JobFilter(type=type_, reason_code=values.reason(reason), correlation_id=correlation)
+    where = _filter(type_, reason, correlation, lifecycle)
     wanted = values.limit(limit, REQUEUE_MAX)
     filtered = all_ or where != JobFilter()
     if bool(ids) == filtered:
-        expected = "Name jobs, or filter with --type, --reason, --correlation or --all; not both."
+        expected = "Name jobs, or filter with --type, --reason, --correlation, --lifecycle or --all; not both."
         raise InputError(detail=expected)
     async with cli.connect(operator=not dry_run) as trellis:
         chosen = list(ids or [])
         if filtered:
-            letters = await _letters(trellis.ledger, where, wanted, None)
+            letters, _ = await _letters(trellis.ledger, where, wanted, None)
             chosen = [letter.job_id for letter in reversed(letters)]
         if dry_run or not chosen:
             return _counted(cli, len(chosen), wanted)
@@ -160,20 +167,26 @@ def _ask(count: int) -> None:
 
 
 async def _without_letter(ledger: Ledger, where: JobFilter) -> list[tuple[str, str, int]]:
-    """Queue jobs that failed and wait for a person, or are dead: lifecycle, state, and how many there are."""
-    counts: list[tuple[str, str, int]] = []
-    for state in ("FAILED", "DEAD"):
-        page = await ledger.jobs(replace(where, lifecycle=QUEUE_JOB.name, state=state), limit=COUNTED_MAX)
-        counts.append((QUEUE_JOB.name, state, len(waiting_ones(page.jobs))))
-    return [one for one in counts if one[2]]
+    """Queue jobs that failed and wait for a person: lifecycle, state, and how many there are."""
+    page = await ledger.jobs(replace(where, lifecycle=QUEUE_JOB.name, state="FAILED"), limit=COUNTED_MAX)
+    waiting = len(waiting_ones(page.jobs))
+    return [(QUEUE_JOB.name, "FAILED", waiting)] if waiting else []
 
 
-async def _letters(ledger: Ledger, where: JobFilter, wanted: int, cursor: str | None) -> list[DeadLetter]:
+def _filter(type_: str | None, reason: str | None, correlation: str | None, lifecycle: str | None) -> JobFilter:
+    if lifecycle not in {None, *WITH_LETTERS}:
+        raise OptionInvalid(option="--lifecycle", value=lifecycle, expected=f"one of {', '.join(WITH_LETTERS)}")
+    return JobFilter(type=type_, reason_code=values.reason(reason), correlation_id=correlation, lifecycle=lifecycle)
+
+
+async def _letters(
+    ledger: Ledger, where: JobFilter, wanted: int, cursor: str | None
+) -> tuple[list[DeadLetter], str | None]:
+    """So many letters, and the cursor of those that follow them."""
     found: list[DeadLetter] = []
-    while len(found) < wanted:
-        page = await ledger.dead_letters(where, limit=min(PAGE_MAX, wanted - len(found)), cursor=cursor)
-        if not page:
-            break
-        found += page
-        cursor = page[-1].job_id
-    return found
+    while True:
+        page = await dead_letters(ledger, where, limit=min(PAGE_MAX, wanted - len(found)), cursor=cursor)
+        found += page.letters
+        cursor = page.cursor
+        if cursor is None or len(found) >= wanted:
+            return found, cursor

@@ -12,7 +12,7 @@ import pydantic
 
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, show_page
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, say_discarded, show_page
 from trellis.cli.bus_jobs import OnBus, say_context
 from trellis.cli.bus_waiting import at_gateway, last_retry, told_error
 from trellis.cli.commands import LIMIT_MAX
@@ -118,11 +118,11 @@ async def run(cli: Cli, agent: str, param: list[str] | None, watch: bool) -> int
     return say_ended(cli, status)
 
 
-async def list_runs(cli: Cli, agent: str | None, state: str | None, limit: int) -> None:
+async def list_runs(cli: Cli, agent: str | None, state: str | None, archived: bool, limit: int) -> None:  # noqa: FBT001 - as the command has it
     """List runs, newest first."""
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, RUN.name)
     async with cli.client() as client:
-        found = (await client.runs.list(agent=agent, status=status, limit=wanted)).items
+        found = (await client.runs.list(agent=agent, status=status, archived=archived, limit=wanted)).items
     columns = [
         Column[RunListed](title="RUN", cell=lambda one: one.run_id),
         Column[RunListed](title="AGENT", cell=lambda one: one.agent_slug),
@@ -247,6 +247,13 @@ async def show_artifact(cli: Cli, id_: str) -> None:
     async with cli.client() as client:
         document = (await client.artifacts.get(id_)).model_dump(mode="json")
     show_page(cli, document)
+
+
+async def discard_artifact(cli: Cli, id_: str, reason: str | None) -> None:
+    """Discard a staged artifact that no job waits for."""
+    async with cli.client() as client:
+        done = await client.artifacts.discard(id_, reason=reason)
+    say_discarded(cli, done.artifact_id)
 
 
 async def clean_up_artifacts(cli: Cli, *, older_than_days: int | None, dry_run: bool, yes: bool, limit: int) -> None:

@@ -263,6 +263,10 @@ class Ledger(Protocol):
         """Events by type or correlation, oldest first, through an index."""
         ...
 
+    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
+        """How many events of each of these types were recorded since a moment, counted where they are stored; every type is answered."""
+        ...
+
     async def feed(
         self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
     ) -> FeedPage:

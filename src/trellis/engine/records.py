@@ -127,6 +127,7 @@ class DeadLetter:
     correlation_id: str
     at: datetime
     version: int
+    lifecycle: str = LEASED_JOB.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

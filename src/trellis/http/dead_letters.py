@@ -18,11 +18,13 @@ class DeadLetters:
         *,
         type_: str | None = None,
         reason: str | None = None,
+        lifecycle: str | None = None,
         limit: int = LIMIT_DEFAULT,
         cursor: str | None = None,
     ) -> Page[DeadLetterShape]:
-        """The dead letters, newest first."""
-        return await listed(self._calls, DeadLetterShape, "/dlq", limit, cursor, type=type_, reason_code=reason)
+        """The dead letters, newest first; with `lifecycle` only those of leased-jobs or of queue-jobs."""
+        chosen = {"type": type_, "reason_code": reason, "lifecycle": lifecycle}
+        return await listed(self._calls, DeadLetterShape, "/dlq", limit, cursor, **chosen)
 
     async def get(self, job_id: str) -> DeadLetterShape:
         """The dead letter of one job."""

@@ -136,6 +136,8 @@ class RunListed(pydantic.BaseModel):
     agent_slug: str
     status: str
     trigger: str
+    archived: bool
+    """It has ended: its documents never change again, and there is nothing to poll for."""
     created_at: str
     updated_at: str
 
@@ -171,6 +173,7 @@ class DeadLetterShape(pydantic.BaseModel):
 
     job_id: str
     type: str
+    lifecycle: str
     status: str
     reason_code: str
     stage: str

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
+from trellis.agents.definition import AgentDefinition
 from trellis.agents.errors import AgentError
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, InputError, NotAllowed, QueueFull
@@ -23,7 +24,7 @@ from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.runs import ids
 from trellis.runs.documents import encode, timestamp
-from trellis.runs.errors import EntryNotFound, RunError, TooManyWaiting
+from trellis.runs.errors import AgentNotRunnable, EntryNotFound, RunError, TooManyWaiting
 from trellis.runs.layer import OrchestrationLayer, TriggerKind
 from trellis.runs.offering import Offer, Offering
 from trellis.runs.proposals import Source
@@ -40,9 +41,11 @@ ENTRY = b"entry"
 """The fingerprint of what an entry makes: under its key there is only one request."""
 SETTLE_BATCH_MAX = 100
 SETTLE_POLL_S = 5.0
-COUNT_PAGE = 1_000
-COUNT_MAX = 10_000
-"""What statistics count of one kind of event; beyond it they say this number."""
+SETTLED_EVENTS = ("inbox.processed", "inbox.rejected", "inbox.expired")
+TRIGGERS: Mapping[str, TriggerKind] = MappingProxyType(
+    {"cron": TriggerKind.CRON, "webhook": TriggerKind.EVENT, "agent": TriggerKind.EVENT}
+)
+"""What began a run that an entry asks for, by where the entry came from; a person's entry is manual (RUN-9)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,24 +171,14 @@ class Inbox:
         """Counted from what is stored."""
         now = await self.ledger.now()
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        today = await self.ledger.count_events(SETTLED_EVENTS, since=midnight)
         depth = [queue.resting for queue in await self.ledger.queues() if queue.lifecycle == INBOX_ENTRY.name]
         return Stats(
             pending=sum(depth),
-            processed_today=await self._count("inbox.processed", midnight),
-            rejected_today=await self._count("inbox.rejected", midnight),
-            expired_today=await self._count("inbox.expired", midnight),
+            processed_today=today["inbox.processed"],
+            rejected_today=today["inbox.rejected"],
+            expired_today=today["inbox.expired"],
         )
-
-    async def _count(self, type_: str, since: datetime) -> int:
-        seen: set[str] = set()
-        while len(seen) < COUNT_MAX:
-            page = await self.ledger.find_events(type_=type_, correlation_id=None, since=since, limit=COUNT_PAGE)
-            before = len(seen)
-            seen |= {event.id for event in page}
-            if len(page) < COUNT_PAGE or len(seen) == before:
-                break
-            since = page[-1].ts
-        return min(len(seen), COUNT_MAX)
 
     # --- the gate ----------------------------------------------------------------------------------------------------
 
@@ -195,7 +188,7 @@ class Inbox:
             if entry.action == JOB:
                 await self._job(entry.to_dict())
             elif entry.action == RUN:
-                await self.offering.agent(entry.target)
+                _refuse_trigger(await self.offering.agent(entry.target), entry.source_type)
             else:
                 offer = await self._offer(entry.to_dict())
                 await self.offering.check(offer)
@@ -225,7 +218,8 @@ class Inbox:
     async def _make(self, told: Mapping[str, Any]) -> dict[str, str]:
         key, intent = f"inbox:{told['id']}", told["intent"]
         if intent["action"] == RUN:
-            run = await self.layer.trigger(intent["target"], intent["payload"], kind=TriggerKind.MANUAL, key=key)
+            kind = TRIGGERS.get(told["source"]["type"], TriggerKind.MANUAL)
+            run = await self.layer.trigger(intent["target"], intent["payload"], kind=kind, key=key)
             return {"run_id": run}
         if intent["action"] == JOB:
             sender = Actor(role=self.gateway.role, name=told["source"]["identity"])
@@ -301,6 +295,14 @@ class InboxKeeper:
     def pause_s(self, report: Pass) -> float:
         """At once while there is more to look at."""
         return 0.0 if report.more else SETTLE_POLL_S
+
+
+def _refuse_trigger(agent: AgentDefinition, source: str) -> None:
+    """Raise AgentNotRunnable for an agent that nobody may begin by hand and that has no trigger of the kind an entry claims to be."""
+    own = {"cron": agent.triggers.cron is not None, "webhook": bool(agent.triggers.events)}.get(source, False)
+    if source in TRIGGERS and not agent.triggers.manual and not own:
+        reason = f"its file says `triggers.manual: false` and names no trigger for an entry of {source}"
+        raise AgentNotRunnable(slug=agent.slug, reason=reason)
 
 
 def _data(event: Event) -> dict[str, Any]:

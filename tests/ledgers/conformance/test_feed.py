@@ -196,6 +196,24 @@ async def test_events_are_found_by_type_correlation_and_time(rig: Rig):
     assert await find(correlation_id="nobody") == []
 
 
+@pytest.mark.requirement("RUN-4")
+async def test_events_are_counted_by_type_since_a_moment(rig: Rig):
+    for _ in range(3):
+        await rig.submit_one()
+    await rig.advance(10.0)
+    middle = await rig.ledger.now()
+    await rig.submit_one()
+    await rig.claim(2)
+    types = ("job_queued", "job_started", "job_failed")
+    assert await rig.ledger.count_events(types, since=middle - timedelta(days=1)) == {
+        "job_queued": 4,
+        "job_started": 2,
+        "job_failed": 0,
+    }
+    assert await rig.ledger.count_events(types, since=middle) == {"job_queued": 1, "job_started": 2, "job_failed": 0}
+    assert await rig.ledger.count_events((), since=middle) == {}
+
+
 async def test_a_job_nobody_made_has_no_events(rig: Rig):
     assert await rig.ledger.events(rig.new_id()) == []
 

@@ -1,6 +1,6 @@
 """Dead letters: jobs that need a person, and running them again, one by one or many at once (DJ-12, D9)."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
@@ -12,13 +12,14 @@ from trellis.gateway.idempotency import Once, mark
 from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve, say
 from trellis.http.shapes import DeadLetterShape, Requeued
-from trellis.operations.letters import letter_of
+from trellis.operations.letters import dead_letters, letter_of, requeue_dead
 from trellis.runs.documents import timestamp
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
 
-DEAD = "dead_lettered"
+WithLetters = Literal["leased-job", "queue-job"]
+"""The lifecycles whose jobs can be dead letters."""
 REQUEUE_MAX = LIMIT_MAX
 WHOLE = "of the dead letters"
 """What a requeue of many is about, for the message of a refusal."""
@@ -32,8 +33,18 @@ class Which(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
     type: str | None = pydantic.Field(None, max_length=200)
+    lifecycle: WithLetters | None = None
     reason_code: ReasonCode | None = None
     correlation_id: str | None = pydantic.Field(None, max_length=200)
+
+    def to_filter(self) -> JobFilter:
+        """As the ledger is asked."""
+        return JobFilter(
+            lifecycle=self.lifecycle,
+            type=self.type,
+            reason_code=self.reason_code,
+            correlation_id=self.correlation_id,
+        )
 
 
 class Requeue(pydantic.BaseModel):
@@ -63,16 +74,16 @@ async def listing(
     instance: InstanceOf,
     _: Annotated[Caller, requires("dead-letters.read")],
     type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
+    lifecycle: Annotated[WithLetters | None, Query(description="Only jobs of this lifecycle.")] = None,
     reason_code: ReasonCode | None = None,
     correlation_id: Annotated[str | None, Query(max_length=200)] = None,
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Dead letters that nobody requeued, newest first."""
-    where = JobFilter(type=type, reason_code=reason_code, correlation_id=correlation_id)
-    found = await instance.ledger.dead_letters(where, limit=limit + 1, cursor=cursor)
-    more = len(found) > limit
-    return page([_letter(letter) for letter in found[:limit]], found[limit - 1].job_id if more else None)
+    """Dead letters that nobody requeued, newest first, of every lifecycle that has them: dead-lettered leased-jobs and DEAD queue-jobs."""
+    where = JobFilter(lifecycle=lifecycle, type=type, reason_code=reason_code, correlation_id=correlation_id)
+    found = await dead_letters(instance.ledger, where, limit=limit, cursor=cursor)
+    return page([_letter(letter) for letter in found.letters], found.cursor)
 
 
 @router.get("/dlq/{job_id}", response_model=DeadLetterShape, responses=PROBLEMS)
@@ -98,18 +109,18 @@ async def requeue(
     asked: Once,
     response: Response,
 ) -> dict[str, Any]:
-    """Run dead-lettered jobs again; an operator's act. All are looked at in one transaction, each is answered for."""
+    """Run dead-lettered jobs again; an operator's act. Those of one lifecycle are looked at in one transaction, each is answered for."""
     reservation = await reserve(instance, asked, WHOLE)
     if reservation.answer is not None:
         mark(response, replayed=True)
         return reservation.answer
-    which = body.filter or Which(type=None, correlation_id=None)
-    chosen = (
-        [JobId(job_id) for job_id in body.job_ids]
-        if body.job_ids is not None
-        else JobFilter(state=DEAD, type=which.type, reason_code=which.reason_code, correlation_id=which.correlation_id)
-    )
-    answers = await instance.ledger.requeue(caller.actor, chosen, asked.request_id, limit=body.limit, cause=body.reason)
+    ledger, actor, many, why = instance.ledger, caller.actor, body.limit, body.reason
+    if body.filter is not None:
+        where = body.filter.to_filter()
+        answers = await requeue_dead(ledger, actor, where, asked.request_id, limit=many, cause=why)
+    else:
+        chosen = [JobId(job_id) for job_id in body.job_ids or ()]
+        answers = await ledger.requeue(actor, chosen, asked.request_id, limit=many, cause=why)
     told = {"items": [_answer(answer) for answer in answers]}
     await say(instance, asked, WHOLE, reservation, {"answer": told})
     return told
@@ -126,6 +137,7 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
     return {
         "job_id": letter.job_id,
         "type": letter.type,
+        "lifecycle": letter.lifecycle,
         "status": letter.state,
         "reason_code": letter.reason_code.value,
         "stage": letter.stage.value,

@@ -4,7 +4,7 @@ Nothing is changed here: a proposal is stored, and the apply engine changes what
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -76,7 +76,12 @@ class MemoryProposal(pydantic.BaseModel):
     )
 
     type: Literal["memory-update"] = MEMORY_UPDATE
-    summary: str = pydantic.Field(min_length=1, max_length=SUMMARY_CHARS_MAX)
+    summary: str | None = pydantic.Field(
+        None,
+        min_length=1,
+        max_length=SUMMARY_CHARS_MAX,
+        description="What it is about, for whoever reads it; without one the files and operations are named.",
+    )
     updates: list[MemoryUpdate] = pydantic.Field(min_length=1, max_length=UPDATES_MAX)
     expected_version: int | None = pydantic.Field(
         None, ge=0, description="The version it was made for; else the newest."
@@ -217,7 +222,7 @@ async def _memory_offer(instance: Instance, caller: Caller, asked: Asked, agent_
     if version is None:
         version = (await asyncio.to_thread(instance.memory.read, agent_id)).version
     content: dict[str, Any] = {
-        "summary": body.summary,
+        "summary": body.summary or _summary(body.updates),
         "updates": [update.model_dump(mode="json") for update in body.updates],
         "expected_version": version,
         "grounds": [_grounds(body.reasoning)],
@@ -225,6 +230,12 @@ async def _memory_offer(instance: Instance, caller: Caller, asked: Asked, agent_
     files = "+".join(sorted({update.file for update in body.updates}))
     draft = Draft(action=MEMORY_UPDATE, target=files, content=content)
     return _offer(caller, asked, agent_id, draft, body)
+
+
+def _summary(updates: Sequence[MemoryUpdate]) -> str:
+    """What a proposal without a summary is about: `append in facts.md; close in open_loops.md`."""
+    told = dict.fromkeys(f"{update.operation.value} in {update.file}" for update in updates)
+    return "; ".join(told)[:SUMMARY_CHARS_MAX]
 
 
 async def _logic_offer(offering: Offering, caller: Caller, asked: Asked, agent_id: str, body: LogicProposal) -> Offer:

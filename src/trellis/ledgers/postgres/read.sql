@@ -127,6 +127,9 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
   from event e join job j on j.id = e.id join actor a on a.id = e.actor
  where e.type = $1 and ($2::timestamptz is null or e.at >= $2) order by e.at, e.id, e.version limit $3
 
+-- name: count_events
+select e.type, count(*) as many from event e where e.type = any($1::smallint[]) and e.at >= $2 group by e.type
+
 -- name: events_by_correlation
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name
   from job j join event e on e.id = j.id join actor a on a.id = e.actor

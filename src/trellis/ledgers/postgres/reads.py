@@ -68,6 +68,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     events: LiteralString
     events_of: LiteralString
     events_by_type: LiteralString
+    count_events: LiteralString
     events_by_correlation: LiteralString
     feed_batches: LiteralString
     feed_events: LiteralString
@@ -261,6 +262,11 @@ class Reads:
         else:
             raise OptionInvalid(option="type_", value=None, expected="a type or a correlation id")
         return [rows.event(row) for row in found]
+
+    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
+        codes = {event_code(type_): type_ for type_ in types}
+        counted = {row["type"]: row["many"] for row in await self.fetch(Read.count_events, list(codes), since)}
+        return {type_: counted.get(code, 0) for code, type_ in codes.items()}
 
     async def feed(
         self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None

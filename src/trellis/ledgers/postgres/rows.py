@@ -88,6 +88,7 @@ def dead_letter(row: Row, state: str | None = None) -> DeadLetter:
     return DeadLetter(
         job_id=JobId(row["job_id"]),
         type=row["type_name"],
+        lifecycle=lifecycle.name,
         state=state or lifecycle.state_of(row["state"]).name,
         reason_code=ReasonCode(row["reason_code"]),
         stage=Stage(row["stage"]),

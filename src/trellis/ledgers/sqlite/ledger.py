@@ -322,6 +322,9 @@ class SqliteLedger:
             lambda tx: reads.find_events(tx, type_=type_, correlation_id=correlation_id, since=since, limit=limit)
         )
 
+    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
+        return await self._reader.run(lambda tx: reads.count_events(tx, types, since=since))
+
     async def feed(
         self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
     ) -> FeedPage:

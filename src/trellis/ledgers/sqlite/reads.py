@@ -66,6 +66,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     feed: LiteralString
     feed_end: LiteralString
     events_by_type: LiteralString
+    count_events: LiteralString
     events_by_correlation: LiteralString
     signals: LiteralString
     result: LiteralString
@@ -157,10 +158,8 @@ def feed_end(tx: Transaction) -> str:
 def find_events(
     tx: Transaction, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
 ) -> list[Event]:
-    if type_ is not None and type_ not in EVENT_TYPES:
-        raise OptionInvalid(option="type", value=type_, expected="an event type of a lifecycle")
     values = {
-        "type": None if type_ is None else event_code(type_),
+        "type": None if type_ is None else event_code(_known_type(type_)),
         "correlation": correlation_id,
         "since": 0 if since is None else rows.microseconds(since),
         "limit": page_size(limit),
@@ -171,6 +170,19 @@ def find_events(
         raise OptionInvalid(option="type", value=None, expected="a type or a correlation id")
     del values["correlation"]
     return [rows.event(row) for row in tx.db.execute(_Sql.events_by_type, values)]
+
+
+def count_events(tx: Transaction, types: Sequence[str], *, since: datetime) -> dict[str, int]:
+    codes = {event_code(_known_type(type_)): type_ for type_ in types}
+    values = {"types": json.dumps(list(codes)), "since": rows.microseconds(since)}
+    counted = dict(tx.db.execute(_Sql.count_events, values).fetchall())
+    return {type_: counted.get(code, 0) for code, type_ in codes.items()}
+
+
+def _known_type(type_: str) -> str:
+    if type_ not in EVENT_TYPES:
+        raise OptionInvalid(option="type", value=type_, expected="an event type of a lifecycle")
+    return type_
 
 
 def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:

@@ -130,6 +130,7 @@ def dead_letter(row: Row) -> DeadLetter:
     return DeadLetter(
         job_id=job_id,
         type=kind,
+        lifecycle=BY_CODE[lifecycle].name,
         state=STATE_NAMES[lifecycle, state],
         reason_code=ReasonCode(reason),
         stage=Stage(stage),

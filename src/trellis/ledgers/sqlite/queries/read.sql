@@ -175,6 +175,10 @@ FROM trellis_event e INDEXED BY trellis_event_type_at
 JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job JOIN trellis_actor a ON a.id = e.actor
 WHERE e.type = :type AND e.at >= :since ORDER BY e.at, e.seq LIMIT :limit;
 
+-- name: count_events
+SELECT e.type, count(*) FROM trellis_event e INDEXED BY trellis_event_type_at
+WHERE e.type IN (SELECT value FROM json_each(:types)) AND e.at >= :since GROUP BY e.type;
+
 -- name: events_by_correlation
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
   e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq

@@ -1,0 +1,76 @@
+"""Dead letters of every lifecycle as one list, on every ledger."""
+
+import json
+
+import pytest
+
+from tests.artifacts.desk import ORCHESTRATOR, advance, call_nlm, queue_job
+from tests.ledgers.conformance.rig import SUBMITTER, Rig
+from trellis.engine.jobs import Actor, DeathCertificate, JobId, Move, Moved, NewJob, ReasonCode, RequestId, Stage
+from trellis.engine.records import JobFilter
+from trellis.lifecycles import Role
+from trellis.operations.letters import dead_letters, requeue_dead
+
+OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator@test")
+DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+
+
+async def moved(rig: Rig, actor: Actor, job_id: str, target: str, death: DeathCertificate | None = None) -> None:
+    move = Move(job_id=JobId(job_id), target=target, request_id=RequestId(f"{target} {job_id}"), death=death)
+    assert isinstance(await rig.ledger.move(actor, move), Moved)
+
+
+async def dead_leased(rig: Rig, job_id: str) -> None:
+    await rig.ledger.submit(SUBMITTER, [NewJob(job_id=JobId(job_id), type="work")])
+    await moved(rig, OPERATOR, job_id, "dead_lettered", DEATH)
+
+
+async def dead_queued(rig: Rig, job_id: str) -> None:
+    lease = await call_nlm(rig.ledger, queue_job(job_id))
+    data = json.dumps({"error": {"code": "NLM_UNAVAILABLE", "message": "503"}}).encode()
+    assert await advance(rig.ledger, lease, "NOTEBOOKLM_CALL", "retry", delay_s=3600.0, data=data)
+    for target in ("FAILED", "DEAD"):
+        await moved(rig, ORCHESTRATOR, job_id, target)
+
+
+async def paged(rig: Rig, limit: int) -> list[str]:
+    """Every letter, page by page."""
+    found, cursor = list[str](), None
+    while True:
+        page = await dead_letters(rig.ledger, JobFilter(), limit=limit, cursor=cursor)
+        found += [letter.job_id for letter in page.letters]
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+@pytest.mark.requirement("DJ-12", "JQ-4")
+async def test_dead_letters_of_both_lifecycles_are_paged_filtered_and_requeued_together(rig: Rig):
+    for number, make in enumerate((dead_leased, dead_queued, dead_leased, dead_queued)):
+        await make(rig, f"dead-{number}")
+        await rig.advance(1.0)
+    assert await paged(rig, 1) == ["dead-3", "dead-2", "dead-1", "dead-0"]
+    only = await dead_letters(rig.ledger, JobFilter(lifecycle="queue-job"), limit=10)
+    assert [(one.job_id, one.reason_code.value) for one in only.letters] == [
+        ("dead-3", "dependency_unavailable"),
+        ("dead-1", "dependency_unavailable"),
+    ]
+    answers = await requeue_dead(rig.ledger, OPERATOR, JobFilter(), RequestId("all"), limit=3, cause="mended")
+    assert [(one.job_id, isinstance(one, Moved)) for one in answers] == [
+        *(("dead-0", True), ("dead-2", True), ("dead-1", True))
+    ]
+    left = await dead_letters(rig.ledger, JobFilter(), limit=10)
+    assert [one.job_id for one in left.letters] == ["dead-3"]
+
+
+async def test_a_job_that_was_submitted_first_and_died_last_is_on_one_page(rig: Rig):
+    new = [NewJob(job_id=JobId(name), type="work") for name in ("first", "second")]
+    await rig.ledger.submit(SUBMITTER, new)
+    for name in ("second", "queue-1", "first", "queue-2"):
+        if name.startswith("queue"):
+            await dead_queued(rig, name)
+        else:
+            await moved(rig, OPERATOR, name, "dead_lettered", DEATH)
+        await rig.advance(1.0)
+    for limit in (1, 2, 3):
+        assert sorted(await paged(rig, limit)) == ["first", "queue-1", "queue-2", "second"]
