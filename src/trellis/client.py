@@ -7,7 +7,7 @@ async with connect("sqlite:///trellis.db") as trellis:
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
@@ -25,6 +25,7 @@ from trellis.engine.errors import (
     JobDeadLettered,
     JobFailed,
     JobNotFound,
+    NotAllowed,
     OptionInvalid,
     TokenExpired,
 )
@@ -49,7 +50,7 @@ from trellis.engine.reach import Reach
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State, Trigger
-from trellis.worker.app import App
+from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
@@ -138,6 +139,7 @@ class Trellis:
         self._clock = clock
         self._new_id = new_id
         self._app = app
+        self._declared = False
         self._asking = asking
         self._accepted = accepted
         self._reach = Reach(principal=principal, ledger=ledger)
@@ -160,6 +162,7 @@ class Trellis:
             option = min(given)
             raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
         actor = self._permitted("jobs.create", SUBMITTING)
+        await self._declare_new()
         about = {"trellis.type": type_, "trellis.jobs": len(payloads)}
         with tracing.span("job.submit", about, kind=tracing.PRODUCER) as span:
             jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
@@ -201,6 +204,7 @@ class Trellis:
 
         The handle's result is what its worker reported: with `result_ptr`, where the result itself is.
         """
+        refuse_unknown(wishes, tuple(TopicWishes.__annotations__))
         if self._asking is None:
             raise OptionInvalid(
                 option="topic", value=topic, expected="only a connection of `connect` has the bus's settings"
@@ -335,7 +339,7 @@ class Trellis:
         Several jobs are a chain: each compensation must succeed before the next begins.
         """
         originals = sorted([await self.job(job_id) for job_id in jobs], key=_created, reverse=True)
-        wanted = [(job, self._compensation(job, type_)) for job in originals]
+        wanted = [(job, await self._compensation(job, type_)) for job in originals]
         handles: list[JobHandle] = []
         for job, undoing in wanted:
             handle = await self._undo(job, undoing)
@@ -357,7 +361,21 @@ class Trellis:
         actor = self._acting(Role.CONTROL_PLANE, action="leave a follower behind")
         return await self.ledger.leave_behind(actor, follower)
 
+    async def declare(self, app: App) -> None:
+        """Let what an application declares about its job types hold for every submit from anywhere, as a worker does when it starts."""
+        actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
+        await self.ledger.declare_types(actor, [spec.declared for spec in app])
+
     # --- inside --------------------------------------------------------------------------------------------------
+
+    async def _declare_new(self) -> None:
+        """Declare types of the application that the ledger does not know, once; a caller who may not leaves that to a worker."""
+        if self._app is None or self._declared:
+            return
+        self._declared = True
+        with suppress(NotAllowed):
+            actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
+            await self.ledger.declare_types(actor, [spec.declared for spec in self._app], only_new=True)
 
     def _permitted(self, rule: str, among: Sequence[Role] | None = None) -> Actor:
         """The caller in the first of these roles that the table gives the right to; raises NotAllowed, TokenExpired."""
@@ -397,19 +415,23 @@ class Trellis:
     def _request_id(self) -> RequestId:
         return RequestId(self._new_id())
 
-    def _compensation(self, job: Job, type_: str | None) -> str:
+    async def _compensation(self, job: Job, type_: str | None) -> str:
         if not _state(job).success:
             raise OptionInvalid(
                 option="job", value=job.job_id, expected=f"only succeeded jobs are undone, not {job.state}"
             )
-        declared = self._app.spec(job.type).options.compensation if self._app and job.type in self._app else None
-        if type_ is None and declared is None:
+        if type_ is None and self._app is not None and job.type in self._app:
+            type_ = self._app.spec(job.type).options.compensation
+        if type_ is None:
+            declared = await self.ledger.declared_types(job.type)
+            type_ = next((one.compensation for one in declared if one.lifecycle == job.lifecycle), None)
+        if type_ is None:
             raise OptionInvalid(
                 option="type_",
                 value=None,
                 expected=f"{job.type!r} declares no compensation, so name the type that undoes it",
             )
-        return type_ or declared or ""
+        return type_
 
     async def _undo(self, job: Job, type_: str) -> JobHandle:
         body = await self.ledger.result(job.job_id)

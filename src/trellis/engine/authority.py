@@ -11,7 +11,18 @@ from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 
-Verb = Literal["pause", "limit_rate", "limit_held", "limit_key", "sweep", "follow", "leave_behind", "restore", "remark"]
+Verb = Literal[
+    "pause",
+    "limit_rate",
+    "limit_held",
+    "limit_key",
+    "declare_types",
+    "sweep",
+    "follow",
+    "leave_behind",
+    "restore",
+    "remark",
+]
 """The ledger's verbs that are no step of a job; a pause is also its end."""
 
 ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
@@ -21,6 +32,8 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "limit_rate": frozenset({Role.CONTROL_PLANE, Role.WORKER, Role.ORCHESTRATOR}),
         "limit_key": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
         "limit_held": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
+        # A worker declares the options of the types that it serves.
+        "declare_types": frozenset({Role.CONTROL_PLANE, Role.WORKER}),
         "sweep": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
         "leave_behind": frozenset({Role.CONTROL_PLANE}),
@@ -37,6 +50,7 @@ _ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "limit_rate": "limit the rate of a type",
         "limit_key": "limit a concurrency key",
         "limit_held": "limit how many of a type are held",
+        "declare_types": "declare the options of a type",
         "sweep": "sweep",
         "follow": "follow the feed under a name",
         "leave_behind": "let retention go on without a follower",

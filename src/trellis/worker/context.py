@@ -66,13 +66,13 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1."""
-        return self._held.claimed.attempt + 1
+        """Which attempt this is, from 1. Attempts that ended in a snooze or were given back do not count."""
+        return self._held.claimed.attempts_spent + 1
 
     @property
     def max_attempts(self) -> int:
         """How many attempts the job has."""
-        return self._held.claimed.max_attempts
+        return self._held.claimed.attempts_allowed
 
     @property
     def epoch(self) -> Epoch:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import pydantic
+import pydantic_core
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
@@ -18,6 +19,7 @@ from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.ownership import admitted, within_agent
+from trellis.engine.text import nearest
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -100,6 +102,19 @@ class JobAsked(pydantic.BaseModel):
             ]
         },
     )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _fields_are_known(cls, asked: Any) -> Any:
+        """A misspelt field is refused with the name that was probably meant."""
+        if isinstance(asked, dict):
+            for name in sorted(str(name) for name in cast("dict[Any, Any]", asked) if name not in cls.model_fields):
+                near = nearest(name, cls.model_fields)
+                problem = "there is no such field" + (f" (did you mean {near}?)" if near else "")
+                raise pydantic_core.PydanticCustomError(
+                    "extra_forbidden", "{problem}", {"problem": f"{name}: {problem}"}
+                )
+        return cast("Any", asked)
 
     type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
     job_type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)

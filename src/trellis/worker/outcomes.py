@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from trellis.engine.errors import OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
+from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeathCertificate, ReasonCode, Stage
 from trellis.engine.retries import AttemptFacts, DeadLetterIt, Fail, Retry, error_text, on_error, storable
 from trellis.lifecycles import Trigger
@@ -77,6 +77,23 @@ def succeeded(held: Held, value: Any) -> Advance:
     )
 
 
+def uncommitted(completion: Advance, error: Exception) -> Advance:
+    """The ledger will never have this completion: the job is dead-lettered, because every further attempt would end here again.
+
+    What the handler named and cannot be named is its own mistake; anything else is the ledger's.
+    """
+    reason = ReasonCode.VALIDATION_FAILED if isinstance(error, InputError) else ReasonCode.INFRASTRUCTURE_FAILURE
+    death = DeathCertificate(reason_code=reason, stage=Stage.COMMIT, last_error=error_text(error))
+    return Advance(
+        lease=completion.lease,
+        source=completion.source,
+        trigger=REJECT,
+        cause=death.last_error[:CAUSE_CHARS_MAX],
+        data=_error_data(error, death.last_error, None),
+        death=death,
+    )
+
+
 def raised(held: Held, error: BaseException, draw: Callable[[], float]) -> Advance:
     """The handler raised, or was stopped."""
     fate = Fate.DOUBTED if held.fate is None and held.lease_over and not held.cancel_requested else held.fate
@@ -89,8 +106,9 @@ def raised(held: Held, error: BaseException, draw: Callable[[], float]) -> Advan
             lease=held.lease, source=held.state, trigger=Trigger.SNOOZE, delay_s=error.delay_s, spare_attempt=True
         )
     if held.fate is Fate.TIMED_OUT:
-        error = TransientError(f"no end after {held.spec.options.timeout_s:g} s (timeout_s)")
-    facts = AttemptFacts(held.claimed.attempt, held.claimed.max_attempts)
+        late = f"no end after {held.spec.options.timeout_s:g} s (timeout_s)"
+        error = TransientError(late, reason_code=ReasonCode.EXHAUSTED_RETRIES)  # its own time is up, nobody else's
+    facts = AttemptFacts(held.claimed.attempts_spent, held.claimed.attempts_allowed)
     match on_error(facts, error, held.spec.errors, draw):
         case Retry(delay_s, text):
             return Advance(

@@ -218,6 +218,10 @@ select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked
     on c.type = t.id
  order by t.name
 
+-- name: declared_types
+select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation
+  from type_options o join job_type t on t.id = o.type where $1::text is null or t.name = $1 order by t.name, o.lifecycle limit $2
+
 -- name: workers
 select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = a.id) as held
   from worker w join actor a on a.id = w.actor where w.seen_at > trellis.now() - interval '1 day' order by w.seen_at desc limit 1000

@@ -2,6 +2,7 @@
 
 from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, Signal
+from trellis.engine.type_options import TypeOptions
 from trellis.ledgers.postgres.connection import Row
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
 from trellis.lifecycles.lifecycle import ROLES
@@ -38,6 +39,21 @@ def job(row: Row) -> Job:
         compensates=row["compensates_id"],
         payload=row.get("payload"),
         progress=row.get("progress"),
+    )
+
+
+def type_options(row: Row) -> TypeOptions:
+    """A row of `type_options` with its names."""
+    return TypeOptions(
+        type=row["name"],
+        lifecycle=BY_CODE[row["lifecycle"]].name,
+        priority=Priority(row["prio"]),
+        max_attempts=row["max_attempts"],
+        max_deaths=row["max_deaths"],
+        deadline_s=row["deadline_s"],
+        concurrency_limit=row["concurrency_limit"],
+        keyed=row["keyed"],
+        compensation=row["compensation"],
     )
 
 

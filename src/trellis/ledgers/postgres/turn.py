@@ -376,4 +376,5 @@ def _widened(job: Claimed, row: Row) -> Claimed:
         checkpoint=base64.b64decode(checkpoint) if checkpoint is not None else None,
         deadline_s=more["deadline_s"],
         runs_alone=more["runs_alone"],
+        spared=more["spared"] or 0,
     )

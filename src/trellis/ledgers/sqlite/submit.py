@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import LiteralString
 
 from trellis.engine.errors import JobNotFound, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
-from trellis.engine.jobs import SUBMIT_MAX, Actor, JobId, Mismatch, NewJob, Submitted
+from trellis.engine.jobs import SUBMIT_MAX, Actor, Chosen, JobId, Mismatch, NewJob, Submitted
 from trellis.engine.reserved_ids import check_new_id
+from trellis.engine.type_options import with_declared
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ROLE_CODES, STEPS, US, Act, Step, Who, landing
 from trellis.ledgers.sqlite.steps import array, promote, write_act
+from trellis.ledgers.sqlite.type_options import Declared
 from trellis.lifecycles import LIFECYCLES, Trigger
 
 GIVEN_ID_SCOPE = "job_id"
@@ -56,15 +58,16 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     known = existing(tx, [job.job_id for job in jobs])
     who = Who(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     last = last_job(tx)
-    new = _New()
+    new, declared = _New(), Declared(tx)
     answers: list[Submitted | Mismatch] = []
     for job, step in zip(jobs, steps, strict=True):
         answer = _earlier(tx, job, known, new)
         if answer is None:
             check_new_id(job.job_id, job.lifecycle, actor.role)
-            _refuse_full(tx, job, new)
+            stored = job if job.chosen == Chosen.ALL else with_declared(job, declared.of(job))
+            _refuse_full(tx, stored, new)
             last += 1
-            _take_in(tx, new, job, step, who, last)
+            _take_in(tx, new, stored, step, who, last)
             answer = Submitted(job_id=job.job_id, created=True)
         answers.append(answer)
     _write(tx, new)
