@@ -9,7 +9,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pydantic
@@ -18,6 +17,7 @@ from trellis.bus.wishes import TopicWishes
 from trellis.engine import tracing
 from trellis.engine.authority import Principal
 from trellis.engine.clock import Clock
+from trellis.engine.dead_letters import dead_letter, operators_reason
 from trellis.engine.errors import (
     IdempotencyMismatch,
     InvalidTransition,
@@ -29,6 +29,7 @@ from trellis.engine.errors import (
     OptionInvalid,
     TokenExpired,
 )
+from trellis.engine.event_data import ArtifactPointer, artifacts_of, reason_of
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     SUBMIT_MAX,
@@ -40,6 +41,7 @@ from trellis.engine.jobs import (
     Moved,
     NewJob,
     NotMoved,
+    ReasonCode,
     RequestId,
     Submitted,
 )
@@ -47,9 +49,10 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import RULES, Grant, permit
 from trellis.engine.ownership import admitted, checked, is_own, owner_name, relayed, scoped_key
 from trellis.engine.reach import Reach
-from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
+from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State, Trigger
+from trellis.operations.letters import letter_of
 from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
@@ -63,7 +66,6 @@ WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
 FEED_PAGE_MAX = 500
 SIGNALS_MAX = 1_000
-LETTERS_MAX = 100
 
 
 class JobHandle:
@@ -88,6 +90,10 @@ class JobHandle:
     async def signals(self) -> list[Signal]:
         """Progress and log lines, oldest first, while they are kept."""
         return await self._trellis.signals(self.id)
+
+    async def artifacts(self) -> tuple[ArtifactPointer, ...]:
+        """What the handler named when the job succeeded (`ctx.artifact`); empty before that."""
+        return artifacts_of(await self.events())
 
     async def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the job to succeed and return its result, typed when its handler or `returns` is known.
@@ -267,9 +273,9 @@ class Trellis:
     async def why(self, job: Job) -> JobFailed | JobDeadLettered | JobCancelled:
         """Why a job that did not succeed ended, from its last event and its dead letter."""
         events = await self.events(job.job_id)
-        reason = _reason(events[-1]) if events else job.state
+        reason = reason_of(events[-1]) if events else job.state
         if _state(job).dead_letter:
-            letter = await self._letter(job)
+            letter = await letter_of(self.ledger, job)
             code = letter.reason_code.value if letter else "unknown"
             return JobDeadLettered(
                 job_id=job.job_id, reason_code=code, reason=letter.last_error if letter else reason, letter=letter
@@ -325,6 +331,19 @@ class Trellis:
         assert isinstance(answer, Moved | CancelRequested)
         return await self.job(job_id)
 
+    async def dead_letter(
+        self, job_id: str, *, reason: str, reason_code: ReasonCode | str = ReasonCode.POLICY_VIOLATION
+    ) -> Job:
+        """End a job that has not ended with a dead letter, without a retry; an operator's act. Raises InvalidTransition."""
+        actor = self._permitted("jobs.update", (Role.CONTROL_PLANE,))
+        code = operators_reason(reason_code)
+        answer = await dead_letter(
+            self.ledger, actor, JobId(job_id), self._request_id(), reason_code=code, reason=reason
+        )
+        if isinstance(answer, NotMoved):
+            raise _refused(answer, actor.role)
+        return await self.job(job_id)
+
     async def requeue(
         self, jobs: Sequence[str] | JobFilter, *, limit: int = 100, cause: str | None = None
     ) -> list[Moved | NotMoved]:
@@ -338,7 +357,7 @@ class Trellis:
 
         Several jobs are a chain: each compensation must succeed before the next begins.
         """
-        originals = sorted([await self.job(job_id) for job_id in jobs], key=_created, reverse=True)
+        originals = sorted([await self.job(job_id) for job_id in jobs], key=lambda job: job.created_at, reverse=True)
         wanted = [(job, await self._compensation(job, type_)) for job in originals]
         handles: list[JobHandle] = []
         for job, undoing in wanted:
@@ -449,11 +468,6 @@ class Trellis:
             idempotency_key=job.job_id,
         )
 
-    async def _letter(self, job: Job) -> DeadLetter | None:
-        where = JobFilter(type=job.type, correlation_id=job.correlation_id)
-        letters = await self.ledger.dead_letters(where, limit=LETTERS_MAX)
-        return next((letter for letter in letters if letter.job_id == job.job_id), None)
-
 
 def _is_settled(job: Job) -> bool:
     return LIFECYCLES[job.lifecycle].is_settled(job.state)
@@ -463,23 +477,10 @@ def _state(job: Job) -> State:
     return LIFECYCLES[job.lifecycle].by_name[job.state]
 
 
-def _created(job: Job) -> datetime:
-    return job.created_at
-
-
 def _accepted(answer: Submitted | Mismatch) -> Submitted:
     if isinstance(answer, Mismatch):
         raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
     return answer
-
-
-def _reason(event: Event) -> str:
-    data: Any = json.loads(event.data) if event.data else {}
-    error: Any = data.get("error", data.get("error_message"))
-    message = error.get("message") if isinstance(error, dict) else error  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    if code := data.get("error_code"):
-        return f"{code}: {message}" if message else str(code)
-    return str(message or event.cause or event.type)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _mode(mode: CancelMode | str) -> CancelMode:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
+from trellis.engine.event_data import artifacts_data
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeathCertificate, ReasonCode, Stage
 from trellis.engine.retries import AttemptFacts, DeadLetterIt, Fail, Retry, error_text, on_error, storable
 from trellis.lifecycles import Trigger
@@ -72,6 +73,7 @@ def succeeded(held: Held, value: Any) -> Advance:
         lease=held.lease,
         source=held.state,
         trigger=Trigger.COMPLETE,
+        data=artifacts_data(held.artifacts) if held.artifacts else None,
         result=result,
         result_ttl_s=held.spec.options.result_ttl_s,
     )

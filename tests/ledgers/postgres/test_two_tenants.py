@@ -39,7 +39,7 @@ SWEEPER = Actor(role=Role.SWEEPER, name="sweep")
 SUBMITTER = Role.SUBMITTER.code
 OF_EVERYBODY = {
     "contract": {"event_type", "lifecycle", "meta", "role", "rule_grant", "state", "transition"},
-    "names": {"actor", "authority", "job_type", "worker"},
+    "names": {"actor", "authority", "job_type", "type_options", "worker"},
     "positions": {"batch", "claim", "feed", "feed_end", "follower", "follower_place", "sweeper"},
 }
 """Relations that hold no job's content and that every login reads: names, positions and the contract."""
@@ -236,7 +236,14 @@ async def test_the_ledgers_own_client_is_held_to_the_same(tenants: Tenants, link
 CALLABLE = {
     "submitted or cancelled, looked at above": {"submit_job", "submit_plain", "submit_keyed", "cancel", "moves"},
     "by role: no transition lets a submitter": {"requeue", "turn", "turns", "restore", "sweep", "remark"},
-    "by role: for operators and services": {"set_paused", "set_rate", "set_held_max", "set_key_limit", "retain"},
+    "by role: for operators and services": {
+        "set_paused",
+        "set_rate",
+        "set_held_max",
+        "set_key_limit",
+        "declare_types",
+        "retain",
+    },
     "by role: for followers": {"follow", "leave_behind"},
     "only what the login holds": {"renew", "save_checkpoint", "journal_entries", "add_signals", "followed"},
     "reads through row security": {"heads"},
@@ -271,6 +278,7 @@ async def test_a_submitters_login_is_refused_what_operators_and_services_do(tena
         f"SELECT trellis.set_paused({me}, 'ship', true)",
         f"SELECT trellis.set_rate({me}, 'ship', 1, 1)",
         f"SELECT trellis.set_held_max({me}, 'ship', 1)",
+        f"SELECT trellis.declare_types({me}, false, '{{4}}', '{{ship}}', '{{0}}', '{{1}}', '{{1}}', null, '{{1}}', '{{t}}', null)",
         f"SELECT trellis.set_key_limit({me}, 'user:host', 1)",
         "SELECT trellis.retain(0, 0, 0, 100)",
         f"SELECT trellis.follow({me}, 'projector', 10, true)",

@@ -4,7 +4,7 @@ Runs, proposals and inbox entries are jobs of the ledger too, but have collectio
 """
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -18,7 +18,9 @@ from trellis.bus.errors import RequestInvalid
 from trellis.bus.pointers import Part
 from trellis.bus.requests import JobRequest
 from trellis.engine import tracing
+from trellis.engine.dead_letters import dead_letter, operators_reason
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
+from trellis.engine.event_data import artifacts_of, cause_of
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     CancelMode,
@@ -28,9 +30,11 @@ from trellis.engine.jobs import (
     Moved,
     NewJob,
     NotMoved,
+    ReasonCode,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.matrices import permit
 from trellis.engine.ownership import checked, may_cancel, may_see, relayed, within_scope
 from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.agent_scope import within_job_agent
@@ -40,7 +44,7 @@ from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve, wish
 from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
 from trellis.instance import Instance
-from trellis.lifecycles import LIFECYCLES
+from trellis.lifecycles import LIFECYCLES, Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -86,6 +90,20 @@ class JobRequeue(pydantic.BaseModel):
     )
 
     reason: str | None = pydantic.Field(None, max_length=500)
+
+
+class JobDeadLetter(pydantic.BaseModel):
+    """Why nobody shall run it."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"reason_code": "policy_violation", "reason": "it mails people who opted out"}]
+        },
+    )
+
+    reason_code: str = pydantic.Field(ReasonCode.POLICY_VIOLATION.value, max_length=50)
+    reason: str = pydantic.Field(min_length=1, max_length=500)
 
 
 class WorkerShape(pydantic.BaseModel):
@@ -196,7 +214,10 @@ async def one(
         "payload": _json(job.payload),
         "progress": _json(job.progress),
         "result": _json(await instance.ledger.result(job.job_id)),
+        "cancel_cause": job.cancel_cause,
     }
+    if job.lifecycle == LEASED_JOB.name and job.place is Place.ENDED:
+        whole["artifacts"] = [asdict(one) for one in artifacts_of(await instance.ledger.events(job.job_id))]
     if job.lifecycle == BUS_JOB.name:
         return {**whole, **await _bus_job(instance, job)}
     return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(instance, job)}
@@ -360,6 +381,26 @@ async def requeue(
     return _after(job, answer, caller.actor.role.value, response)
 
 
+@router.post("/jobs/{job_id}/dead-letter", response_model=JobShape, responses=PROBLEMS)
+async def bury(
+    job_id: JobIdPath,
+    body: JobDeadLetter,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.update")],
+    asked: Once,
+    response: Response,
+) -> dict[str, Any]:
+    """End a job that has not ended with a dead letter, without a retry. An operator's act (DJ-18)."""
+    actor = permit(caller.principal, "jobs.update", among=(Role.CONTROL_PLANE,))
+    job = await _found(caller, "jobs.update", instance.ledger, job_id)
+    code = operators_reason(body.reason_code)
+    await reserve(instance, asked, job.job_id)
+    answer = await dead_letter(
+        instance.ledger, actor, job.job_id, asked.request_id, reason_code=code, reason=body.reason
+    )
+    return _after(job, answer, actor.role.value, response)
+
+
 @router.get("/workers", response_model=Page[WorkerShape], responses=PROBLEMS)
 async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.read")]) -> dict[str, Any]:
     """Worker processes that were seen lately, and how much each holds."""
@@ -429,7 +470,7 @@ def _event(event: Event, trace_id: str | None) -> dict[str, Any]:
         "ts": timestamp(event.ts),
         "actor": event.actor,
         "correlation_id": event.correlation_id,
-        "cause": event.cause,
+        "cause": cause_of(event),
         "payload": {
             "from": event.source,
             "to": event.target,

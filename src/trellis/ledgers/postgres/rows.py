@@ -11,6 +11,7 @@ from trellis.lifecycles.lifecycle import ROLES
 def job(row: Row) -> Job:
     """A row of `job_status` with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
+    asked_by, asked_why = row.get("asked") or (None, None)
     return Job(
         job_id=JobId(row["job_id"]),
         lifecycle=lifecycle.name,
@@ -32,6 +33,8 @@ def job(row: Row) -> Job:
         owner=row["owner_name"] if row["place"] == Place.HELD else None,
         lease_expires_at=row["until"],
         cancel_requested=row["cancel_at"] is not None,
+        cancel_asked_by=asked_by,
+        cancel_cause=asked_why,
         concurrency_key=row["key_name"],
         correlation_id=row["correlation_id"] or row["job_id"],
         trace=row["trace"],

@@ -359,6 +359,7 @@ def _claimed(row: Row, rows: Sequence[Row], names: dict[int, str], claim: Claim)
         [correlation or job_id for correlation, job_id in zip(row["correlations"], job_ids, strict=True)],
         *[repeat(None)] * 5,
         repeat(False),
+        repeat(0),
     ]
     jobs = list(map(_job, zip(*columns, strict=False)))
     wide = {row["id"]: row for row in rows if row["kind"] == WIDE}
