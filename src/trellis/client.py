@@ -335,7 +335,7 @@ class Trellis:
         self, job_id: str, *, reason: str, reason_code: ReasonCode | str = ReasonCode.POLICY_VIOLATION
     ) -> Job:
         """End a job that has not ended with a dead letter, without a retry; an operator's act. Raises InvalidTransition."""
-        actor = self._permitted("jobs.update", (Role.CONTROL_PLANE,))
+        actor = self._permitted("jobs.dead-letter")
         code = operators_reason(reason_code)
         answer = await dead_letter(
             self.ledger, actor, JobId(job_id), self._request_id(), reason_code=code, reason=reason

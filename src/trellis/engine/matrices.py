@@ -71,6 +71,7 @@ _RULES = (
     _rule("jobs.delete", "delete jobs", _JOBS),
     _rule("jobs.cancel", "cancel jobs", "D43", Role.CONTROL_PLANE, own=(Role.SUBMITTER,)),
     _rule("jobs.requeue", "requeue jobs", "D9", Role.CONTROL_PLANE),
+    _rule("jobs.dead-letter", "dead-letter jobs", "DJ-18", Role.CONTROL_PLANE),
     _rule("jobs.approve", "decide about a job that the safety kernel held", "D45", *_PEOPLE),
     # 4.2 Artifact store.
     _rule("artifacts.write", "write new artifacts", _ARTIFACTS, Role.NLM_BACKEND),

@@ -176,9 +176,7 @@ class Context:
         Only the attempt that succeeds keeps what it named. Store the bytes first, under a name of their own for every attempt.
         """
         self._refuse_if_lost()
-        add_artifact(
-            self._held.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size)
-        )
+        add_artifact(self._held.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
     async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """The result of `call`, made once: a later attempt gets the first durable result without calling again."""

@@ -34,7 +34,6 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.matrices import permit
 from trellis.engine.ownership import checked, may_cancel, may_see, relayed, within_scope
 from trellis.engine.records import Event, Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.agent_scope import within_job_agent
@@ -44,7 +43,7 @@ from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve, wish
 from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
 from trellis.instance import Instance
-from trellis.lifecycles import LIFECYCLES, Role
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -386,19 +385,18 @@ async def bury(
     job_id: JobIdPath,
     body: JobDeadLetter,
     instance: InstanceOf,
-    caller: Annotated[Caller, requires("jobs.update")],
+    caller: Annotated[Caller, requires("jobs.dead-letter")],
     asked: Once,
     response: Response,
 ) -> dict[str, Any]:
     """End a job that has not ended with a dead letter, without a retry. An operator's act (DJ-18)."""
-    actor = permit(caller.principal, "jobs.update", among=(Role.CONTROL_PLANE,))
-    job = await _found(caller, "jobs.update", instance.ledger, job_id)
+    job = await _found(caller, "jobs.dead-letter", instance.ledger, job_id)
     code = operators_reason(body.reason_code)
     await reserve(instance, asked, job.job_id)
     answer = await dead_letter(
-        instance.ledger, actor, job.job_id, asked.request_id, reason_code=code, reason=body.reason
+        instance.ledger, caller.actor, job.job_id, asked.request_id, reason_code=code, reason=body.reason
     )
-    return _after(job, answer, actor.role.value, response)
+    return _after(job, answer, caller.actor.role.value, response)
 
 
 @router.get("/workers", response_model=Page[WorkerShape], responses=PROBLEMS)

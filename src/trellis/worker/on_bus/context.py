@@ -166,9 +166,7 @@ class BusContext:
         self, pointer: str, *, name: str | None = None, sha256: str | None = None, size: int | None = None
     ) -> None:
         """Name something that this job made; its pointer goes with the result. The bus has no place for the rest."""
-        add_artifact(
-            self._attempt.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size)
-        )
+        add_artifact(self._attempt.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
     async def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of Context
         """Not on the bus."""
