@@ -6,7 +6,8 @@ name. A concurrency key that a Python function computes cannot be computed by th
 application nor a key is refused, because it would pass by the limit.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from trellis.engine.errors import ConcurrencyKeyMissing
 from trellis.engine.jobs import ATTEMPTS_DEFAULT, DEATHS_DEFAULT, Chosen, NewJob, Priority
@@ -32,28 +33,27 @@ class TypeOptions:
     """The job type that undoes a succeeded job of this one."""
 
 
-def with_declared(job: NewJob, declared: TypeOptions | None) -> NewJob:
-    """The job as it is stored; raises ConcurrencyKeyMissing."""
-    if declared is None or job.chosen == Chosen.ALL:
-        return job
+class Resolved(NamedTuple):
+    """The options that a job is stored with."""
+
+    priority: Priority
+    max_attempts: int
+    max_deaths: int
+    deadline_s: float | None
+    concurrency_limit: int
+
+
+def resolved(job: NewJob, declared: TypeOptions | None) -> Resolved:
+    """What the job chose itself, and for the rest what its type declares; raises ConcurrencyKeyMissing."""
     chosen = job.chosen
+    if declared is None or chosen == Chosen.ALL:
+        return Resolved(job.priority, job.max_attempts, job.max_deaths, job.deadline_s, job.concurrency_limit)
     if declared.keyed and not chosen & Chosen.CONCURRENCY_KEY:
         raise ConcurrencyKeyMissing(type=job.type)
-    options = (
+    return Resolved(
         job.priority if chosen & Chosen.PRIORITY else declared.priority,
         job.max_attempts if chosen & Chosen.MAX_ATTEMPTS else declared.max_attempts,
         job.max_deaths if chosen & Chosen.MAX_DEATHS else declared.max_deaths,
         job.deadline_s if chosen & Chosen.DEADLINE else declared.deadline_s,
         job.concurrency_limit if chosen & Chosen.CONCURRENCY_LIMIT else declared.concurrency_limit,
-    )
-    if options == (job.priority, job.max_attempts, job.max_deaths, job.deadline_s, job.concurrency_limit):
-        return job
-    priority, max_attempts, max_deaths, deadline_s, limit = options
-    return replace(
-        job,
-        priority=priority,
-        max_attempts=max_attempts,
-        max_deaths=max_deaths,
-        deadline_s=deadline_s,
-        concurrency_limit=limit,
     )

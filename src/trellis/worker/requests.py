@@ -74,7 +74,7 @@ class SubmitSettings(TypedDict, total=False):
     """By default leased-job."""
 
 
-SETTINGS = tuple(SubmitSettings.__annotations__)
+SETTINGS = frozenset(SubmitSettings.__annotations__)
 CHOSEN_BY = {
     "priority": Chosen.PRIORITY,
     "max_attempts": Chosen.MAX_ATTEMPTS,
@@ -89,7 +89,8 @@ def new_job(
 ) -> NewJob:
     """The job to submit; raises an InputError that says what does not fit."""
     checked_type(type_)
-    refuse_unknown(settings, SETTINGS)
+    if not settings.keys() <= SETTINGS:
+        refuse_unknown(settings, tuple(SubmitSettings.__annotations__))
     spec = app.spec(type_) if app is not None else None
     value, body = spec.codec.accept(payload) if spec is not None else (payload, any_json_bytes(payload, type_))
     given = settings.get("job_id")
@@ -124,9 +125,10 @@ def new_job(
 
 def _chosen(spec: JobSpec | None, settings: SubmitSettings) -> int:
     """The options that this submit names itself. A key that the application's function computes is chosen too."""
-    chosen = sum(bit for name, bit in CHOSEN_BY.items() if settings.get(name) is not None)
-    if "deadline_s" in settings:
-        chosen |= Chosen.DEADLINE
+    chosen = 0
+    if settings:
+        chosen = sum(bit for name, bit in CHOSEN_BY.items() if settings.get(name) is not None)
+        chosen |= Chosen.DEADLINE if "deadline_s" in settings else 0
     return chosen | (Chosen.CONCURRENCY_KEY if spec is not None and spec.concurrency_key is not None else 0)
 
 
