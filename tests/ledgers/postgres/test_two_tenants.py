@@ -326,7 +326,7 @@ async def test_a_login_cannot_take_the_id_of_a_job_that_it_does_not_submit(tenan
         " array[1::smallint], array['1'::bytea], array[5::smallint], array[3::smallint], array[0::float8],"
         " array[null::timestamptz], array[null::float8], array[null::text], array[null::text], array[null::text],"
         " array[null::text], array[null::text], array[null::int], array['job_id'], array[$3], array['f'::bytea], false,"
-        " array[true], array[null::int])"
+        " array[true], array[null::int], array[63::smallint])"
     )
     with pytest.raises(asyncpg.PostgresError, match="reserved by the job"):
         await tenants.rival.fetch(submit, me, job, "acme-1")
