@@ -82,7 +82,7 @@ async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID",
     async with cli.open() as ledger:
         job = await ledger.job(JobId(id_))
         letter = await letter_of(ledger, job) if job else None
-        events = await ledger.events(job.job_id) if letter else []
+        events = await ledger.events(letter.job_id) if letter else []
     if job is None:
         raise JobNotFound(job_id=id_)
     if letter is None:

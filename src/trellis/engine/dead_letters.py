@@ -49,13 +49,13 @@ async def dead_letter(
     text = (storable(reason) or "").strip()[:ERROR_CHARS_MAX]
     if not text:
         raise OptionInvalid(option="reason", value=reason, expected="say why the job is dead-lettered")
-    answer: Moved | NotMoved
     job = await _found(ledger, job_id)
-    for _ in range(LOOKS_MAX):
-        answer = await _asked(ledger, actor, job, request_id, reason_code, text)
-        if isinstance(answer, Moved) or (now := await _found(ledger, job_id)).version == job.version:
+    answer = await _asked(ledger, actor, job, request_id, reason_code, text)
+    for _ in range(LOOKS_MAX - 1):
+        now = await _found(ledger, job_id) if isinstance(answer, NotMoved) else job
+        if now.version == job.version:
             break
-        job = now
+        job, answer = now, await _asked(ledger, actor, now, request_id, reason_code, text)
     return answer
 
 

@@ -142,7 +142,7 @@ def on_error(
         return DeadLetterIt(text, _death(ReasonCode.VALIDATION_FAILED, text))
     if isinstance(error, PermanentError):
         named = _named(error)
-        if named in AT_ONCE:
+        if named is not None and named in AT_ONCE:
             return DeadLetterIt(text, _death(named, text))
         return _fail(text, named or ReasonCode.VALIDATION_FAILED, policy)
     if job.attempts_left:
