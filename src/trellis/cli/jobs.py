@@ -205,7 +205,7 @@ def _print_failure(cli: Cli, events: Sequence[Event]) -> None:
     if (failure := last_traceback(events)) is not None:
         cli.out.line("\nLast failure", style="bold")
         for line in failure.rstrip().splitlines():
-            cli.out.line(line, style="dim")
+            cli.out.prose(line, style="dim")
 
 
 def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:

@@ -4,6 +4,8 @@ import json
 import math
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
@@ -16,6 +18,7 @@ from trellis.worker.payloads import Unreadable
 
 CAUSE_CHARS_MAX = 200
 TRACEBACK_CHARS_MAX = 4_000
+_OURS = str(Path(__file__).parent)
 STOP = "stop"
 REJECT = "reject"
 LATE = "the lease was in doubt before the handler began"
@@ -149,10 +152,18 @@ def _error_data(error: BaseException | None, text: str, delay_s: float | None) -
     """The event's payload: what people need to understand the error, bounded."""
     about: dict[str, Any] = {"message": text}
     if error is not None:
-        lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-8)
+        lines = traceback.format_exception(type(error), error, _of_handler(error), limit=-8)
         about["type"] = type(error).__name__
         about["traceback"] = storable("".join(lines)[-TRACEBACK_CHARS_MAX:])
     data: dict[str, Any] = {"error": about}
     if delay_s is not None:
         data["retry_in_s"] = round(delay_s, 3)
     return json.dumps(data, ensure_ascii=False, default=str).encode()
+
+
+def _of_handler(error: BaseException) -> TracebackType | None:
+    """Where the error was raised, without this program's own calls around the handler."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    return frames
