@@ -37,6 +37,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "engine/holding.py": "one run must not end the process that drives the others",
     "nlm_backend/driver.py": "whatever a stage raises ends its execution, with a callback that says so",
     "runs/applying.py": "whatever one proposal raises is told in it, and the others go on",
+    "worker/app.py": "whatever the application's key function raises is named in the refusal of the submit",
     "cli/applications.py": "importing the user's module may raise anything",
 }
 

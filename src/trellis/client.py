@@ -7,9 +7,8 @@ async with connect("sqlite:///trellis.db") as trellis:
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pydantic
@@ -18,6 +17,7 @@ from trellis.bus.wishes import TopicWishes
 from trellis.engine import tracing
 from trellis.engine.authority import Principal
 from trellis.engine.clock import Clock
+from trellis.engine.dead_letters import dead_letter, operators_reason
 from trellis.engine.errors import (
     IdempotencyMismatch,
     InvalidTransition,
@@ -25,9 +25,11 @@ from trellis.engine.errors import (
     JobDeadLettered,
     JobFailed,
     JobNotFound,
+    NotAllowed,
     OptionInvalid,
     TokenExpired,
 )
+from trellis.engine.event_data import ArtifactPointer, artifacts_of, reason_of
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     SUBMIT_MAX,
@@ -39,6 +41,7 @@ from trellis.engine.jobs import (
     Moved,
     NewJob,
     NotMoved,
+    ReasonCode,
     RequestId,
     Submitted,
 )
@@ -54,10 +57,11 @@ from trellis.engine.ownership import (
     scoped_key,
 )
 from trellis.engine.reach import Reach
-from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
+from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
-from trellis.lifecycles import LIFECYCLES, Role, State
-from trellis.worker.app import App
+from trellis.lifecycles import LIFECYCLES, Role, State, Trigger
+from trellis.operations.letters import letter_of
+from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
@@ -70,7 +74,6 @@ WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
 FEED_PAGE_MAX = 500
 SIGNALS_MAX = 1_000
-LETTERS_MAX = 100
 
 
 class JobHandle:
@@ -95,6 +98,10 @@ class JobHandle:
     async def signals(self) -> list[Signal]:
         """Progress and log lines, oldest first, while they are kept."""
         return await self._trellis.signals(self.id)
+
+    async def artifacts(self) -> tuple[ArtifactPointer, ...]:
+        """What the handler named when the job succeeded (`ctx.artifact`); empty before that."""
+        return artifacts_of(await self.events())
 
     async def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the job to succeed and return its result, typed when its handler or `returns` is known.
@@ -148,6 +155,7 @@ class Trellis:
         self._clock = clock
         self._new_id = new_id
         self._app = app
+        self._declared = False
         self._asking = asking
         self._accepted = accepted
         self._reach = Reach(principal=principal, ledger=ledger)
@@ -170,6 +178,7 @@ class Trellis:
             option = min(given)
             raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
         actor = self._permitted("jobs.create", SUBMITTING)
+        await self._declare_new()
         about = {"trellis.type": type_, "trellis.jobs": len(payloads)}
         with tracing.span("job.submit", about, kind=tracing.PRODUCER) as span:
             jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
@@ -211,6 +220,7 @@ class Trellis:
 
         The handle's result is what its worker reported: with `result_ptr`, where the result itself is.
         """
+        refuse_unknown(wishes, tuple(TopicWishes.__annotations__))
         if self._asking is None:
             raise OptionInvalid(
                 option="topic", value=topic, expected="only a connection of `connect` has the bus's settings"
@@ -273,9 +283,9 @@ class Trellis:
     async def why(self, job: Job) -> JobFailed | JobDeadLettered | JobCancelled:
         """Why a job that did not succeed ended, from its last event and its dead letter."""
         events = await self.events(job.job_id)
-        reason = _reason(events[-1]) if events else job.state
+        reason = reason_of(events[-1]) if events else job.state
         if _state(job).dead_letter:
-            letter = await self._letter(job)
+            letter = await letter_of(self.ledger, job)
             code = letter.reason_code.value if letter else "unknown"
             return JobDeadLettered(
                 job_id=job.job_id, reason_code=code, reason=letter.last_error if letter else reason, letter=letter
@@ -334,6 +344,19 @@ class Trellis:
         assert isinstance(answer, Moved | CancelRequested)
         return await self.job(job_id)
 
+    async def dead_letter(
+        self, job_id: str, *, reason: str, reason_code: ReasonCode | str = ReasonCode.POLICY_VIOLATION
+    ) -> Job:
+        """End a job that has not ended with a dead letter, without a retry; an operator's act. Raises InvalidTransition."""
+        actor = self._permitted("jobs.dead-letter")
+        code = operators_reason(reason_code)
+        answer = await dead_letter(
+            self.ledger, actor, JobId(job_id), self._request_id(), reason_code=code, reason=reason
+        )
+        if isinstance(answer, NotMoved):
+            raise _refused(answer, actor.role)
+        return await self.job(job_id)
+
     async def requeue(
         self, jobs: Sequence[str] | JobFilter, *, limit: int = 100, cause: str | None = None
     ) -> list[Moved | NotMoved]:
@@ -347,8 +370,8 @@ class Trellis:
 
         Several jobs are a chain: each compensation must succeed before the next begins.
         """
-        originals = sorted([await self.job(job_id) for job_id in jobs], key=_created, reverse=True)
-        wanted = [(job, self._compensation(job, type_)) for job in originals]
+        originals = sorted([await self.job(job_id) for job_id in jobs], key=lambda job: job.created_at, reverse=True)
+        wanted = [(job, await self._compensation(job, type_)) for job in originals]
         handles: list[JobHandle] = []
         for job, undoing in wanted:
             handle = await self._undo(job, undoing)
@@ -370,7 +393,21 @@ class Trellis:
         actor = self._acting(Role.CONTROL_PLANE, action="leave a follower behind")
         return await self.ledger.leave_behind(actor, follower)
 
+    async def declare(self, app: App) -> None:
+        """Let what an application declares about its job types hold for every submit from anywhere, as a worker does when it starts."""
+        actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
+        await self.ledger.declare_types(actor, [spec.declared for spec in app])
+
     # --- inside --------------------------------------------------------------------------------------------------
+
+    async def _declare_new(self) -> None:
+        """Declare types of the application that the ledger does not know, once; a caller who may not leaves that to a worker."""
+        if self._app is None or self._declared:
+            return
+        self._declared = True
+        with suppress(NotAllowed):
+            actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
+            await self.ledger.declare_types(actor, [spec.declared for spec in self._app], only_new=True)
 
     def _permitted(self, rule: str, among: Sequence[Role] | None = None) -> Actor:
         """The caller in the first of these roles that the table gives the right to; raises NotAllowed, TokenExpired."""
@@ -409,19 +446,23 @@ class Trellis:
     def _request_id(self) -> RequestId:
         return RequestId(self._new_id())
 
-    def _compensation(self, job: Job, type_: str | None) -> str:
+    async def _compensation(self, job: Job, type_: str | None) -> str:
         if not _state(job).success:
             raise OptionInvalid(
                 option="job", value=job.job_id, expected=f"only succeeded jobs are undone, not {job.state}"
             )
-        declared = self._app.spec(job.type).options.compensation if self._app and job.type in self._app else None
-        if type_ is None and declared is None:
+        if type_ is None and self._app is not None and job.type in self._app:
+            type_ = self._app.spec(job.type).options.compensation
+        if type_ is None:
+            declared = await self.ledger.declared_types(job.type)
+            type_ = next((one.compensation for one in declared if one.lifecycle == job.lifecycle), None)
+        if type_ is None:
             raise OptionInvalid(
                 option="type_",
                 value=None,
                 expected=f"{job.type!r} declares no compensation, so name the type that undoes it",
             )
-        return type_ or declared or ""
+        return type_
 
     async def _undo(self, job: Job, type_: str) -> JobHandle:
         body = await self.ledger.result(job.job_id)
@@ -439,11 +480,6 @@ class Trellis:
             idempotency_key=job.job_id,
         )
 
-    async def _letter(self, job: Job) -> DeadLetter | None:
-        where = JobFilter(type=job.type, correlation_id=job.correlation_id)
-        letters = await self.ledger.dead_letters(where, limit=LETTERS_MAX)
-        return next((letter for letter in letters if letter.job_id == job.job_id), None)
-
 
 def _is_settled(job: Job) -> bool:
     return LIFECYCLES[job.lifecycle].is_settled(job.state)
@@ -453,23 +489,10 @@ def _state(job: Job) -> State:
     return LIFECYCLES[job.lifecycle].by_name[job.state]
 
 
-def _created(job: Job) -> datetime:
-    return job.created_at
-
-
 def _accepted(answer: Submitted | Mismatch) -> Submitted:
     if isinstance(answer, Mismatch):
         raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
     return answer
-
-
-def _reason(event: Event) -> str:
-    data: Any = json.loads(event.data) if event.data else {}
-    error: Any = data.get("error", data.get("error_message"))
-    message = error.get("message") if isinstance(error, dict) else error  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    if code := data.get("error_code"):
-        return f"{code}: {message}" if message else str(code)
-    return str(message or event.cause or event.type)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _mode(mode: CancelMode | str) -> CancelMode:

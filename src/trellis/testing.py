@@ -27,7 +27,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, Place, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.wiring import SystemClock
+from trellis.wiring import SystemClock, new_id
 from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
 from trellis.worker.requests import SubmitSettings
@@ -161,16 +161,14 @@ async def run_until_idle(
     app: App, ledger: Ledger, *, options: WorkerOptions | None = None, rng: random.Random | None = None
 ) -> None:
     """Run a worker until nothing is held and the ledger has nothing more to hand out now."""
-    numbers = itertools.count(1)
     chosen = rng or random.Random(0)  # noqa: S311 - tests want the same waits every time
-    prefix = f"{chosen.getrandbits(64):016x}"
     worker = Worker(
         app,
         ledger,
         options or WorkerOptions(name="test-worker"),
         clock=SystemClock(),
         rng=chosen,
-        new_id=lambda: f"{prefix}-{next(numbers)}",
+        new_id=new_id,  # a claim id that an earlier run had would be answered with that run's jobs
     )
     await worker.start(listening=False)
     try:

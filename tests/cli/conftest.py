@@ -14,7 +14,9 @@ import pytest
 from tests.servers.postgres import PostgresServer
 from trellis import App, Context, PermanentError, ValidationError
 from trellis.cli import main
+from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, Turn, TurnResult, TypeClaim
 from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 from trellis.testing import run_until_idle
 
 LOGIN = "cli_login"
@@ -135,3 +137,24 @@ def work() -> Callable[[str], None]:
             await ledger.close()
 
     return lambda url: asyncio.run(run(url))
+
+
+@pytest.fixture
+def held() -> Callable[[str], Callable[[], None]]:
+    """Holds the job of type `double` that is ready; what it returns lets the holder obey a soft cancel."""
+    worker = Actor(role=Role.WORKER, name="worker-1")
+
+    async def turn(url: str, turn: Turn) -> TurnResult:
+        ledger = await open_ledger(url)
+        try:
+            return await ledger.turn(turn)
+        finally:
+            await ledger.close()
+
+    def hold(url: str) -> Callable[[], None]:
+        claim = Claim(claim_id=ClaimId("held"), types=(TypeClaim(type="double"),))
+        (claimed,) = asyncio.run(turn(url, Turn(actor=worker, claim=claim))).claimed
+        stop = Advance(lease=claimed.lease, source="running", trigger="stop", cause="it stopped")
+        return lambda: asyncio.run(turn(url, Turn(actor=worker, advances=(stop,)))) and None
+
+    return hold

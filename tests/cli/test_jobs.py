@@ -166,3 +166,42 @@ def test_requeue_needs_the_operators_key(local: Terminal, work, tmp_path):
     assert local("job", "show", failed, "--json").record["status"] == "failed"
     assert local("migrate").code == 0
     assert local("job", "requeue", failed).code == 0
+
+
+@pytest.mark.requirement("DJ-11")
+def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis: Terminal, held):
+    job_id = trellis.submit("double", "1")
+    stop = held(trellis.url)
+    assert trellis("job", "cancel", job_id, "--cause", "wrong customer").code == 0
+    for told in (trellis("job", "show", job_id).out, trellis("job", "explain", job_id).out):
+        assert "wrong customer" in " ".join(told.split())
+    assert trellis("job", "show", job_id, "--json").record["cancel_cause"] == "wrong customer"
+    stop()
+    for command in (["job", "show"], ["job", "explain"], ["events"]):
+        assert "wrong customer" in " ".join(trellis(*command, job_id).out.split()), command
+
+
+@pytest.mark.requirement("DJ-18")
+def test_a_job_is_dead_lettered_by_an_operator(trellis: Terminal, work):
+    job_id = trellis.submit("double", "1")
+    refused = trellis("job", "dead-letter", job_id, "--cause", "x", "--reason", "timeout")
+    assert (refused.code != 0, "policy_violation" in refused.err) == (True, True)
+    assert trellis("job", "dead-letter", job_id, "--cause", "it must not run").out == f"{job_id} is dead_lettered\n"
+    letter = trellis("dlq", "show", job_id, "--json").record
+    assert (letter["reason_code"], letter["stage"], letter["last_error"]) == (
+        "policy_violation",
+        "fetch",
+        "it must not run",
+    )
+    assert trellis("job", "dead-letter", "nobody", "--cause", "x").code != 0
+
+
+@pytest.mark.requirement("DJ-12")
+def test_the_traceback_of_the_last_failure_is_shown(trellis: Terminal, work):
+    job_id = trellis.submit("refuse")
+    work(trellis.url)
+    for command in (["dlq", "show"], ["job", "show"]):
+        told = trellis(*command, job_id).out
+        assert "Traceback (most recent call last)" in told
+        assert 'raise ValidationError("no such customer")' in told
+    assert 'raise ValidationError("no such customer")' in trellis("dlq", "show", job_id, "--json").record["traceback"]

@@ -227,7 +227,7 @@ def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
         "report.build: succeeded on attempt 2",
         "attempt 2 did steps",
         "job_lease_expired",
-        "exhausted_retries",
+        "dependency_unavailable",
         "validation_failed",
         "1 cancelled",
         "no violation",

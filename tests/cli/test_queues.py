@@ -80,7 +80,7 @@ def test_dead_letters_are_listed_shown_and_requeued_one_by_one(trellis: Terminal
     assert letter["job_id"] == job_id
     assert (letter["reason_code"], letter["stage"], letter["attempts"]) == ("validation_failed", "exec", 1)
     shown = trellis("dlq", "show", job_id)
-    for text in ("its payload can never work", "no such customer", "last owner", "job_dead_lettered"):
+    for text in ("what was asked can never work", "no such customer", "last owner", "job_dead_lettered"):
         assert text in shown.out
     assert trellis("dlq", "requeue", job_id).code == 0
     assert trellis("dlq", "--json").records == []

@@ -19,6 +19,7 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
 from trellis.wiring import new_id
+from trellis.worker.app import App
 
 
 def as_token(name: str, *roles: Role, tenant: str | None = None) -> Principal:
@@ -102,6 +103,8 @@ VERBS: dict[str, Verb] = {
     "feed": _feed,
     "read_result": _read_result,
     "cancel": lambda one: one.stranger.cancel(one.job.job_id),
+    "dead_letter": lambda one: one.stranger.dead_letter(one.job.job_id, reason="x"),
+    "declare": lambda one: one.stranger.declare(App()),
     "requeue": lambda one: one.stranger.requeue([one.job.job_id]),
     "compensate": lambda one: one.stranger.compensate(one.job.job_id, type_="undo"),
     "pause": lambda one: one.stranger.pause("work"),
@@ -112,6 +115,7 @@ HANDLE_VERBS: dict[str, Verb] = {
     "status": lambda one: one.stranger.handle(one.job.job_id).status(),
     "events": lambda one: one.stranger.handle(one.job.job_id).events(),
     "signals": lambda one: one.stranger.handle(one.job.job_id).signals(),
+    "artifacts": lambda one: one.stranger.handle(one.job.job_id).artifacts(),
     "result": lambda one: one.stranger.handle(one.job.job_id).result(0),
     "cancel": lambda one: one.stranger.handle(one.job.job_id).cancel(),
 }

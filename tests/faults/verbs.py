@@ -29,6 +29,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, RetentionOptions, SweepOptions
+from trellis.engine.type_options import TypeOptions
 from trellis.lifecycles import Role
 
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)
@@ -430,6 +431,10 @@ async def _rated(rig: Rig, type_: str) -> float:
     return float((await _depth(rig, type_)).rate_limit == 5.0)
 
 
+async def _declared(rig: Rig, type_: str) -> float:
+    return float([one.max_attempts for one in await rig.ledger.declared_types(type_)] == [9])
+
+
 async def _queue(rig: Rig) -> str:
     type_ = str(rig.new_id("type"))
     await rig.submit_one(type=type_)
@@ -487,6 +492,14 @@ REST = (
         arrange=_queue,
         act=lambda ledger, type_: ledger.limit_rate(ADMIN, type_, 5.0, 2),
         effects=_rated,
+        accepts=lambda _: True,
+    ),
+    Verb(
+        name="declare_types",
+        sql="declare_types(",
+        arrange=_queue,
+        act=lambda ledger, type_: ledger.declare_types(ADMIN, [TypeOptions(type=type_, max_attempts=9)]),
+        effects=_declared,
         accepts=lambda _: True,
     ),
     Verb(

@@ -7,7 +7,9 @@ import pytest
 
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import SOMEBODY, dead_job, dead_queue_job, everything, job
+from trellis.engine.event_data import ArtifactPointer, artifacts_data
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, Lease, Turn, TypeClaim
+from trellis.engine.type_options import TypeOptions
 from trellis.lifecycles import Role
 from trellis.wiring import new_id
 
@@ -286,3 +288,67 @@ async def test_workers_are_shown_with_what_they_hold(gateway: Gateway):
     await claimed(gateway)
     (worker,) = (await gateway.client("owner").get("/workers")).json()["items"]
     assert (worker["name"], worker["held"], worker["info"]) == ("worker@test", 1, {"types": ["work"]})
+
+
+@pytest.mark.requirement("D66", "JQ-11")
+async def test_a_submit_over_http_takes_what_the_type_declares(gateway: Gateway):
+    ledger, client = gateway.instance.ledger, gateway.client("submitter", name="ada")
+    await ledger.declare_types(
+        WORKER, [TypeOptions(type="http.fetch", max_attempts=4), TypeOptions(type="k", keyed=True)]
+    )
+    made = (await client.post("/jobs", json={"type": "http.fetch"})).json()["job_id"]
+    assert (await client.get(f"/jobs/{made}")).json()["max_attempts"] == 4
+    before = await everything(gateway)
+    answer = await client.post("/jobs", json={"type": "k"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION_FAILED")
+    assert "concurrency_key" in answer.json()["detail"]
+    misspelt = await client.post("/jobs", json={"type": "http.fetch", "max_atempts": 77})
+    assert (misspelt.status_code, misspelt.json()["code"]) == (422, "VALIDATION_FAILED")
+    assert "max_atempts: there is no such field (did you mean max_attempts?)" in misspelt.json()["detail"]
+    assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("DJ-18", "DJ-12")
+async def test_an_operator_dead_letters_a_job_and_nobody_else_does(gateway: Gateway):
+    job_id = await job(gateway)
+    asked = {"reason_code": "policy_violation", "reason": "it mails people who opted out"}
+    for role in ("owner", "orchestrator", "worker"):
+        assert (await gateway.client(role).post(f"/jobs/{job_id}/dead-letter", json=asked)).status_code == 403
+    admin = gateway.client("control-plane", name="olga")
+    odd = await admin.post(f"/jobs/{job_id}/dead-letter", json={**asked, "reason_code": "exhausted_retries"})
+    assert (odd.status_code, "policy_violation" in odd.json()["detail"]) == (422, True)
+    key = {"Idempotency-Key": "once"}
+    for replayed in (None, "true"):
+        answer = await admin.post(f"/jobs/{job_id}/dead-letter", json=asked, headers=key)
+        assert (answer.status_code, answer.json()["status"]) == (200, "dead_lettered")
+        assert answer.headers.get("Idempotency-Replayed") == replayed
+    letter = (await admin.get(f"/dlq/{job_id}")).json()
+    told = {name: letter[name] for name in ("reason_code", "stage", "last_error", "last_owner")}
+    assert told == {
+        "reason_code": "policy_violation",
+        "stage": "fetch",
+        "last_error": asked["reason"],
+        "last_owner": None,
+    }
+
+
+@pytest.mark.requirement("DJ-11", "DJ-20")
+async def test_why_a_job_shall_stop_and_what_it_made_are_told(gateway: Gateway):
+    job_id = await job(gateway)
+    lease, admin = await claimed(gateway), gateway.client("control-plane", name="olga")
+    await admin.post(f"/jobs/{job_id}/cancel", json={"reason": "wrong customer"})
+    assert (await admin.get(f"/jobs/{job_id}")).json()["cancel_cause"] == "wrong customer"
+    stop = Advance(lease=lease, source="running", trigger="stop", cause="the handler stopped")
+    await gateway.instance.ledger.turn(Turn(actor=WORKER, advances=(stop,)))
+    last = (await admin.get(f"/jobs/{job_id}/events")).json()["items"][-1]
+    assert last["cause"] == "the handler stopped (asked by olga: wrong customer)"
+    made = await job(gateway, type_="other")
+    step = Advance(
+        lease=await claimed(gateway, "other"),
+        source="running",
+        trigger="complete",
+        data=artifacts_data([ArtifactPointer(pointer="s3://bucket/a", size=3)]),
+    )
+    await gateway.instance.ledger.turn(Turn(actor=WORKER, advances=(step,)))
+    artifacts = (await admin.get(f"/jobs/{made}")).json()["artifacts"]
+    assert artifacts == [{"pointer": "s3://bucket/a", "name": None, "sha256": None, "size": 3}]

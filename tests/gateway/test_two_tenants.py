@@ -58,6 +58,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/jobs/{job_id}/context/{epoch}"): REFUSED,
     ("GET", "/jobs/{job_id}/events"): REFUSED,
     ("POST", "/jobs/{job_id}/requeue"): REFUSED,
+    ("POST", "/jobs/{job_id}/dead-letter"): REFUSED,
     ("GET", "/jobs/{job_id}/result"): REFUSED,
     ("POST", "/jobs/{job_id}/result"): OPEN,
     ("GET", "/lifecycles"): RULE,

@@ -169,6 +169,7 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (jobs.result, over_http.job_result),
         (jobs.context, over_http.job_context),
         (jobs.cancel, over_http.cancel_job),
+        (jobs.dead_letter, over_http.dead_letter_job),
         (jobs.requeue, over_http.requeue_job),
         (approvals.approve, approvals.approve_over_http),
         (approvals.deny, approvals.deny_over_http),

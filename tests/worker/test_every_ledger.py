@@ -11,7 +11,9 @@ import pytest
 from tests.pace import Pace
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import OptionInvalid, PermanentError, TransientError
+from trellis.engine.errors import NotAllowed, OptionInvalid, PermanentError, TransientError
+from trellis.engine.event_data import ArtifactPointer
+from trellis.engine.jobs import Stage
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, Place
 from trellis.engine.retries import RetryPolicy
@@ -20,7 +22,7 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock, make_worker, new_id
 from trellis.worker.app import App
-from trellis.worker.context import Context
+from trellis.worker.context import Context, SyncContext
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import Snooze
 
@@ -207,3 +209,88 @@ async def test_a_free_slot_is_not_idle_for_a_second_while_work_waits_with_hints_
         idle = [(start - end).total_seconds() for end, start in zip(ends, starts[1:], strict=False)]
         assert max(idle) <= 1.0, f"key {key}: {max(idle):.2f} s"
     await other.close()
+
+
+@pytest.mark.requirement("DJ-20", "DJ-21")
+async def test_artifacts_that_a_handler_names_are_kept_by_the_attempt_that_succeeds(ledger: Ledger):
+    app = App()
+
+    @app.job("report", retry=RetryPolicy(base_s=0.0), max_attempts=2)
+    async def report(ctx: Context) -> str:
+        ctx.artifact(f"s3://bucket/{ctx.epoch}.pdf", name="report", size=ctx.attempt)
+        if ctx.attempt == 1:
+            raise TransientError("the store is slow")
+        return "made"
+
+    @app.job("sync", max_attempts=1)
+    def sync(ctx: SyncContext, pointer: str) -> None:
+        ctx.artifact(pointer)
+
+    trellis = caller(ledger, app)
+    jobs = [await trellis.submit("report"), await trellis.submit("sync", "file:///a"), await trellis.submit("sync", "")]
+    async with make_worker(app, ledger, WorkerOptions()):
+        ends = [(await trellis.wait(job.id, timeout_s=60)).state for job in jobs]
+    assert ends == ["succeeded", "succeeded", "dead_lettered"]
+    assert await jobs[0].artifacts() == (ArtifactPointer(pointer="s3://bucket/2.pdf", name="report", size=2),)
+    assert await jobs[1].artifacts() == (ArtifactPointer(pointer="file:///a"),)
+    assert await jobs[2].artifacts() == (), "an address must say something"
+
+
+@pytest.mark.requirement("DJ-12", "DJ-18")
+async def test_the_dead_letter_says_what_kind_of_end_it_was(ledger: Ledger):
+    app = App()
+
+    @app.job("end", max_attempts=1, dlq_on_fail=True)
+    async def end(ctx: Context, how: str) -> None:
+        if how == "permanent":
+            raise PermanentError("no such account")
+        if how == "policy":
+            raise PermanentError("not allowed", reason_code="policy_violation")
+        if how == "transient":
+            raise TransientError("no answer")
+        raise RuntimeError("odd")
+
+    trellis = caller(ledger, app)
+    jobs = {how: await trellis.submit("end", how) for how in ("permanent", "policy", "transient", "odd")}
+    async with make_worker(app, ledger, WorkerOptions()):
+        ends = {how: (await trellis.wait(job.id, timeout_s=60)).state for how, job in jobs.items()}
+    dead = dict.fromkeys(("policy", "transient", "odd"), "dead_lettered")
+    assert ends == {"permanent": "failed", **dead}
+    letters = {letter.job_id: letter for letter in await ledger.dead_letters(JobFilter(type="end"), limit=10)}
+    assert {how: letters[job.id].reason_code.value for how, job in jobs.items()} == {
+        "permanent": "validation_failed",
+        "policy": "policy_violation",
+        "transient": "dependency_unavailable",
+        "odd": "exhausted_retries",
+    }
+    assert {letter.stage for letter in letters.values()} == {Stage.EXEC}
+
+
+@pytest.mark.requirement("DJ-18", "DJ-12")
+async def test_an_operator_dead_letters_a_job_wherever_it_is(ledger: Ledger):
+    app, begun, go = App(testing=True), asyncio.Event(), asyncio.Event()
+
+    @app.job("long", lease_s=3.0)
+    async def long(ctx: Context) -> str:
+        begun.set()
+        await go.wait()
+        return "done all the same"
+
+    trellis = caller(ledger, app)
+    waiting, running = await trellis.submit("long", delay_s=60), await trellis.submit("long")
+    async with make_worker(app, ledger, WorkerOptions()):
+        await begun.wait()
+        for job in (waiting, running):
+            assert (await trellis.dead_letter(job.id, reason="not allowed here")).state == "dead_lettered"
+        go.set()
+    letters = {letter.job_id: letter for letter in await ledger.dead_letters(JobFilter(type="long"), limit=10)}
+    told = {(one.reason_code.value, one.last_error) for one in letters.values()}
+    assert told == {("policy_violation", "not allowed here")}
+    assert (letters[waiting.id].stage, letters[running.id].stage) == (Stage.FETCH, Stage.EXEC)
+    assert letters[running.id].last_owner is not None
+    assert await ledger.result(running.id) is None, "its holder's work was refused"
+    with pytest.raises(OptionInvalid, match="policy_violation"):
+        await trellis.dead_letter(running.id, reason="x", reason_code="exhausted_retries")
+    worker = Principal(name="w", roles=frozenset({Role.WORKER}))
+    with pytest.raises(NotAllowed):
+        await Trellis(ledger, worker, clock=SystemClock(), new_id=new_id).dead_letter(running.id, reason="x")

@@ -92,7 +92,7 @@ async def test_a_handler_that_waits_to_be_stopped_comes_back_when_its_lease_is_o
     @app.job("t", lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S)
     async def handler(ctx: Context) -> None:
         begun.set()
-        if ctx.attempt == 1:
+        if not back:
             await ctx.cancel_requested()
             back.append(clock.monotonic())
 
@@ -118,7 +118,7 @@ async def test_what_a_handler_returns_after_it_was_told_is_not_the_jobs_result(s
     @app.job("t", lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S)
     async def handler(ctx: Context) -> str:
         begun.set()
-        if ctx.attempt > 1 or "again" in seen:
+        if "again" in seen:
             return "whole"
         await go.wait()
         seen.append("again")

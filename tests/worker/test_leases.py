@@ -10,7 +10,8 @@ import pytest
 from tests.worker.conftest import Stand
 from trellis.client import JobHandle
 from trellis.engine.errors import InvalidTransition, JobCancelled, LeaseConflictError, PermanentError
-from trellis.engine.records import Place
+from trellis.engine.jobs import ReasonCode, Stage
+from trellis.engine.records import JobFilter, Place
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.worker import Worker
@@ -386,6 +387,23 @@ async def test_a_step_the_ledger_never_accepts_takes_no_other_with_it(stand: Sta
             await stand.in_state(job, "succeeded", step_s=0.05)
     assert "turn" in stand.faults.failed
     assert (await stand.job(jobs[3])).state == "running", "its lease will run out"
+
+
+@pytest.mark.requirement("DJ-12", "DJ-18")
+async def test_a_completion_that_the_ledger_will_never_have_is_dead_lettered_at_commit(stand: Stand):
+    app = App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> str:
+        return "made"
+
+    job = await stand.submit("t")
+    stand.faults.refuses = "complete"
+    async with stand.running(app):
+        await stand.in_state(job, "dead_lettered", step_s=0.05)
+    (letter,) = await stand.ledger.dead_letters(JobFilter(type="t"), limit=2)
+    assert (letter.reason_code, letter.stage) == (ReasonCode.INFRASTRUCTURE_FAILURE, Stage.COMMIT)
+    assert await stand.ledger.result(job.id) is None
 
 
 def sweep_elsewhere(stand: Stand) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from trellis.engine.errors import OptionInvalid, PermanentError, TransientError, ValidationError
+from trellis.engine.errors import LedgerUnavailable, OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.engine.jobs import ReasonCode, Stage
 from trellis.engine.retries import (
+    AT_ONCE,
     AttemptFacts,
     DeadLetterIt,
     ErrorPolicy,
@@ -50,11 +51,11 @@ def test_transient_and_unknown_errors_are_retried_while_attempts_are_left(error:
 
 @pytest.mark.requirement("DJ-10")
 def test_the_last_attempt_is_dead_lettered_by_default():
-    decided = on_error(LAST, TransientError("busy"), POLICY, half)
+    decided = on_error(LAST, RuntimeError("busy"), POLICY, half)
     assert isinstance(decided, DeadLetterIt)
     assert decided.death.reason_code is ReasonCode.EXHAUSTED_RETRIES
     assert decided.death.stage is Stage.EXEC
-    assert decided.death.last_error == "TransientError: busy"
+    assert decided.death.last_error == "RuntimeError: busy"
 
 
 @pytest.mark.requirement("DJ-10")
@@ -72,13 +73,48 @@ def test_a_permanent_error_fails_at_once():
     assert decided == Fail("PermanentError: no such account", None)
 
 
-@pytest.mark.requirement("DJ-10")
-def test_a_permanent_error_names_the_reason_of_its_dead_letter():
-    policy = ErrorPolicy(dlq_on_fail=True)
-    decided = on_error(FIRST, PermanentError("no", reason_code="policy_violation"), policy, half)
+@pytest.mark.requirement("DJ-12")
+@pytest.mark.parametrize(
+    "named,reason",
+    [
+        ({}, ReasonCode.VALIDATION_FAILED),
+        ({"reason_code": "no such code"}, ReasonCode.VALIDATION_FAILED),
+        ({"reason_code": "timeout"}, ReasonCode.TIMEOUT),
+    ],
+)
+def test_the_dead_letter_of_a_permanent_error_does_not_speak_of_retries(named: dict[str, str], reason: ReasonCode):
+    decided = on_error(FIRST, PermanentError("no", **named), ErrorPolicy(dlq_on_fail=True), half)
     assert isinstance(decided, Fail)
     assert decided.death is not None
-    assert decided.death.reason_code is ReasonCode.POLICY_VIOLATION
+    assert (decided.death.reason_code, decided.death.stage) == (reason, Stage.EXEC)
+
+
+@pytest.mark.requirement("DJ-18")
+@pytest.mark.parametrize("code", sorted(AT_ONCE))
+def test_a_permanent_error_that_names_a_hard_reason_is_dead_lettered_at_once(code: ReasonCode):
+    decided = on_error(FIRST, PermanentError("no", reason_code=code.value), POLICY, half)
+    assert isinstance(decided, DeadLetterIt)
+    assert decided.death.reason_code is code
+
+
+@pytest.mark.requirement("DJ-12", "DJ-18")
+@pytest.mark.parametrize(
+    "error,reason",
+    [
+        (TransientError("busy"), ReasonCode.DEPENDENCY_UNAVAILABLE),
+        (ConnectionRefusedError(111, "refused"), ReasonCode.DEPENDENCY_UNAVAILABLE),
+        (TimeoutError("no answer"), ReasonCode.DEPENDENCY_UNAVAILABLE),
+        (LedgerUnavailable(reason="gone"), ReasonCode.INFRASTRUCTURE_FAILURE),
+        (RuntimeError("odd"), ReasonCode.EXHAUSTED_RETRIES),
+        (TransientError("late", reason_code="exhausted_retries"), ReasonCode.EXHAUSTED_RETRIES),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_used_up_the_last_attempt_is_the_reason(error: Exception, reason: ReasonCode):
+    decided = on_error(LAST, error, POLICY, half)
+    assert isinstance(decided, DeadLetterIt)
+    assert decided.death.reason_code is reason
+    assert isinstance(on_error(FIRST, error, POLICY, half), Retry)
 
 
 @pytest.mark.requirement("DJ-16", "DJ-18")

@@ -15,7 +15,7 @@ from tests.worker.conftest import Stand
 from trellis.engine.errors import JobDeadLettered, JobFailed, PermanentError, TransientError, ValidationError
 from trellis.engine.jobs import ReasonCode, Stage
 from trellis.engine.records import JobFilter
-from trellis.engine.retries import RetryPolicy
+from trellis.engine.retries import RETRY_BASE_S_DEFAULT, RetryPolicy
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.listener import Listener
@@ -256,7 +256,7 @@ async def test_a_failing_job_is_retried_with_backoff_and_then_dead_lettered(stan
     assert waits == pytest.approx([0.5, 1.0])
     with pytest.raises(JobDeadLettered, match="attempt 3") as caught:
         await job.result(timeout_s=0)
-    assert caught.value.data["reason_code"] == "exhausted_retries"
+    assert caught.value.data["reason_code"] == "dependency_unavailable"
     (letter,) = await stand.ledger.dead_letters(JobFilter(), limit=10)
     assert (letter.attempts, letter.stage, letter.last_owner) == (3, Stage.EXEC, "w1")
 
@@ -318,15 +318,18 @@ async def test_a_result_that_cannot_be_stored_is_dead_lettered_at_the_output_sta
     assert (letter.reason_code, letter.stage) == (ReasonCode.VALIDATION_FAILED, Stage.OUTPUT)
 
 
+@pytest.mark.requirement("D38")
 async def test_a_snoozed_job_comes_back_later_and_keeps_its_attempts(stand: Stand):
     app = App()
-    calls: list[int] = []
+    calls: list[tuple[int, int]] = []
 
     @app.job("t", max_attempts=2)
     async def handler(ctx: Context) -> None:
-        calls.append(ctx.attempt)
+        calls.append((ctx.attempt, ctx.max_attempts))
         if len(calls) < 6:
             raise Snooze(30)
+        if len(calls) == 6:
+            raise TransientError("the first attempt that counts")
 
     job = await stand.submit("t", max_attempts=2)
     for _ in range(5):
@@ -337,7 +340,12 @@ async def test_a_snoozed_job_comes_back_later_and_keeps_its_attempts(stand: Stan
         stand.clock.advance(1)
         await stand.sweep()
     await stand.run_until_idle(app)
-    assert len(calls) == 6
+    retry = (await job.events())[-1]
+    assert json.loads(retry.data or b"")["retry_in_s"] <= RETRY_BASE_S_DEFAULT, "the backoff counts snoozes"
+    stand.clock.advance(RETRY_BASE_S_DEFAULT)
+    await stand.sweep()
+    await stand.run_until_idle(app)
+    assert calls == [(1, 2)] * 6 + [(2, 2)]
     assert (await job.status()).state == "succeeded"
     assert (await stand.events(job)).count("job_snoozed") == 5
 

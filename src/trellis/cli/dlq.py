@@ -13,6 +13,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import Column, age, as_record
 from trellis.engine.errors import InputError, JobNotFound, OptionInvalid, Refused
+from trellis.engine.event_data import last_traceback
 from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, JobFilter
@@ -87,12 +88,13 @@ async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID",
     async with cli.open() as ledger:
         job = await ledger.job(JobId(id_))
         letter = await letter_of(ledger, job) if job else None
+        events = await ledger.events(letter.job_id) if letter else []
     if job is None:
         raise JobNotFound(job_id=id_)
     if letter is None:
         raise Refused(detail=f"Job {id_} is {job.state} and has no dead letter; `trellis job explain {id_}` says more.")
     if cli.out.as_json:
-        cli.out.record(as_record(letter))
+        cli.out.record({**as_record(letter), "traceback": last_traceback(events)})
         return
     cli.out.facts(
         [

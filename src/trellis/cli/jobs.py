@@ -1,7 +1,7 @@
 """`trellis jobs`, `trellis job …`: work, one by one."""
 
 import json as json_
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,9 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, event_record, state_text
 from trellis.cli.reading import open_wait, signal_lines, surroundings
 from trellis.client import Trellis, cancelling
+from trellis.engine.dead_letters import BY_OPERATORS
 from trellis.engine.errors import JobNotFound, Refused
+from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -25,11 +27,12 @@ from trellis.engine.jobs import (
     Moved,
     NotMoved,
     Priority,
+    ReasonCode,
     RequestId,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import permit
-from trellis.engine.records import Job, JobFilter, Place
+from trellis.engine.records import Event, Job, JobFilter, Place
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.operations.bus_words import HOLDS
@@ -53,12 +56,15 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     command(program, "jobs", section=SECTION, over_http=at_gateway("list_jobs"))(list_jobs)
-    job = group(program, "job", section=SECTION, help_="Show, explain, cancel, requeue, approve or deny one job.")
+    job = group(
+        program, "job", section=SECTION, help_="Show, explain, cancel, dead-letter, requeue, approve or deny one job."
+    )
     command(job, "show", over_http=at_gateway("show_job"))(show)
     command(job, "result", over_http=at_gateway("job_result"))(result)
     command(job, "context", over_http=at_gateway("job_context"))(context)
     command(job, "explain")(explain_job)
     command(job, "cancel", over_http=at_gateway("cancel_job"))(cancel)
+    command(job, "dead-letter", over_http=at_gateway("dead_letter_job"))(dead_letter)
     command(job, "requeue", over_http=at_gateway("requeue_job"))(requeue)
     approvals.add_to(job)
 
@@ -168,6 +174,7 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         record = as_record(job)
         record["result"] = None if result is None else json_.loads(result)
         record["dead_letter"] = None if letter is None else as_record(letter)
+        record["artifacts"] = [as_record(one) for one in artifacts_of(events)]
         record["events"] = [event_record(event, job.trace) for event in events]
         record["signals"] = [as_record(signal) for signal in signals]
         cli.out.record(record)
@@ -177,17 +184,27 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         facts += bus_facts(job, events, signals)
     if letter is not None:
         facts.append(("dead letter", f"{letter.reason_code.value} at {letter.stage.value}: {letter.last_error}"))
+    facts += [("artifact", _artifact(one)) for one in artifacts_of(events)]
     for title, body in (("payload", job.payload), ("progress", job.progress), ("result", result)):
         if body is not None and body != b"null":
             facts.append((title, _pretty(body)))
     cli.out.facts(facts)
     cli.out.line()
     print_events(cli.out, events, EVENT_COLUMNS)
+    _print_failure(cli, events)
     if signals:
         cli.out.line()
         for signal in signals:
             for line in signal_lines(signal):
                 cli.out.prose(line, style="dim")
+
+
+def _print_failure(cli: Cli, events: Sequence[Event]) -> None:
+    """The traceback of the handler's last failure, as its attempt left it."""
+    if (failure := last_traceback(events)) is not None:
+        cli.out.line("\nLast failure", style="bold")
+        for line in failure.rstrip().splitlines():
+            cli.out.prose(line, style="dim")
 
 
 def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
@@ -213,9 +230,18 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
         ("deadline", f"{job.deadline_at:%Y-%m-%d %H:%M:%S} UTC" if job.deadline_at else ""),
         ("due", f"{job.due_at:%Y-%m-%d %H:%M:%S} UTC" if job.due_at else ""),
     ]
+    if job.cancel_requested:
+        why = f": {job.cancel_cause}" if job.cancel_cause else ""
+        facts.append(("asked to stop", f"by {job.cancel_asked_by or 'somebody'}{why}"))
     if job.place is Place.HELD and job.lease_expires_at is not None:
         facts.append(("held by", f"{job.owner}, lease until {job.lease_expires_at:%H:%M:%S} UTC"))
     return [(name, value) for name, value in facts if value]
+
+
+def _artifact(one: ArtifactPointer) -> str:
+    size = None if one.size is None else f"{one.size} bytes"
+    beside = ", ".join(part for part in (size, one.sha256 and f"sha256 {one.sha256}") if part)
+    return (f"{one.name}: " if one.name else "") + one.pointer + (f" ({beside})" if beside else "")
 
 
 def _pretty(body: bytes) -> str:
@@ -319,6 +345,24 @@ async def cancel(
         cli.out.line(f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not")
     else:
         cli.out.line(f"{job.job_id} is {after.state}")
+    return 0
+
+
+async def dead_letter(
+    cli: Cli,
+    id_: JobArgument,
+    cause: Annotated[str, typer.Option("--cause", help="Why, for the dead letter.")],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="CODE", help=f"One of {', '.join(BY_OPERATORS)}.")
+    ] = ReasonCode.POLICY_VIOLATION.value,
+) -> int:
+    """End a job that has not ended with a dead letter, without a retry; its holder's work is refused."""
+    async with cli.connect(operator=True) as trellis:
+        after = await trellis.dead_letter(id_, reason=cause, reason_code=reason)
+    if cli.out.as_json:
+        cli.out.record(_short(after))
+    else:
+        cli.out.line(f"{after.job_id} is {after.state}")
     return 0
 
 

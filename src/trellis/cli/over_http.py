@@ -479,6 +479,13 @@ async def cancel_job(
     _told(cli, record, _after_cancel(job.job_id, job.lifecycle, job.status))
 
 
+async def dead_letter_job(cli: Cli, id_: str, cause: str, reason: str) -> None:
+    """End a job that has not ended with a dead letter."""
+    async with cli.client() as client:
+        job = await client.jobs.dead_letter(id_, reason=cause, reason_code=reason)
+    _told(cli, _short(job), f"{job.job_id} is {job.status}")
+
+
 async def requeue_job(cli: Cli, id_: str, cause: str | None) -> None:
     """Run a failed or dead-lettered job again."""
     async with cli.client() as client:

@@ -9,12 +9,18 @@ for a death in company: the death that reaches `max_deaths` (from 2 on) always f
 - A job that was claimed and never started loses nothing: neither a death is counted nor an attempt.
 """
 
+from trellis.engine.jobs import Stage
 from trellis.lifecycles import Lifecycle, State, Trigger
 
 COMPANY_DEATHS_MAX = 2
 """After so many deaths a job runs alone, however many more it may have."""
 UNBEGUN_LOSSES_MAX = 100
 """So many lost attempts are spared that never began; then they count, so that nothing goes round for ever."""
+
+
+def stage_in(state: State) -> Stage:
+    """How far a job is while it is in this state, for a dead letter that nobody who ran it writes: user code runs, or not yet."""
+    return Stage.EXEC if state.runs_code else Stage.FETCH
 
 
 def spares_attempt(lifecycle: Lifecycle, state: State, attempt: int) -> bool:

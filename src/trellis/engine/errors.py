@@ -10,6 +10,7 @@ TrellisError
 │   ├── OptionInvalid
 │   ├── SettingsInvalid
 │   │   └── ExtraMissing
+│   ├── ConcurrencyKeyMissing
 │   ├── IdReserved
 │   ├── JobNotFound
 │   ├── HistoryBroken
@@ -97,6 +98,10 @@ class SettingsInvalid(InputError):
 
 class ExtraMissing(SettingsInvalid):
     """{feature} needs packages that are not installed ({package}): pip install 'trellis-engine[{extra}]'"""
+
+
+class ConcurrencyKeyMissing(InputError):
+    """Jobs of type {type!r} are limited by a concurrency key that their application computes. Submit with the application (--app MODULE:APP, `connect(app=…)`), or give the key (--concurrency-key, concurrency_key)."""
 
 
 class IdReserved(InputError):

@@ -47,6 +47,11 @@ SILENCE_GRACE_S = 0.5
 """How much more than two heartbeats of silence a holder is given; with the sweep on top it is free within one second."""
 
 
+def heartbeat_for(lease_s: float) -> float:
+    """How often a lease is renewed where nobody says: three times while it lasts, and every HEARTBEAT_S_DEFAULT at least (D65)."""
+    return min(HEARTBEAT_S_DEFAULT, lease_s / 3)
+
+
 def lease_length_s(lease_s: float, heartbeat_s: float) -> float:
     """How long a silent holder keeps a job: its lease, or two missed heartbeats, whichever is over first."""
     return min(lease_s, 2 * heartbeat_s + SILENCE_GRACE_S)
@@ -98,6 +103,19 @@ class Actor:
     name: str
 
 
+class Chosen:
+    """Which options a submit chose by name, as bits of `NewJob.chosen`. The others are as the job's type declares them."""
+
+    PRIORITY = 1
+    MAX_ATTEMPTS = 2
+    MAX_DEATHS = 4
+    DEADLINE = 8
+    CONCURRENCY_KEY = 16
+    """A key was given, or a function of the application was asked for one."""
+    CONCURRENCY_LIMIT = 32
+    ALL = 63
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewJob:
     """A job to submit. `fingerprint` is what "the same request" means for its idempotency key and its own id."""
@@ -125,6 +143,8 @@ class NewJob:
     trace: str | None = None
     parent_id: JobId | None = None
     compensates: JobId | None = None
+    chosen: int = Chosen.ALL
+    """Options whose bit is missing give way to what the job's type declares in the ledger, if it declares anything."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +195,18 @@ class Claimed(NamedTuple):
     """Seconds from the claim to the job's deadline, by the ledger's clock."""
     runs_alone: bool = False
     """Its workers died: it must have the next one to itself (`engine/deaths.py`)."""
+    spared: int = 0
+    """Attempts that closed without counting (snooze, release); `attempt` and `max_attempts` have each risen by as many."""
+
+    @property
+    def attempts_spent(self) -> int:
+        """How many attempts of this generation counted before the present one."""
+        return self.attempt - self.spared
+
+    @property
+    def attempts_allowed(self) -> int:
+        """How many may count, as the job was submitted."""
+        return self.max_attempts - self.spared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,6 +62,7 @@ from trellis.engine.records import (
     Unpaired,
     WorkerSeen,
 )
+from trellis.engine.type_options import TypeOptions
 
 
 class Ledger(Protocol):
@@ -153,6 +154,14 @@ class Ledger(Protocol):
 
     async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
         """At most this many claims a second of a type, over all claimers; None takes the limit away."""
+        ...
+
+    async def declare_types(self, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
+        """Keep what an application declares about its job types, for every submit that does not choose an option by name.
+
+        The last declaration of a type holds; with `only_new` a type that is declared already keeps its options. At most
+        DECLARED_MAX.
+        """
         ...
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
@@ -311,6 +320,10 @@ class Ledger(Protocol):
 
     async def queues(self) -> list[QueueDepth]:
         """How much of each type waits and is held."""
+        ...
+
+    async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
+        """What applications declared about their job types, by name, at most DECLARED_MAX; `type_` narrows it to one."""
         ...
 
     async def workers(self) -> list[WorkerSeen]:

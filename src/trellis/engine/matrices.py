@@ -88,6 +88,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     *_columns("D43", {"jobs.cancel": "cancel jobs"}),
     *_columns("D9", {"jobs.requeue": "requeue jobs"}),
+    *_columns("DJ-18", {"jobs.dead-letter": "dead-letter jobs"}),
     *_columns("D45", {"jobs.approve": "decide about a job that the safety kernel held"}),
     *_columns(
         "document 000, 4.2",
@@ -157,7 +158,8 @@ ROWS: Mapping[Role, Row] = MappingProxyType(
         ),
         # An operator.
         Role.CONTROL_PLANE: _row(
-            "jobs.read jobs.update jobs.cancel jobs.requeue jobs.approve artifacts.read artifacts.registry "
+            "jobs.read jobs.update jobs.cancel jobs.requeue jobs.dead-letter jobs.approve artifacts.read "
+            "artifacts.registry "
             "artifacts.cleanup runs.read runs.cancel agents.read agents.status proposals.read inbox.read events.read "
             "dead-letters.read nlm.process nlm.read safety.explain safety.simulate system.read rules.read"
         ),

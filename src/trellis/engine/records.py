@@ -59,6 +59,9 @@ class Job:
     owner: str | None = None
     lease_expires_at: datetime | None = None
     cancel_requested: bool = False
+    cancel_asked_by: str | None = None
+    """Who asked its holder to stop, while that is not carried out; told of one job, not in listings."""
+    cancel_cause: str | None = None
     concurrency_key: str | None = None
     correlation_id: str
     trace: str | None = None

@@ -3,8 +3,13 @@
 | The handler raised | Decision |
 |---|---|
 | `ValidationError` | dead letter `validation_failed`, no retry |
-| `PermanentError` | failed; with a dead letter too when the policy says `dlq_on_fail` |
+| `PermanentError` | failed; with a dead letter (`validation_failed`) too when the policy says `dlq_on_fail` |
+| the same with a `reason_code` of AT_ONCE | dead letter with that reason, no retry |
 | `TransientError`, any other exception | retry while attempts are left, then what `on_exhausted` says |
+
+Where the attempts are spent the letter says `dependency_unavailable` if the last of them failed for a transient cause (`TransientError`,
+a lost or refused connection, a time-out of what was called), `infrastructure_failure` if the ledger itself did not answer the handler, else
+`exhausted_retries`. A handler may name another of the eight reasons: `PermanentError("…", reason_code="policy_violation")`.
 
 The wait before attempt n + 1 is `base_s * factor ** n`, at most `max_s`, and of that a random share: full jitter (0 to
 100 %) spreads a crowd of failed jobs evenly; a smaller `jitter` keeps the wait nearer to its nominal length.
@@ -15,13 +20,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trellis.engine.errors import JobError, OptionInvalid, PermanentError, TransientError, ValidationError
+from trellis.engine.errors import JobError, LedgerError, OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, DeathCertificate, ReasonCode, Stage
 from trellis.engine.text import words_of
 
 RETRY_BASE_S_DEFAULT = 0.5
 RETRY_FACTOR_DEFAULT = 2.0
 RETRY_MAX_S_DEFAULT = 60.0
+
+
+AT_ONCE = frozenset(
+    {
+        ReasonCode.POLICY_VIOLATION,
+        ReasonCode.INFRASTRUCTURE_FAILURE,
+        ReasonCode.PARSE_ERROR,
+        ReasonCode.VALIDATION_FAILED,
+    }
+)
+"""Reasons that dead-letter a job without a retry, whatever its type's policy says (DJ-18)."""
+TRANSIENT_CAUSES = (TransientError, ConnectionError, TimeoutError)
+"""Errors of what a handler depends on; after the last attempt the dead letter says `dependency_unavailable`."""
 
 
 def _check(option: str, value: float, *, low: float, high: float) -> None:
@@ -123,12 +141,15 @@ def on_error(
     if isinstance(error, ValidationError):
         return DeadLetterIt(text, _death(ReasonCode.VALIDATION_FAILED, text))
     if isinstance(error, PermanentError):
-        return _fail(text, _reason(error), policy)
+        named = _named(error)
+        if named is not None and named in AT_ONCE:
+            return DeadLetterIt(text, _death(named, text))
+        return _fail(text, named or ReasonCode.VALIDATION_FAILED, policy)
     if job.attempts_left:
         return Retry(_wait_s(job, error, policy.retry, draw), text)
     if policy.on_exhausted is OnExhausted.FAIL:
-        return _fail(text, ReasonCode.EXHAUSTED_RETRIES, policy)
-    return DeadLetterIt(text, _death(ReasonCode.EXHAUSTED_RETRIES, text))
+        return _fail(text, _when_spent(error), policy)
+    return DeadLetterIt(text, _death(_when_spent(error), text))
 
 
 def error_text(error: BaseException) -> str:
@@ -156,10 +177,18 @@ def _fail(text: str, reason: ReasonCode, policy: ErrorPolicy) -> Fail:
     return Fail(text, _death(reason, text) if policy.dlq_on_fail else None)
 
 
-def _reason(error: JobError) -> ReasonCode:
-    """A handler may name one of the eight reasons: `PermanentError("…", reason_code="policy_violation")`."""
-    named = error.data.get("reason_code")
-    return ReasonCode(named) if named in set(ReasonCode) else ReasonCode.EXHAUSTED_RETRIES
+def _when_spent(error: BaseException) -> ReasonCode:
+    """The reason where the attempts are spent and this was the last error."""
+    if isinstance(error, LedgerError):
+        return ReasonCode.INFRASTRUCTURE_FAILURE
+    known = ReasonCode.DEPENDENCY_UNAVAILABLE if isinstance(error, TRANSIENT_CAUSES) else ReasonCode.EXHAUSTED_RETRIES
+    return _named(error) or known
+
+
+def _named(error: BaseException) -> ReasonCode | None:
+    """The reason that the handler names, if it is one of the eight."""
+    named = error.data.get("reason_code") if isinstance(error, JobError) else None
+    return ReasonCode(named) if named in set(ReasonCode) else None
 
 
 def _death(reason: ReasonCode, text: str) -> DeathCertificate:

@@ -1,6 +1,7 @@
 """Text that comes from handlers and people: made fit to be stored, or told apart from what is fit."""
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,11 @@ def told(value: Any, how: Callable[[Any], str] = repr) -> str:
     with suppress(Exception):
         return how(value)
     return f"<{type(value).__name__} that cannot be shown>"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one was probably meant to be."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
 def is_storable(text: str) -> bool:

@@ -42,12 +42,25 @@ class JobDocument(JobShape):
     compensates: str | None
 
 
+class ArtifactShape(pydantic.BaseModel):
+    """Where something is that a job made, as its handler named it."""
+
+    pointer: str
+    name: str | None = None
+    sha256: str | None = None
+    size: int | None = None
+
+
 class JobWhole(JobDocument):
     """A job with its payload and its result."""
 
     payload: Any
     progress: Any
     result: Any
+    artifacts: list[ArtifactShape] = pydantic.Field(default_factory=list[ArtifactShape])
+    """What its handler named when it succeeded."""
+    cancel_cause: str | None = None
+    """Why somebody asked its holder to stop, until that is carried out."""
 
 
 class QueueJobContext(pydantic.BaseModel):

@@ -167,6 +167,18 @@ class Jobs:
         body = {"mode": mode, "reason": reason}
         return await self._calls.post(JobShape, path_of("jobs", job_id, "cancel"), body, key=idempotency_key)
 
+    async def dead_letter(
+        self,
+        job_id: str,
+        *,
+        reason: str,
+        reason_code: str = "policy_violation",
+        idempotency_key: str | None = None,
+    ) -> JobShape:
+        """End a job that has not ended with a dead letter, without a retry; an operator's act."""
+        body = {"reason_code": reason_code, "reason": reason}
+        return await self._calls.post(JobShape, path_of("jobs", job_id, "dead-letter"), body, key=idempotency_key)
+
     async def requeue(self, job_id: str, *, reason: str | None = None, idempotency_key: str | None = None) -> JobShape:
         """Run a failed or dead-lettered job again; an operator's act."""
         body = {"reason": reason}

@@ -171,6 +171,7 @@ class SyncJobs(Twin):
     wait = Blocking(Jobs.wait)
     watch = Flowing(Jobs.watch)
     cancel = Blocking(Jobs.cancel)
+    dead_letter = Blocking(Jobs.dead_letter)
     requeue = Blocking(Jobs.requeue)
     approve = Blocking(Jobs.approve)
     deny = Blocking(Jobs.deny)

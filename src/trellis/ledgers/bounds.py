@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import CLAIM_MAX, DELAY_S_MAX, PAYLOAD_BYTES_MAX, JobId
+from trellis.engine.type_options import DECLARED_MAX, TypeOptions
 from trellis.lifecycles import REMARK_TYPES, SIGNAL_TYPES
 
 SIGNALS_MAX = 1_000
@@ -26,6 +27,12 @@ def check_remark(type_: str, body: bytes) -> None:
         raise OptionInvalid(option="remark type", value=type_, expected=f"one of {', '.join(REMARK_TYPES)}")
     if len(body) > PAYLOAD_BYTES_MAX:
         raise OptionInvalid(option="remark", value=len(body), expected=f"at most {PAYLOAD_BYTES_MAX} bytes")
+
+
+def check_declared(types: Sequence[TypeOptions]) -> None:
+    """Nothing for as many types as may be declared at once; raises OptionInvalid."""
+    if len(types) > DECLARED_MAX:
+        raise OptionInvalid(option="types", value=len(types), expected=f"at most {DECLARED_MAX} in one call")
 
 
 def check_each(each: int) -> None:

@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, cast
 
+from trellis.engine.event_data import cause_of, data_of
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Opens, Phase, Role, State, Transition, Trigger
@@ -26,12 +27,12 @@ UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 REASONS = {
     "parse_error": "its payload could not be read",
-    "validation_failed": "its payload can never work",
+    "validation_failed": "what was asked can never work",
     "dependency_unavailable": "something it needs was not there",
     "timeout": "its deadline passed",
     "exhausted_retries": "every attempt was spent",
     "policy_violation": "a policy forbids it",
-    "infrastructure_failure": "workers died while running it",
+    "infrastructure_failure": "its workers died, or the ledger could not keep what came of it",
     "compensation_failed": "it should have undone another job and could not",
 }
 PEOPLE = frozenset({Role.OWNER, Role.FRONTEND, Role.CONTROL_PLANE})
@@ -146,12 +147,11 @@ def runs_alone(worker: WorkerSeen) -> str | None:
 
 def event_note(event: Event) -> str:
     """What an event says about itself: the error, the reason, or nothing."""
-    read: Any = json.loads(event.data) if event.data else None
-    data = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
+    data = data_of(event)
     error = data.get("error", {"message": data.get("error_message"), "code": data.get("error_code")})
     told = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
     message, code = told.get("message"), told.get("code")
-    return f"{code}: {message}" if code and message else str(message or event.cause or "")
+    return f"{code}: {message}" if code and message else str(message or cause_of(event) or "")
 
 
 def counted(number: int, noun: str) -> str:
@@ -300,7 +300,8 @@ def _why(job: Job, state: State, last: Event | None, around: Surroundings) -> It
     if job.place is Place.RESTING and job.due_at is None:
         yield from _why_not_moved(job, around.now)
     if job.cancel_requested:
-        yield "Somebody asked it to stop: its holder learns that with the next heartbeat."
+        why = f" ({job.cancel_cause.rstrip('.')})" if job.cancel_cause else ""
+        yield f"{job.cancel_asked_by or 'Somebody'} asked it to stop{why}: its holder learns that with the next heartbeat."
     if job.deaths and state.phase is not Phase.ENDED:
         alone = ", so it runs alone: its worker does nothing else meanwhile" if job.runs_alone else ""
         yield f"{counted(job.deaths, 'worker')} died while running it{alone}."
@@ -315,9 +316,7 @@ def _last_step(event: Event, now: datetime) -> str:
 
 def _reason(event: Event) -> str:
     """Why somebody asked for a step."""
-    data: Any = json.loads(event.data) if event.data else None
-    said = cast("dict[str, Any]", data).get("reason") if isinstance(data, dict) else None
-    return str(said or event.cause or "no reason was given").rstrip(".")
+    return str(data_of(event).get("reason") or event.cause or "no reason was given").rstrip(".")
 
 
 def _why_not_moved(job: Job, now: datetime) -> Iterator[str]:

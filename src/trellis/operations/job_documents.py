@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from trellis.engine.event_data import cause_of
 from trellis.engine.records import Event, Job
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.queue.documents import retries_of
@@ -48,6 +49,7 @@ def whole_document(job: Job, result: bytes | None) -> dict[str, Any]:
         "payload": json_value(job.payload),
         "progress": json_value(job.progress),
         "result": json_value(result),
+        "cancel_cause": job.cancel_cause,
     }
 
 
@@ -61,7 +63,7 @@ def event_document(event: Event, trace_id: str | None) -> dict[str, Any]:
         "ts": timestamp(event.ts),
         "actor": event.actor,
         "correlation_id": event.correlation_id,
-        "cause": event.cause,
+        "cause": cause_of(event),
         "payload": {
             "from": event.source,
             "to": event.target,

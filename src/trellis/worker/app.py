@@ -9,17 +9,18 @@ A handler is `async def` (runs on the worker's event loop), `def` (runs on a bou
 `batch=n`, an `async def` that takes a list of `Item`.
 """
 
-import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from trellis.engine.errors import OptionInvalid, UnknownJobType
-from trellis.engine.jobs import TYPE_PATTERN, Priority, TypeClaim
-from trellis.engine.retries import OnExhausted, RetryPolicy
+from trellis.engine.jobs import LEASE_S_DEFAULT, TYPE_PATTERN, Priority, TypeClaim, heartbeat_for
+from trellis.engine.retries import OnExhausted, RetryPolicy, error_text
+from trellis.engine.text import nearest
+from trellis.engine.type_options import TypeOptions
 from trellis.worker.options import JobOptions, OnLeaseDoubt, check_job_options
 from trellis.worker.payloads import Codec, codec_for
 
@@ -85,6 +86,35 @@ class JobSpec:
         """What a worker asks the ledger for."""
         return TypeClaim(type=self.type, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
 
+    @property
+    def declared(self) -> TypeOptions:
+        """What the ledger keeps of the options, for submits that do not have this application."""
+        options = self.options
+        return TypeOptions(
+            type=self.type,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            max_deaths=options.max_deaths,
+            deadline_s=options.deadline_s,
+            concurrency_limit=options.concurrency_limit,
+            keyed=self.concurrency_key is not None,
+            compensation=options.compensation,
+        )
+
+    def key_of(self, payload: Any) -> str | None:
+        """The concurrency key of a payload that has the handler's own type; raises OptionInvalid when the function fails."""
+        if self.concurrency_key is None:
+            return None
+        try:
+            key: Any = self.concurrency_key(payload)
+        except Exception as error:
+            expected = f"it must return a text for every payload; it raised {error_text(error)}"
+            raise OptionInvalid(option=f"concurrency_key of {self.type}", value=payload, expected=expected) from error
+        if key is not None and not isinstance(key, str):
+            expected = f"its function must return a text, not {type(key).__name__}"
+            raise OptionInvalid(option=f"concurrency_key of {self.type}", value=key, expected=expected)
+        return key
+
 
 class App:
     """Job types by name. `testing=True` lifts the bounds on lease and heartbeat, for tests that cannot wait."""
@@ -139,6 +169,13 @@ class App:
         self._specs[spec.type] = spec
 
 
+def refuse_unknown(values: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Nothing when every option is known; raises OptionInvalid with the nearest name."""
+    for name in sorted(set(values) - set(known)):
+        hint = f"did you mean {near}?" if (near := nearest(name, known)) else f"choose of {', '.join(known)}"
+        raise OptionInvalid(option=name, value=values[name], expected=f"there is no such option ({hint})")
+
+
 def checked_type(type_: str) -> str:
     """The same name; raises OptionInvalid when it is none."""
     if not re.fullmatch(TYPE_PATTERN, type_):
@@ -160,10 +197,8 @@ def priority_of(value: Priority | str) -> Priority:
 def _options(settings: JobSettings) -> JobOptions:
     values: dict[str, Any] = dict(settings)
     known = list(JobSettings.__annotations__)
-    for name in sorted(set(values) - set(known)):
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose of {', '.join(known)}"
-        raise OptionInvalid(option=name, value=values[name], expected=f"there is no such option ({hint})")
+    refuse_unknown(values, known)
+    values.setdefault("heartbeat_s", heartbeat_for(values.get("lease_s", LEASE_S_DEFAULT)))
     if "priority" in values:
         values["priority"] = priority_of(values["priority"])
     for name, kind in (("on_exhausted", OnExhausted), ("on_lease_doubt", OnLeaseDoubt)):

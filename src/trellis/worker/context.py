@@ -14,6 +14,7 @@ import pydantic_core
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError
+from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.worker.held import Fate, Held
@@ -66,13 +67,13 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1."""
-        return self._held.claimed.attempt + 1
+        """Which attempt this is, from 1. Attempts that ended in a snooze or were given back do not count."""
+        return self._held.claimed.attempts_spent + 1
 
     @property
     def max_attempts(self) -> int:
         """How many attempts the job has."""
-        return self._held.claimed.max_attempts
+        return self._held.claimed.attempts_allowed
 
     @property
     def epoch(self) -> Epoch:
@@ -167,6 +168,16 @@ class Context:
         """Say how far the job is, for people who look. Does not wait; told to the ledger about once a second."""
         self._refuse_if_lost()
         self._held.progress = any_json_bytes(value, f"the progress of {self.type}")
+
+    def artifact(
+        self, pointer: str, *, name: str | None = None, sha256: str | None = None, size: int | None = None
+    ) -> None:
+        """Name something that this job made: its address, and how to check it. Kept with the result when the job succeeds, or not at all.
+
+        Only the attempt that succeeds keeps what it named. Store the bytes first, under a name of their own for every attempt.
+        """
+        self._refuse_if_lost()
+        add_artifact(self._held.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
     async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """The result of `call`, made once: a later attempt gets the first durable result without calling again."""

@@ -9,6 +9,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Advance, Claimed, JobKey, Lease, lease_length_s
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.worker.app import JobSpec
@@ -33,6 +34,7 @@ class Held:
     """One held job. Mutable: the worker's own notes, never shared with another thread but for flags."""
 
     __slots__ = (
+        "artifacts",
         "began_at",
         "cancel_event",
         "cancel_requested",
@@ -80,6 +82,8 @@ class Held:
         self.progress: bytes | None = None
         """Progress not yet told to the ledger."""
         self.logs: LogBuffer | None = None
+        self.artifacts: list[ArtifactPointer] = []
+        """What the handler named so far; it is written with the completion."""
 
     def renewed(self, sent_at: float) -> None:
         """The lease runs on from when the renewal was sent."""

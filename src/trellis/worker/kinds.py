@@ -3,11 +3,12 @@
 A kind is one entry of the table.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import pydantic
+import pydantic_core
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
@@ -28,6 +29,7 @@ from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.ownership import admitted, within_agent
+from trellis.engine.text import nearest
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -87,6 +89,11 @@ class RunUnknown(InputError):
     """run_id names no run of this instance: {reason}"""
 
 
+def _no_such_field(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f"{name}: there is no such field" + (f" (did you mean {near}?)" if near else "")
+
+
 class JobAsked(pydantic.BaseModel):
     """A job to submit: `type` for a leased-job, `job_type` with `agent_slug` for the job queue, `topic` with the fields of a JobRequest for the bus."""
 
@@ -112,6 +119,17 @@ class JobAsked(pydantic.BaseModel):
             ]
         },
     )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _fields_are_known(cls, asked: Any) -> Any:
+        """A misspelt field is refused with the name that was probably meant; where much is wrong, without."""
+        if isinstance(asked, dict):
+            unknown = [str(name) for name in cast("dict[Any, Any]", asked) if name not in cls.model_fields]
+            if 0 < len(unknown) <= PROBLEMS_MAX:
+                told = "; ".join(_no_such_field(name, cls.model_fields) for name in unknown)
+                raise pydantic_core.PydanticCustomError("extra_forbidden", "{told}", {"told": told})
+        return cast("Any", asked)
 
     type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
     job_type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)

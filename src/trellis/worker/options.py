@@ -56,7 +56,9 @@ class JobOptions:
     lease_s: float = LEASE_S_DEFAULT
     """How long a silent worker keeps a job, 30 to 120 s. It bounds silence, not duration: heartbeats extend it."""
     heartbeat_s: float = HEARTBEAT_S_DEFAULT
-    """How often a worker renews the lease and learns of a wish to cancel, 10 to 30 s and at most a third of the lease."""
+    """How often a worker renews the lease and learns of a soft cancel: 10 to 30 s and at most a third of the lease, which is also
+    what `@app.job` chooses when only the lease is given, up to 15 s.
+    """
     max_attempts: int = ATTEMPTS_DEFAULT
     """Executions at most, the first one included."""
     retry: RetryPolicy = RETRY_DEFAULT

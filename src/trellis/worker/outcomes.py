@@ -4,9 +4,12 @@ import json
 import math
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from trellis.engine.errors import OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
+from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
+from trellis.engine.event_data import artifacts_data
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeathCertificate, ReasonCode, Stage
 from trellis.engine.retries import AttemptFacts, DeadLetterIt, Fail, Retry, error_text, on_error, storable
 from trellis.lifecycles import Trigger
@@ -15,6 +18,7 @@ from trellis.worker.payloads import Unreadable
 
 CAUSE_CHARS_MAX = 200
 TRACEBACK_CHARS_MAX = 4_000
+_OURS = str(Path(__file__).parent)
 STOP = "stop"
 REJECT = "reject"
 LATE = "the lease was in doubt before the handler began"
@@ -72,8 +76,26 @@ def succeeded(held: Held, value: Any) -> Advance:
         lease=held.lease,
         source=held.state,
         trigger=Trigger.COMPLETE,
+        data=artifacts_data(held.artifacts) if held.artifacts else None,
         result=result,
         result_ttl_s=held.spec.options.result_ttl_s,
+    )
+
+
+def uncommitted(completion: Advance, error: Exception) -> Advance:
+    """The ledger will never have this completion: the job is dead-lettered, because every further attempt would end here again.
+
+    What the handler named and cannot be named is its own mistake; anything else is the ledger's.
+    """
+    reason = ReasonCode.VALIDATION_FAILED if isinstance(error, InputError) else ReasonCode.INFRASTRUCTURE_FAILURE
+    death = DeathCertificate(reason_code=reason, stage=Stage.COMMIT, last_error=error_text(error))
+    return Advance(
+        lease=completion.lease,
+        source=completion.source,
+        trigger=REJECT,
+        cause=death.last_error[:CAUSE_CHARS_MAX],
+        data=_error_data(error, death.last_error, None),
+        death=death,
     )
 
 
@@ -89,8 +111,9 @@ def raised(held: Held, error: BaseException, draw: Callable[[], float]) -> Advan
             lease=held.lease, source=held.state, trigger=Trigger.SNOOZE, delay_s=error.delay_s, spare_attempt=True
         )
     if held.fate is Fate.TIMED_OUT:
-        error = TransientError(f"no end after {held.spec.options.timeout_s:g} s (timeout_s)")
-    facts = AttemptFacts(held.claimed.attempt, held.claimed.max_attempts)
+        late = f"no end after {held.spec.options.timeout_s:g} s (timeout_s)"
+        error = TransientError(late, reason_code=ReasonCode.EXHAUSTED_RETRIES)  # its own time is up, nobody else's
+    facts = AttemptFacts(held.claimed.attempts_spent, held.claimed.attempts_allowed)
     match on_error(facts, error, held.spec.errors, draw):
         case Retry(delay_s, text):
             return Advance(
@@ -129,10 +152,18 @@ def _error_data(error: BaseException | None, text: str, delay_s: float | None) -
     """The event's payload: what people need to understand the error, bounded."""
     about: dict[str, Any] = {"message": text}
     if error is not None:
-        lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-8)
+        lines = traceback.format_exception(type(error), error, _of_handler(error), limit=-8)
         about["type"] = type(error).__name__
         about["traceback"] = storable("".join(lines)[-TRACEBACK_CHARS_MAX:])
     data: dict[str, Any] = {"error": about}
     if delay_s is not None:
         data["retry_in_s"] = round(delay_s, 3)
     return json.dumps(data, ensure_ascii=False, default=str).encode()
+
+
+def _of_handler(error: BaseException) -> TracebackType | None:
+    """Where the error was raised, without this program's own calls around the handler."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    return frames

@@ -4,7 +4,6 @@ The types come from the handler's annotations. What does not fit is refused befo
 before user code runs (worker).
 """
 
-import difflib
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ import pydantic_core
 
 from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, ResultInvalid
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, JobId, ReasonCode
+from trellis.engine.text import nearest
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -60,13 +60,18 @@ class Codec:
 
     def payload_bytes(self, payload: Any) -> bytes:
         """A caller's payload as it is stored; raises PayloadInvalid, PayloadTooLarge."""
+        return self.accept(payload)[1]
+
+    def accept(self, payload: Any) -> tuple[Any, bytes]:
+        """A caller's payload as the handler's type, and as it is stored; raises PayloadInvalid, PayloadTooLarge."""
         if not self._takes_payload and payload is not None:
             raise PayloadInvalid(type=self._type, detail="its handler takes no payload")
         try:
-            body = self._payload.dump_json(self._accepted(payload), warnings="error")
+            value = self._accepted(payload)
+            body = self._payload.dump_json(value, warnings="error")
         except (pydantic.ValidationError, pydantic_core.PydanticSerializationError) as error:
             raise PayloadInvalid(type=self._type, detail=_explain(error)) from error
-        return within_payload_limit(body)
+        return value, within_payload_limit(body)
 
     def _accepted(self, payload: Any) -> Any:
         """The payload as its type. A field that would be dropped is refused, unless a type around it says itself what
@@ -178,8 +183,8 @@ def _decided(owners: list[Any]) -> bool:
 def _no_such_field(loc: tuple[int | str, ...], owner: Any) -> str:
     kind = cast("type[Any]", type(owner))
     known: list[str] = list(getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ()))
-    near = difflib.get_close_matches(str(loc[-1]), known, n=1)
-    return f"{'.'.join(map(str, loc))}: there is no such field" + (f" (did you mean {near[0]}?)" if near else "")
+    near = nearest(str(loc[-1]), known)
+    return f"{'.'.join(map(str, loc))}: there is no such field" + (f" (did you mean {near}?)" if near else "")
 
 
 def _item_payload(hint: Any) -> Any:

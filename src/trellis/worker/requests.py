@@ -17,6 +17,7 @@ from trellis.engine.jobs import (
     DEATHS_DEFAULT,
     DELAY_S_MAX,
     JOB_ID_PATTERN,
+    Chosen,
     JobId,
     NewJob,
     Priority,
@@ -24,7 +25,7 @@ from trellis.engine.jobs import (
 from trellis.engine.text import is_storable
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.worker.app import App, JobSpec, checked_type, priority_of
+from trellis.worker.app import App, JobSpec, checked_type, priority_of, refuse_unknown
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.payloads import any_json_bytes
 
@@ -73,16 +74,28 @@ class SubmitSettings(TypedDict, total=False):
     """By default leased-job."""
 
 
+SETTINGS = frozenset(SubmitSettings.__annotations__)
+CHOSEN_BY = {
+    "priority": Chosen.PRIORITY,
+    "max_attempts": Chosen.MAX_ATTEMPTS,
+    "concurrency_key": Chosen.CONCURRENCY_KEY,
+    "concurrency_limit": Chosen.CONCURRENCY_LIMIT,
+}
+"""Settings that a type can declare too, with their bits."""
+
+
 def new_job(
     type_: str, payload: Any, settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
 ) -> NewJob:
     """The job to submit; raises an InputError that says what does not fit."""
     checked_type(type_)
+    if not settings.keys() <= SETTINGS:
+        refuse_unknown(settings, tuple(SubmitSettings.__annotations__))
     spec = app.spec(type_) if app is not None else None
-    body = spec.codec.payload_bytes(payload) if spec is not None else any_json_bytes(payload, type_)
+    value, body = spec.codec.accept(payload) if spec is not None else (payload, any_json_bytes(payload, type_))
     given = settings.get("job_id")
     job_id = JobId(_matching("job_id", given) if given is not None else new_id())
-    key, limit = _concurrency(spec, payload, settings)
+    key, limit = _concurrency(spec, value, settings)
     job = NewJob(
         job_id=job_id,
         type=type_,
@@ -105,20 +118,34 @@ def new_job(
         trace=_trace(settings["trace"] if "trace" in settings else tracing.here()),
         parent_id=_job_id("parent_id", settings.get("parent_id")),
         compensates=_job_id("compensates", settings.get("compensates")),
+        chosen=_chosen(spec, settings),
     )
     return _fingerprinted(job) if job.id_is_given or job.idempotency_key is not None else job
 
 
+def _chosen(spec: JobSpec | None, settings: SubmitSettings) -> int:
+    """The options that this submit names itself. A key that the application's function computes is chosen too."""
+    chosen = 0
+    if settings:
+        chosen = sum(bit for name, bit in CHOSEN_BY.items() if settings.get(name) is not None)
+        chosen |= Chosen.DEADLINE if "deadline_s" in settings else 0
+    return chosen | (Chosen.CONCURRENCY_KEY if spec is not None and spec.concurrency_key is not None else 0)
+
+
 def fingerprint(job: NewJob) -> bytes:
-    """What "the same request" means: type, payload and the options that change what happens, not who asks or when."""
+    """What "the same request" means: type, payload and the options that change what happens, not who asks or when.
+
+    What the type declares is no part of it: the same request with and without the application at hand is the same.
+    """
+    chosen = job.chosen
     request = {
         "type": job.type,
         "payload": json.loads(job.payload),
         "lifecycle": job.lifecycle,
-        "priority": int(job.priority),
+        "priority": int(job.priority if chosen & Chosen.PRIORITY else Priority.BATCH),
         "delay_s": job.delay_s,
         "run_at": job.run_at.isoformat() if job.run_at else None,
-        "deadline_s": job.deadline_s,
+        "deadline_s": job.deadline_s if chosen & Chosen.DEADLINE else None,
         "concurrency_key": job.concurrency_key,
     }
     canonical = json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -132,7 +159,7 @@ def _fingerprinted(job: NewJob) -> NewJob:
 def _concurrency(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -> tuple[str | None, int]:
     key = settings.get("concurrency_key")
     if key is None and spec is not None and spec.concurrency_key is not None:
-        key = spec.concurrency_key(payload)
+        key = spec.key_of(payload)
     limit = settings.get("concurrency_limit", spec.options.concurrency_limit if spec else 1)
     if not 1 <= limit <= KEY_LIMIT_MAX:
         raise OptionInvalid(option="concurrency_limit", value=limit, expected=f"it must be from 1 to {KEY_LIMIT_MAX}")

@@ -240,7 +240,7 @@ def _tell(span: tracing.Span, problem: BaseException) -> None:
 
 def _note_failure(held: Held, then: str, error: Exception) -> None:
     """The traceback goes to the worker's log: the ledger keeps the message, and a person needs the line."""
-    job, attempt = held.claimed, held.claimed.attempt + 1
+    job, attempt = held.claimed, held.claimed.attempts_spent + 1
     _log.warning(
         "attempt_failed",
         job_id=held.lease.job_id,

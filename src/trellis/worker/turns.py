@@ -20,11 +20,12 @@ from trellis.engine.jobs import Advance, Applied, Claim, Claimed, ClaimId, Lease
 from trellis.engine.logs import log_of
 from trellis.engine.outages import Failures
 from trellis.engine.service import backoff_s
+from trellis.lifecycles import Trigger
 from trellis.worker.app import App
 from trellis.worker.capacity import Pace, Room, Wanted
 from trellis.worker.context import Desk
 from trellis.worker.held import RUNNING, Held, Holdings, Settlement
-from trellis.worker.outcomes import LATE, given_back, started, stopped, unreadable
+from trellis.worker.outcomes import LATE, given_back, started, stopped, uncommitted, unreadable
 from trellis.worker.payloads import Unreadable
 from trellis.worker.runners import Runners
 
@@ -224,6 +225,8 @@ class Turns:
         if len(turn.advances) == 1 and turn.claim is None:
             step = turn.advances[0]
             _log.error("step_impossible", job_id=step.lease.job_id, trigger=step.trigger, error=str(error))
+            if step.trigger == Trigger.COMPLETE:
+                return await self._deliver(Turn(actor=turn.actor, advances=(uncommitted(step, error),)))
             return TurnResult([LeaseLost(step.lease)], [])
         outcomes: list[Applied | LeaseLost] = []
         for advance in turn.advances:

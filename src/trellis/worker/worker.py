@@ -108,7 +108,8 @@ class Worker:
         await self.drain()
 
     async def start(self, *, listening: bool = True) -> None:
-        """Begin to claim. Without `listening` it works off what is there and then rests."""
+        """Declare the application's types, then begin to claim. Without `listening` it works off what is there and then rests."""
+        await self.ledger.declare_types(self.actor, [spec.declared for spec in self.app])
         for spec in self.app:
             if spec.options.rate is not None:
                 burst = max(1, math.ceil(spec.options.rate * self.options.poll_s))

@@ -12,6 +12,7 @@ from trellis.engine.authority import ADMINISTRATION, Verb
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import SweepOptions
+from trellis.engine.type_options import TypeOptions
 from trellis.lifecycles import Role
 
 KEY = "user:k"
@@ -100,10 +101,20 @@ async def _no_act_waits(rig: Rig) -> bool:
     return await rig.ledger.acts(unpublished=True) == []
 
 
+async def _the_type_is_declared(rig: Rig) -> bool:
+    return bool(await rig.ledger.declared_types("work"))
+
+
 CASES = [
     Case("pause", _one_job, lambda rig, by: rig.ledger.pause(by, "work", paused=True), _nothing_is_handed_out),
     Case("limit_rate", _two_jobs, lambda rig, by: rig.ledger.limit_rate(by, "work", 0.001), _one_is_handed_out),
     Case("limit_held", _two_jobs, lambda rig, by: rig.ledger.limit_held(by, "work", 1), _one_is_handed_out),
+    Case(
+        "declare_types",
+        _nothing,
+        lambda rig, by: rig.ledger.declare_types(by, [TypeOptions(type="work")]),
+        _the_type_is_declared,
+    ),
     Case("follow", _nothing, lambda rig, by: rig.ledger.follow(by, "here", lease_s=60.0), _somebody_follows),
     Case("leave_behind", _a_follower, lambda rig, by: rig.ledger.leave_behind(by, "here"), _nobody_is_waited_for),
     Case("limit_key", _two_jobs_of_a_key, lambda rig, by: rig.ledger.limit_key(by, KEY, 2), _both_are_handed_out),
@@ -165,6 +176,7 @@ def test_the_table_says_who_may_do_what():
         "limit_rate": ["control-plane", "orchestrator", "worker"],
         "limit_key": ["control-plane", "orchestrator"],
         "limit_held": ["control-plane", "orchestrator"],
+        "declare_types": ["control-plane", "worker"],
         "sweep": ["control-plane", "sweeper"],
         "follow": ["control-plane", "projector"],
         "leave_behind": ["control-plane"],

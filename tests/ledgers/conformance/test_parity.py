@@ -159,7 +159,7 @@ async def test_every_eighth_claim_begins_with_the_least_urgent(rig: Rig):
 
 
 @pytest.mark.requirement("DJ-12", "DJ-15")
-@pytest.mark.parametrize("where, stage", [("queued", Stage.FETCH), ("assigned", Stage.EXEC), ("running", Stage.EXEC)])
+@pytest.mark.parametrize("where, stage", [("queued", Stage.FETCH), ("assigned", Stage.FETCH), ("running", Stage.EXEC)])
 async def test_a_deadline_names_the_stage_it_found(rig: Rig, where: str, stage: Stage):
     job_id = await rig.submit_one(deadline_s=5.0)
     if where != "queued":

@@ -39,7 +39,7 @@ SWEEPER = Actor(role=Role.SWEEPER, name="sweep")
 SUBMITTER = Role.SUBMITTER.code
 OF_EVERYBODY = {
     "contract": {"event_type", "lifecycle", "meta", "role", "rule_grant", "state", "transition"},
-    "names": {"actor", "authority", "job_type", "worker"},
+    "names": {"actor", "authority", "job_type", "type_options", "worker"},
     "positions": {"batch", "claim", "feed", "feed_end", "follower", "follower_place", "sweeper"},
 }
 """Relations that hold no job's content and that every login reads: names, positions and the contract."""
@@ -236,7 +236,14 @@ async def test_the_ledgers_own_client_is_held_to_the_same(tenants: Tenants, link
 CALLABLE = {
     "submitted or cancelled, looked at above": {"submit_job", "submit_plain", "submit_keyed", "cancel", "moves"},
     "by role: no transition lets a submitter": {"requeue", "turn", "turns", "restore", "sweep", "remark"},
-    "by role: for operators and services": {"set_paused", "set_rate", "set_held_max", "set_key_limit", "retain"},
+    "by role: for operators and services": {
+        "set_paused",
+        "set_rate",
+        "set_held_max",
+        "set_key_limit",
+        "declare_types",
+        "retain",
+    },
     "by role: for followers": {"follow", "leave_behind"},
     "only what the login holds": {"renew", "save_checkpoint", "journal_entries", "add_signals", "followed"},
     "reads through row security": {"heads"},
@@ -271,6 +278,7 @@ async def test_a_submitters_login_is_refused_what_operators_and_services_do(tena
         f"SELECT trellis.set_paused({me}, 'ship', true)",
         f"SELECT trellis.set_rate({me}, 'ship', 1, 1)",
         f"SELECT trellis.set_held_max({me}, 'ship', 1)",
+        f"SELECT trellis.declare_types({me}, false, '{{4}}', '{{ship}}', '{{0}}', '{{1}}', '{{1}}', null, '{{1}}', '{{t}}', null)",
         f"SELECT trellis.set_key_limit({me}, 'user:host', 1)",
         "SELECT trellis.retain(0, 0, 0, 100)",
         f"SELECT trellis.follow({me}, 'projector', 10, true)",
@@ -318,7 +326,7 @@ async def test_a_login_cannot_take_the_id_of_a_job_that_it_does_not_submit(tenan
         " array[1::smallint], array['1'::bytea], array[5::smallint], array[3::smallint], array[0::float8],"
         " array[null::timestamptz], array[null::float8], array[null::text], array[null::text], array[null::text],"
         " array[null::text], array[null::text], array[null::int], array['job_id'], array[$3], array['f'::bytea], false,"
-        " array[true], array[null::int])"
+        " array[true], array[null::int], array[63::smallint])"
     )
     with pytest.raises(asyncpg.PostgresError, match="reserved by the job"):
         await tenants.rival.fetch(submit, me, job, "acme-1")

@@ -3,7 +3,7 @@
 Runs, proposals and inbox entries are jobs of the ledger too, but have collections and rules of their own: here they are not found.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -17,7 +17,9 @@ from trellis.bus.errors import RequestInvalid
 from trellis.bus.pointers import Part
 from trellis.bus.requests import JobRequest
 from trellis.engine import tracing
+from trellis.engine.dead_letters import dead_letter, operators_reason
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
+from trellis.engine.event_data import artifacts_of
 from trellis.engine.jobs import (
     CancelMode,
     CancelRequested,
@@ -26,6 +28,7 @@ from trellis.engine.jobs import (
     Moved,
     NewJob,
     NotMoved,
+    ReasonCode,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -92,6 +95,20 @@ class JobRequeue(pydantic.BaseModel):
     )
 
     reason: str | None = pydantic.Field(None, max_length=500)
+
+
+class JobDeadLetter(pydantic.BaseModel):
+    """Why nobody shall run it."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"reason_code": "policy_violation", "reason": "it mails people who opted out"}]
+        },
+    )
+
+    reason_code: str = pydantic.Field(ReasonCode.POLICY_VIOLATION.value, max_length=50)
+    reason: str = pydantic.Field(min_length=1, max_length=500)
 
 
 class WorkerShape(pydantic.BaseModel):
@@ -211,6 +228,8 @@ async def one(
         return there
     job = await _found(caller, "jobs.read", instance.ledger, job_id)
     whole = whole_document(job, await instance.ledger.result(job.job_id))
+    if job.lifecycle == LEASED_JOB.name and job.place is Place.ENDED:
+        whole["artifacts"] = [asdict(one) for one in artifacts_of(await instance.ledger.events(job.job_id))]
     if job.lifecycle == BUS_JOB.name:
         return {**whole, **await _bus_job(instance, job)}
     return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(instance, job)}
@@ -379,6 +398,25 @@ async def requeue(
         response.headers["Location"] = f"/jobs/{made.job_id}"
         return {**short_document(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}
     (answer,) = await instance.ledger.requeue(caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause)
+    return _after(job, answer, caller.actor.role.value, response)
+
+
+@router.post("/jobs/{job_id}/dead-letter", response_model=JobShape, responses=PROBLEMS)
+async def bury(
+    job_id: JobIdPath,
+    body: JobDeadLetter,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.dead-letter")],
+    asked: Once,
+    response: Response,
+) -> dict[str, Any]:
+    """End a job that has not ended with a dead letter, without a retry. An operator's act (DJ-18)."""
+    job = await _found(caller, "jobs.dead-letter", instance.ledger, job_id)
+    code = operators_reason(body.reason_code)
+    await reserve(instance, asked, job.job_id)
+    answer = await dead_letter(
+        instance.ledger, caller.actor, job.job_id, asked.request_id, reason_code=code, reason=body.reason
+    )
     return _after(job, answer, caller.actor.role.value, response)
 
 

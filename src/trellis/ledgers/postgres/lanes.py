@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trellis.engine.errors import (
+    ConcurrencyKeyMissing,
     IdReserved,
     InputError,
     InvalidTransition,
@@ -205,6 +206,8 @@ def translated(error: Exception) -> TrellisError:
         return QueueFull(**json.loads(str(getattr(error, "detail", "{}"))))
     if state == "TR007":
         return IdReserved(job_id=str(getattr(error, "detail", "")))
+    if state == "TR008":
+        return ConcurrencyKeyMissing(type=str(getattr(error, "detail", "")))
     if state == "TR005":  # the one refusal that only the database can word: what the artifact is that a job names
         return InvalidTransition(**json.loads(str(getattr(error, "detail", "{}"))))
     return BY_STATE.get(state, lambda message: Refused(detail=message))(str(error))

@@ -50,7 +50,8 @@ from trellis.engine.nodes import this_node
 from trellis.engine.outages import Failures
 from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
-from trellis.ledgers.bounds import check_remark, check_signals
+from trellis.engine.type_options import TypeOptions
+from trellis.ledgers.bounds import check_declared, check_remark, check_signals
 from trellis.ledgers.postgres import moves, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, Connection, Row, check_url
@@ -403,6 +404,11 @@ class PostgresLedger(Reads):
             "limit_rate", "select set_rate($1, $2, $3, $4)", await self._actor(actor), type_, per_second, burst
         )
         self._bell.ring_events()
+
+    async def declare_types(self, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
+        require(actor, "declare_types")
+        check_declared(types)
+        await self._admin(*submit.declaring(await self._actor(actor), types, only_new=only_new))
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
         require(actor, "limit_key")

@@ -4,7 +4,9 @@
 select s.*, j.payload, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at,
-       (select g.data from signal g where g.id = s.id and g.type = 1 order by g.no desc limit 1) as progress
+       (select g.data from signal g where g.id = s.id and g.type = 1 order by g.no desc limit 1) as progress,
+       case when s.cancel_at is not null then
+         (select array[b.name, w.cause] from wish w join actor b on b.id = w.actor where w.id = s.id and w.epoch = s.epoch) end as asked
   from job j join job_status s on s.id = j.id join job_type t on t.id = j.type
   left join actor a on a.id = s.owner
  where j.job_id = $1
@@ -220,6 +222,10 @@ select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked
             select type, lifecycle, 2 from parked union all select type, lifecycle, 3 from lease) o group by o.type, o.lifecycle) c
     on c.type = t.id
  order by t.name
+
+-- name: declared_types
+select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation
+  from type_options o join job_type t on t.id = o.type where $1::text is null or t.name = $1 order by t.name, o.lifecycle limit $2
 
 -- name: workers
 select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = a.id) as held

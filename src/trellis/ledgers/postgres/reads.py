@@ -28,6 +28,7 @@ from trellis.engine.records import (
     WorkerSeen,
 )
 from trellis.engine.restoring import may_have_letter
+from trellis.engine.type_options import DECLARED_MAX, TypeOptions
 from trellis.ledgers.bounds import check_children, check_each, check_expiring, check_ids
 from trellis.ledgers.children import Mark, children_after
 from trellis.ledgers.postgres import restore, rows
@@ -86,6 +87,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     requeueable: LiteralString
     requested: LiteralString
     queues: LiteralString
+    declared_types: LiteralString
     workers: LiteralString
     followers: LiteralString
     histories: LiteralString
@@ -375,6 +377,9 @@ class Reads:
 
     async def queues(self) -> list[QueueDepth]:
         return [rows.queue_depth(row) for row in await self.fetch(Read.queues)]
+
+    async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
+        return [rows.type_options(row) for row in await self.fetch(Read.declared_types, type_, DECLARED_MAX)]
 
     async def workers(self) -> list[WorkerSeen]:
         return [

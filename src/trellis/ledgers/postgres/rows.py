@@ -8,6 +8,7 @@ from trellis.engine.admin_acts import AdminAct
 from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, Signal
+from trellis.engine.type_options import TypeOptions
 from trellis.ledgers.postgres.connection import Row
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
 from trellis.lifecycles.lifecycle import ROLES
@@ -16,6 +17,7 @@ from trellis.lifecycles.lifecycle import ROLES
 def job(row: Row) -> Job:
     """A row of `job_status` with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
+    asked_by, asked_why = row.get("asked") or (None, None)
     return Job(
         job_id=JobId(row["job_id"]),
         lifecycle=lifecycle.name,
@@ -37,6 +39,8 @@ def job(row: Row) -> Job:
         owner=row["owner_name"] if row["place"] == Place.HELD else None,
         lease_expires_at=row["until"],
         cancel_requested=row["cancel_at"] is not None,
+        cancel_asked_by=asked_by,
+        cancel_cause=asked_why,
         concurrency_key=row["key_name"],
         correlation_id=row["correlation_id"] or row["job_id"],
         trace=row["trace"],
@@ -44,6 +48,21 @@ def job(row: Row) -> Job:
         compensates=row["compensates_id"],
         payload=row.get("payload"),
         progress=row.get("progress"),
+    )
+
+
+def type_options(row: Row) -> TypeOptions:
+    """A row of `type_options` with its names."""
+    return TypeOptions(
+        type=row["name"],
+        lifecycle=BY_CODE[row["lifecycle"]].name,
+        priority=Priority(row["prio"]),
+        max_attempts=row["max_attempts"],
+        max_deaths=row["max_deaths"],
+        deadline_s=row["deadline_s"],
+        concurrency_limit=row["concurrency_limit"],
+        keyed=row["keyed"],
+        compensation=row["compensation"],
     )
 
 

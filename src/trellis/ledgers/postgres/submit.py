@@ -5,11 +5,12 @@ from itertools import groupby
 from typing import Any
 
 from trellis.engine.jobs import JobId, Mismatch, NewJob, Submitted
+from trellis.engine.type_options import TypeOptions
 from trellis.ledgers.postgres.connection import Connection
 from trellis.lifecycles import LIFECYCLES
 
-SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
-SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)"
+SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)"
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
 """How every scope of a caller begins, so that none meets the ids that callers choose."""
@@ -47,7 +48,27 @@ async def submit_plain(
             _some([job.correlation_id for job in same]),
             _some([job.trace for job in same]),
             _some([job.parent_id for job in same]),
+            [job.chosen for job in same],
         )
+
+
+def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tuple[Any, ...]:
+    """The verb, the statement and the values that declare the options of types."""
+    return (
+        "declare_types",
+        "select declare_types($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+        actor,
+        only_new,
+        [LIFECYCLES[one.lifecycle].code for one in types],
+        [one.type for one in types],
+        [int(one.priority) for one in types],
+        [one.max_attempts for one in types],
+        [one.max_deaths for one in types],
+        [one.deadline_s for one in types],
+        [one.concurrency_limit for one in types],
+        [one.keyed for one in types],
+        [one.compensation for one in types],
+    )
 
 
 async def lock_waiting(connection: Connection, jobs: Sequence[NewJob]) -> None:
@@ -87,6 +108,7 @@ async def submit_keyed(
         repeat,
         [job.id_is_given for job in jobs],
         [job.waiting_max for job in jobs],
+        [job.chosen for job in jobs],
     )
     return [_answer(job, row["outcome"], row["job_id"]) for job, row in zip(jobs, rows, strict=True)]
 

@@ -359,6 +359,7 @@ def _claimed(row: Row, rows: Sequence[Row], names: dict[int, str], claim: Claim)
         [correlation or job_id for correlation, job_id in zip(row["correlations"], job_ids, strict=True)],
         *[repeat(None)] * 5,
         repeat(False),
+        repeat(0),
     ]
     jobs = list(map(_job, zip(*columns, strict=False)))
     wide = {row["id"]: row for row in rows if row["kind"] == WIDE}
@@ -376,4 +377,5 @@ def _widened(job: Claimed, row: Row) -> Claimed:
         checkpoint=base64.b64decode(checkpoint) if checkpoint is not None else None,
         deadline_s=more["deadline_s"],
         runs_alone=more["runs_alone"],
+        spared=more["spared"] or 0,
     )

@@ -53,6 +53,7 @@ class _Row(NamedTuple):
     place: int
     owner: int | None
     max_deaths: int
+    spared: int
 
     @property
     def runs_alone(self) -> bool:
@@ -251,6 +252,7 @@ def _claimed(row: _Row, lifecycle: Lifecycle, state: int, epoch: int, want: _Wan
         row.checkpoint,
         None if row.deadline_at is None else (row.deadline_at - now) / US,
         row.runs_alone,
+        row.spared,
     )
 
 

@@ -59,7 +59,8 @@ from trellis.engine.records import (
     Unpaired,
     WorkerSeen,
 )
-from trellis.ledgers.bounds import check_children, check_each, check_expiring, check_ids, check_remark
+from trellis.engine.type_options import TypeOptions
+from trellis.ledgers.bounds import check_children, check_declared, check_each, check_expiring, check_ids, check_remark
 from trellis.ledgers.sqlite import (
     acts,
     control,
@@ -73,6 +74,7 @@ from trellis.ledgers.sqlite import (
     rows,
     submit,
     sweep,
+    type_options,
 )
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Target, connect, parse_url
 from trellis.ledgers.sqlite.lanes import Lane, Shared, Transaction
@@ -207,6 +209,11 @@ class SqliteLedger:
     async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
         require(actor, "limit_rate")
         await self._writer.run(lambda tx: control.limit_rate(tx, actor, type_, per_second, burst))
+
+    async def declare_types(self, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
+        require(actor, "declare_types")
+        check_declared(types)
+        await self._writer.run(lambda tx: type_options.declare(tx, actor, types, only_new=only_new))
 
     async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
         require(actor, "limit_key")
@@ -370,6 +377,9 @@ class SqliteLedger:
 
     async def queues(self) -> list[QueueDepth]:
         return await self._reader.run(reads.queues)
+
+    async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
+        return await self._reader.run(lambda tx: type_options.every_declared(tx, type_))
 
     async def workers(self) -> list[WorkerSeen]:
         return await self._reader.run(reads.workers)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import LiteralString
 
@@ -53,6 +54,7 @@ FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states(
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     job: LiteralString
+    asked_to_stop: LiteralString
     key_of: LiteralString
     jobs: LiteralString
     jobs_in_places: LiteralString
@@ -88,7 +90,11 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
 
 def job(tx: Transaction, job_id: JobId) -> Job | None:
     found = tx.db.execute(_Sql.job, (job_id,)).fetchall()
-    return rows.job(found[0]) if found else None
+    if not found:
+        return None
+    one = rows.job(found[0])
+    asked = tx.db.execute(_Sql.asked_to_stop, (job_id,)).fetchall() if one.cancel_requested else []
+    return replace(one, cancel_asked_by=asked[0][0], cancel_cause=asked[0][1]) if asked else one
 
 
 def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:

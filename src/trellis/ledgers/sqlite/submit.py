@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import LiteralString
 
 from trellis.engine.errors import JobNotFound, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
-from trellis.engine.jobs import SUBMIT_MAX, Actor, JobId, Mismatch, NewJob, Submitted
+from trellis.engine.jobs import SUBMIT_MAX, Actor, Chosen, JobId, Mismatch, NewJob, Submitted
 from trellis.engine.reserved_ids import check_new_id
+from trellis.engine.type_options import Resolved, resolved
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ROLE_CODES, STEPS, US, Act, Step, Who, landing
 from trellis.ledgers.sqlite.steps import array, promote, write_act
+from trellis.ledgers.sqlite.type_options import Declared
 from trellis.lifecycles import LIFECYCLES, Trigger
 
 GIVEN_ID_SCOPE = "job_id"
@@ -56,15 +58,16 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     known = existing(tx, [job.job_id for job in jobs])
     who = Who(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     last = last_job(tx)
-    new = _New()
+    new, declared = _New(), Declared(tx)
     answers: list[Submitted | Mismatch] = []
     for job, step in zip(jobs, steps, strict=True):
         answer = _earlier(tx, job, known, new)
         if answer is None:
             check_new_id(job.job_id, job.lifecycle, actor.role)
+            options = resolved(job, None if job.chosen == Chosen.ALL else declared.of(job))
             _refuse_full(tx, job, new)
             last += 1
-            _take_in(tx, new, job, step, who, last)
+            _take_in(tx, new, job, options, step, who, last)
             answer = Submitted(job_id=job.job_id, created=True)
         answers.append(answer)
     _write(tx, new)
@@ -173,20 +176,29 @@ def _request(job: NewJob) -> tuple[int, str, bytes]:
     return (LIFECYCLES[job.lifecycle].code, job.type, job.payload)
 
 
-def _take_in(tx: Transaction, new: _New, job: NewJob, step: Step, who: Who, key: int) -> None:
+def _take_in(tx: Transaction, new: _New, job: NewJob, options: Resolved, step: Step, who: Who, key: int) -> None:
     ckey = None
     if job.concurrency_key is not None:
-        ckey = tx.names.key_id(job.concurrency_key, job.concurrency_limit)
+        ckey = tx.names.key_id(job.concurrency_key, options.concurrency_limit)
         new.concurrency.add(ckey)
-    length = None if job.deadline_s is None else int(job.deadline_s * US)
+    length = None if options.deadline_s is None else int(options.deadline_s * US)
     deadline = None if length is None else tx.now + length
     type_id = tx.names.type_id(step.lifecycle, job.type)
     original = None if job.compensates is None else _original(tx, job.compensates)
-    alike = (step.lifecycle, type_id, int(job.priority), job.max_attempts, deadline, ckey, original)
+    alike = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline, ckey, original)
     new.jobs.setdefault(alike, []).append(key)
     correlation = None if job.correlation_id == job.job_id else job.correlation_id
-    asked = (tx.now, job.max_attempts, job.max_deaths, correlation, job.trace, job.parent_id, job.payload, length)
-    key_limit = None if ckey is None else job.concurrency_limit
+    asked = (
+        tx.now,
+        options.max_attempts,
+        options.max_deaths,
+        correlation,
+        job.trace,
+        job.parent_id,
+        job.payload,
+        length,
+    )
+    key_limit = None if ckey is None else options.concurrency_limit
     new.submissions.append((key, job.job_id, *asked, key_limit, job.compensates))
     place, wait = landing(step, keyed=ckey is not None, delay_us=_delay_us(job, tx.now) or step.timer_us)
     new.acts.setdefault(Act(step, who, place, wait), []).append(key)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import LiteralString
 
-from trellis.engine.deaths import spares_attempt
+from trellis.engine.deaths import spares_attempt, stage_in
 from trellis.engine.jobs import Actor, DeathCertificate, ReasonCode, Stage
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
@@ -31,7 +31,7 @@ from trellis.ledgers.sqlite.plan import (
     wished_cancel,
 )
 from trellis.ledgers.sqlite.steps import Batch, changed, promote, standings
-from trellis.lifecycles import BY_CODE, LeaseLoss, Phase, Trigger
+from trellis.lifecycles import BY_CODE, LeaseLoss, Trigger
 from trellis.lifecycles.causes import Cause, died_often
 
 DEADLINE_STATES = json.dumps(
@@ -159,11 +159,11 @@ def on_lease_lost(row: Standing, max_deaths: int) -> _Verdict:
     deaths = row.deaths + int(state.runs_code)
     if exhaust is not None and 0 < max_deaths <= deaths:
         error = Cause.WORKER_DIED % died_often(deaths)
-        death = DeathCertificate(reason_code=ReasonCode.INFRASTRUCTURE_FAILURE, stage=Stage.EXEC, last_error=error)
+        death = DeathCertificate(reason_code=ReasonCode.INFRASTRUCTURE_FAILURE, stage=stage_in(state), last_error=error)
         return _Verdict(exhaust, death, cause=error, died=state.runs_code)
     if exhaust is not None and not row.attempts_left:
         error = Cause.LEASE_EXPIRED
-        death = DeathCertificate(reason_code=ReasonCode.EXHAUSTED_RETRIES, stage=Stage.EXEC, last_error=error)
+        death = DeathCertificate(reason_code=ReasonCode.EXHAUSTED_RETRIES, stage=stage_in(state), last_error=error)
         return _Verdict(exhaust, death, cause=error, died=state.runs_code)
     return _Verdict(expire, cause=Cause.LEASE_EXPIRED, died=state.runs_code)
 
@@ -228,8 +228,7 @@ def _pass_deadlines(tx: Transaction, actor: Actor, options: SweepOptions) -> int
 
 
 def _on_deadline(row: Standing) -> _Verdict:
-    held = state_of(row.lifecycle, row.state).phase is Phase.HELD
-    stage = Stage.EXEC if held else Stage.FETCH
+    stage = stage_in(state_of(row.lifecycle, row.state))
     death = DeathCertificate(reason_code=ReasonCode.TIMEOUT, stage=stage, last_error=Cause.DEADLINE_PASSED)
     return _Verdict(STEPS.get((row.lifecycle, row.state, Trigger.DEADLINE)), death, cause=Cause.DEADLINE_PASSED)
 

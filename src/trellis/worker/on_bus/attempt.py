@@ -23,6 +23,7 @@ from trellis.bus.messages import (
 from trellis.bus.requests import RETRY_ATTEMPT, JobRequest
 from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
+from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Epoch, JobId
 from trellis.worker.held import Fate
 
@@ -57,6 +58,8 @@ class Attempt:
         """Its result was answered, or is not worth sending."""
         self.told = asyncio.Event()
         """Its handler should stop."""
+        self.artifacts: list[ArtifactPointer] = []
+        """What its handler named so far."""
         self.cancel_wished = False
         """Because nobody wants the job any more."""
         self.reason = ""

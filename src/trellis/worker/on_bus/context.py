@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from trellis.bus.requests import JobRequest
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import PermanentError
+from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Epoch, JobId
 from trellis.worker.held import Fate
 from trellis.worker.logs import JobLogger, LogBuffer
@@ -160,6 +161,12 @@ class BusContext:
         """Say how far the job is, about once a second: a number is a percentage; `{"percent", "step", "message"}` fill the fields of that name."""
         body = any_json_bytes(value, f"the progress of {self.type}")
         self._attempt.note_progress(value, body.decode())
+
+    def artifact(
+        self, pointer: str, *, name: str | None = None, sha256: str | None = None, size: int | None = None
+    ) -> None:
+        """Name something that this job made; its pointer goes with the result. The bus has no place for the rest."""
+        add_artifact(self._attempt.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
     async def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of Context
         """Not on the bus."""

@@ -55,6 +55,7 @@ def result_of(attempt: Attempt, ending: Ending, *, worker_id: str, now: float) -
         status=status,
         worker_id=worker_id,
         result_ptr=ending.result_ptr if status is Status.SUCCEEDED else "",
+        artifact_ptrs=tuple(one.pointer for one in attempt.artifacts) if status is Status.SUCCEEDED else (),
         execution_ms=max(0, round((now - began) * 1000)),
         error_code=storable(code)[:CODE_CHARS_MAX],
         error_message=storable(text)[:ERROR_CHARS_MAX],

@@ -10,7 +10,7 @@ end $$;
 create or replace function submit_plain(
   p_actor int, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
-  p_correlations text[], p_traces text[], p_parents text[]) returns void
+  p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[]) returns void
 language plpgsql security definer set search_path from current
 set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 declare
@@ -26,14 +26,21 @@ begin
   may_rest := l.initial_claimable or _is_timed(p_lifecycle, l.initial);
   no := _open_batch();
   with i as materialized (
-    select nextval('job_id_seq') as id, u.*,
+    select nextval('job_id_seq') as id, u.job_id, u.type, u.payload, u.correlation_id, u.trace, u.parent_id, w.*,
            case when not may_rest then null
                 when greatest(u.run_at, at + u.delay * interval '1 s') > at then greatest(u.run_at, at + u.delay * interval '1 s')
                 else at + l.initial_timer_s * interval '1 s' end as due_at,
-           case when u.deadline is not null then at + u.deadline * interval '1 s' end as deadline_at
+           case when w.deadline is not null then at + w.deadline * interval '1 s' end as deadline_at,
+           case when o.keyed and u.chosen & 16 = 0 then _refuse_unkeyed(u.type) end as refused
       from unnest(p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines,
-                  p_correlations, p_traces, p_parents)
-           u(job_id, type, prio, payload, max_attempts, max_deaths, delay, run_at, deadline, correlation_id, trace, parent_id)
+                  p_correlations, p_traces, p_parents, p_chosen)
+           u(job_id, type, prio, payload, max_attempts, max_deaths, delay, run_at, deadline, correlation_id, trace, parent_id, chosen)
+           left join type_options o on o.lifecycle = p_lifecycle and o.type = u.type and u.chosen <> 63
+           cross join lateral (
+             select case when o.type is null or u.chosen & 1 > 0 then u.prio else o.prio end as prio,
+                    case when o.type is null or u.chosen & 2 > 0 then u.max_attempts else o.max_attempts end as max_attempts,
+                    case when o.type is null or u.chosen & 4 > 0 then u.max_deaths else o.max_deaths end as max_deaths,
+                    case when o.type is null or u.chosen & 8 > 0 then u.deadline else o.deadline_s end as deadline) w
      where not p_repeat or not exists (select from job o where o.job_id = u.job_id)
   ), j as (
     insert into job (id, created_at, deadline_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace,
@@ -107,7 +114,7 @@ create or replace function _submit_one(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint,
   p_payload bytea, p_max_attempts smallint, p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8,
   p_correlation text, p_trace text, p_parent text, p_compensates text, p_ckey text, p_cap int, p_scope text, p_key text,
-  p_fingerprint bytea, p_asked_before boolean, p_given boolean, p_waiting_max int, out outcome text, out job_id text)
+  p_fingerprint bytea, p_asked_before boolean, p_given boolean, p_waiting_max int, p_chosen smallint, out outcome text, out job_id text)
 language plpgsql set search_path from current as $$
 declare
   l lifecycle;
@@ -117,6 +124,7 @@ declare
   original bigint;
   due timestamptz;
   t token;
+  o type_options;
 begin
   if p_key is not null then
     select had.* into old from _take_key(p_scope, p_key, p_now, new_id, p_fingerprint) had;
@@ -143,6 +151,19 @@ begin
   end if;
   if _id_is_reserved(p_job_id, p_lifecycle, p_role) and not exists (select from job j where j.job_id = p_job_id) then
     perform _refuse_reserved(p_job_id);
+  end if;
+  if p_chosen <> 63 then
+    select d.* into o from type_options d where d.lifecycle = p_lifecycle and d.type = p_type;
+    if found then
+      if o.keyed and p_chosen & 16 = 0 and not exists (select from job j where j.job_id = p_job_id) then
+        perform _refuse_unkeyed(p_type);
+      end if;
+      p_prio := case when p_chosen & 1 > 0 then p_prio else o.prio end;
+      p_max_attempts := case when p_chosen & 2 > 0 then p_max_attempts else o.max_attempts end;
+      p_max_deaths := case when p_chosen & 4 > 0 then p_max_deaths else o.max_deaths end;
+      p_deadline := case when p_chosen & 8 > 0 then p_deadline else o.deadline_s end;
+      p_cap := case when p_chosen & 32 > 0 then p_cap else o.concurrency_limit end;
+    end if;
   end if;
   if p_waiting_max is not null and not exists (select from job j where j.job_id = p_job_id) then
     perform _refuse_full(p_ckey, p_waiting_max);
@@ -190,7 +211,7 @@ create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
   p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
-  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[])
+  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[], p_chosen smallint[])
 returns table (outcome text, job_id text)
 language plpgsql security definer set search_path from current as $$
 declare
@@ -216,18 +237,20 @@ begin
     return query select s.outcome, s.job_id from _submit_one(
       p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
       p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
-      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i]) s;
+      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i],
+      p_chosen[i]) s;
   end loop;
   perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
 end $$;
 
 -- For any driver, inside any transaction: the job exists if and only if that transaction commits. Returns the job id. The caller
 -- may keep its transaction open for long, so nothing is locked here that others need: a job with a concurrency key waits for
--- the next sweep (a second at most) to be given its slot, and a type must be known before, by a worker or by `type_id`.
+-- the next sweep (a second at most) to be given its slot, and a type must be known before, by a worker or by `type_id`. What is not
+-- given is as the type declares it.
 create or replace function submit_job(
-  p_type text, p_payload jsonb default 'null', p_job_id text default null, p_priority text default 'batch',
+  p_type text, p_payload jsonb default 'null', p_job_id text default null, p_priority text default null,
   p_delay_s float8 default 0, p_run_at timestamptz default null, p_deadline_s float8 default null,
-  p_max_attempts int default 5, p_concurrency_key text default null, p_concurrency_limit int default 1,
+  p_max_attempts int default null, p_concurrency_key text default null, p_concurrency_limit int default null,
   p_idempotency_key text default null, p_correlation_id text default null, p_trace text default null,
   p_parent_id text default null)
 returns text language plpgsql security definer set search_path from current as $$
@@ -235,7 +258,10 @@ declare
   as_actor int;
   as_role smallint := (select r.role from role r where r.name = 'submitter');
   made record;
-  prio smallint := array_position(array['critical', 'interactive', 'batch'], p_priority) - 1;
+  prio smallint := array_position(array['critical', 'interactive', 'batch'], coalesce(p_priority, 'batch')) - 1;
+  chosen smallint := case when p_priority is null then 0 else 1 end + case when p_max_attempts is null then 0 else 2 end
+                   + case when p_deadline_s is null then 0 else 8 end + case when p_concurrency_key is null then 0 else 16 end
+                   + case when p_concurrency_limit is null then 0 else 32 end;
   body bytea := convert_to(p_payload::text, 'UTF8');
   print bytea;
 begin
@@ -269,10 +295,10 @@ begin
   print := sha256(convert_to(p_type, 'UTF8') || body);
   select s.* into made from _submit_one(
     as_actor, as_role, trellis.now(), _open_batch(), (select l.lifecycle from lifecycle l where l.name = 'leased-job'),
-    coalesce(p_job_id, gen_random_uuid()::text), type_id(p_type), prio, body, p_max_attempts::smallint, 2::smallint, p_delay_s,
+    coalesce(p_job_id, gen_random_uuid()::text), type_id(p_type), prio, body, coalesce(p_max_attempts, 5)::smallint, 3::smallint, p_delay_s,
     p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, _of_login('user:' || p_concurrency_key),
-    p_concurrency_limit, case when p_idempotency_key is not null then _of_login('key:') when p_job_id is not null then 'job_id' end,
-    coalesce(p_idempotency_key, p_job_id), print, false, p_job_id is not null, null) s;
+    coalesce(p_concurrency_limit, 1), case when p_idempotency_key is not null then _of_login('key:') when p_job_id is not null then 'job_id' end,
+    coalesce(p_idempotency_key, p_job_id), print, false, p_job_id is not null, null, chosen) s;
   if made.outcome like 'mismatch%' then
     raise exception 'key % was used before for another request (job %)',
       case made.outcome when 'mismatch' then coalesce(p_idempotency_key, p_job_id) else p_job_id end, made.job_id

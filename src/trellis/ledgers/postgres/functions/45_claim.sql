@@ -86,6 +86,7 @@ create or replace function _extra(j job, p_now timestamptz) returns text languag
   select json_build_object(
     'trace', j.trace, 'parent_id', j.parent_id, 'compensates', (select o.job_id from job o where o.id = j.compensates),
     'deadline_s', extract(epoch from j.deadline_at - p_now),
+    'spared', (select d.max_attempts - j.max_attempts from lease d where d.id = j.id),
     'runs_alone', (select _runs_alone(d.deaths, j.max_deaths, d.attempt, d.max_attempts) from lease d where d.id = j.id),
     'checkpoint', (select encode(c.body, 'base64') from checkpoint c where c.id = j.id))::text
 $$;

@@ -5,9 +5,9 @@ create or replace function _if_buried(x transition, p_reason text) returns text 
   select p_reason from state s where s.lifecycle = x.lifecycle and s.state = x.target and s.dead_letter
 $$;
 
--- How far a job was when its deadline ended it: nobody held it, or somebody ran it.
+-- How far a job was: user code ran, or not yet (`stage_in` of engine/deaths.py).
 create or replace function _stage_of(x transition) returns text language sql stable set search_path from current as $$
-  select case when s.phase = 1 then 'exec' else 'fetch' end from state s where s.lifecycle = x.lifecycle and s.state = x.source
+  select case when s.runs_code then 'exec' else 'fetch' end from state s where s.lifecycle = x.lifecycle and s.state = x.source
 $$;
 
 create or replace function _reap(l lease, p_actor int, p_now timestamptz, p_batch bigint) returns text language plpgsql
@@ -53,7 +53,7 @@ begin
     died := case when t.deaths = 1 then 'once' else format('%s times', t.deaths) end;
     died := case when poison then format(_cause('worker_died'), died) else _cause('lease_expired') end;
     perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, died,
-                  null, null, _if_buried(x, case when poison then 'infrastructure_failure' else 'exhausted_retries' end), 'exec', died);
+                  null, null, _if_buried(x, case when poison then 'infrastructure_failure' else 'exhausted_retries' end), _stage_of(x), died);
     return 'exhausted';
   end if;
   select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'expire';

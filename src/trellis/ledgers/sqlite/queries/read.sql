@@ -11,6 +11,10 @@ JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owne
 LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
 WHERE s.job_id = ?;
 
+-- name: asked_to_stop
+SELECT a.name, w.cause FROM trellis_submission s JOIN trellis_job j ON j.id = s.id
+JOIN trellis_wish w ON w.job = j.id AND w.epoch = j.epoch JOIN trellis_actor a ON a.id = w.actor WHERE s.job_id = ?;
+
 -- name: key_of
 SELECT id FROM trellis_submission WHERE job_id = ?;
 

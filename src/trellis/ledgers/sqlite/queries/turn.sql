@@ -15,7 +15,8 @@ WHERE j.deaths > 0 AND j.place IN (1, 4) AND j.lifecycle = ?;
 
 -- name: to_claim
 SELECT j.id, j.type, j.state, j.version, j.epoch, j.generation, j.attempt, j.max_attempts, j.deaths, j.deadline_at,
-  s.job_id, s.correlation, s.trace, s.parent, s.payload, o.job_id, c.body, j.place, j.owner, s.max_deaths
+  s.job_id, s.correlation, s.trace, s.parent, s.payload, o.job_id, c.body, j.place, j.owner, s.max_deaths,
+  j.max_attempts - s.max_attempts
 FROM json_each(?) AS wanted JOIN trellis_job j ON j.id = wanted.value JOIN trellis_submission s ON s.id = j.id
 LEFT JOIN trellis_checkpoint c ON c.job = j.id LEFT JOIN trellis_submission o ON o.id = j.compensates
 ORDER BY wanted.key;

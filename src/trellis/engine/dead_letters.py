@@ -1,0 +1,86 @@
+"""Dead-lettering by an operator: the one way for Python, HTTP and the command line (DJ-18).
+
+A job that is queued, assigned or running ends at once, without a retry; its holder's work is refused. The letter says who ended it, for
+which of these reasons, and how far the job was.
+"""
+
+from trellis.engine.deaths import stage_in
+from trellis.engine.errors import JobNotFound, OptionInvalid
+from trellis.engine.jobs import (
+    ERROR_CHARS_MAX,
+    Actor,
+    DeathCertificate,
+    JobId,
+    Move,
+    Moved,
+    NotMoved,
+    ReasonCode,
+    RequestId,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job
+from trellis.engine.text import storable
+from trellis.lifecycles import LIFECYCLES, Trigger
+
+BY_OPERATORS = (
+    ReasonCode.POLICY_VIOLATION,
+    ReasonCode.INFRASTRUCTURE_FAILURE,
+    ReasonCode.DEPENDENCY_UNAVAILABLE,
+    ReasonCode.VALIDATION_FAILED,
+    ReasonCode.PARSE_ERROR,
+)
+"""The reasons that a person can know; the others are found by the engine itself."""
+LOOKS_MAX = 5
+"""A job may take a step between being looked at and being moved; then it is looked at again, so often."""
+CAUSE_CHARS_MAX = 200
+
+
+def operators_reason(code: str) -> ReasonCode:
+    """The reason by its code; raises OptionInvalid."""
+    if code not in BY_OPERATORS:
+        raise OptionInvalid(option="reason_code", value=code, expected=f"choose one of {', '.join(BY_OPERATORS)}")
+    return ReasonCode(code)
+
+
+async def dead_letter(
+    ledger: Ledger, actor: Actor, job_id: JobId, request_id: RequestId, *, reason_code: ReasonCode, reason: str
+) -> Moved | NotMoved:
+    """End a job with a dead letter; the same request again gets the same answer. Raises JobNotFound, OptionInvalid."""
+    text = (storable(reason) or "").strip()[:ERROR_CHARS_MAX]
+    if not text:
+        raise OptionInvalid(option="reason", value=reason, expected="say why the job is dead-lettered")
+    job = await _found(ledger, job_id)
+    answer = await _asked(ledger, actor, job, request_id, reason_code, text)
+    for _ in range(LOOKS_MAX - 1):
+        now = await _found(ledger, job_id) if isinstance(answer, NotMoved) else job
+        if now.version == job.version:
+            break
+        job, answer = now, await _asked(ledger, actor, now, request_id, reason_code, text)
+    return answer
+
+
+async def _asked(
+    ledger: Ledger, actor: Actor, job: Job, request_id: RequestId, reason_code: ReasonCode, text: str
+) -> Moved | NotMoved:
+    lifecycle = LIFECYCLES[job.lifecycle]
+    targets = {one.target for one in lifecycle.transitions if one.trigger == Trigger.DEAD_LETTER}
+    if not targets:
+        refusal = f"nobody dead-letters a {job.lifecycle}; it can be cancelled"
+        return NotMoved(job_id=job.job_id, state=job.state, target="dead_lettered", reason=refusal)
+    stage = stage_in(lifecycle.by_name[job.state])
+    move = Move(
+        job_id=job.job_id,
+        target=min(targets),
+        request_id=request_id,
+        version=job.version,
+        cause=text[:CAUSE_CHARS_MAX],
+        death=DeathCertificate(reason_code=reason_code, stage=stage, last_error=text),
+    )
+    return await ledger.move(actor, move)
+
+
+async def _found(ledger: Ledger, job_id: JobId) -> Job:
+    job = await ledger.job(job_id)
+    if job is None:
+        raise JobNotFound(job_id=job_id)
+    return job

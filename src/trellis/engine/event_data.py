@@ -1,0 +1,105 @@
+"""What the events of a job carry beside the step: artifacts that its handler named, the traceback of a failure, who asked it to stop.
+
+Everything here is written in the transaction of the step and never changes. Artifacts belong to the completion: the job has succeeded
+and they are there, or neither is so (DJ-20).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.records import Event
+from trellis.engine.text import is_storable
+
+ARTIFACTS_MAX = 100
+POINTER_CHARS_MAX = 2_000
+NAME_CHARS_MAX = 200
+SHA256_CHARS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactPointer:
+    """Where something is that a job made: `pointer` is an address (s3://…, file://…), the rest says how to check it."""
+
+    pointer: str
+    name: str | None = None
+    sha256: str | None = None
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        _text("pointer", self.pointer, POINTER_CHARS_MAX)
+        if self.name is not None:
+            _text("name", self.name, NAME_CHARS_MAX)
+        if self.sha256 is not None and not (len(self.sha256) == SHA256_CHARS and _is_hex(self.sha256)):
+            raise OptionInvalid(option="sha256", value=self.sha256, expected="64 hexadecimal digits")
+        if self.size is not None and not 0 <= self.size < 2**63:
+            raise OptionInvalid(option="size", value=self.size, expected="a number of bytes")
+
+
+def add_artifact(artifacts: list[ArtifactPointer], one: ArtifactPointer) -> None:
+    """Name one more; raises OptionInvalid when there are too many."""
+    if len(artifacts) >= ARTIFACTS_MAX:
+        raise OptionInvalid(option="artifacts", value=len(artifacts) + 1, expected=f"at most {ARTIFACTS_MAX} of a job")
+    artifacts.append(one)
+
+
+def artifacts_data(artifacts: Sequence[ArtifactPointer]) -> bytes | None:
+    """The data of a completion that names these artifacts; None without any."""
+    if not artifacts:
+        return None
+    told = [{name: value for name, value in asdict(one).items() if value is not None} for one in artifacts]
+    return json.dumps({"artifacts": told}, ensure_ascii=False).encode()
+
+
+def artifacts_of(events: Sequence[Event]) -> tuple[ArtifactPointer, ...]:
+    """The artifacts that the job's last step named; none where it did not succeed."""
+    told = data_of(events[-1]).get("artifacts") if events else None
+    named = cast("list[dict[str, Any]]", told) if isinstance(told, list) else []
+    return tuple(ArtifactPointer(**one) for one in named)
+
+
+def last_traceback(events: Sequence[Event]) -> str | None:
+    """Where the handler's last failure was raised, as Python tells it; None when none failed."""
+    for event in reversed(events):
+        error = data_of(event).get("error")
+        told = cast("dict[str, Any]", error).get("traceback") if isinstance(error, dict) else None
+        if isinstance(told, str) and told:
+            return told
+    return None
+
+
+def cause_of(event: Event) -> str | None:
+    """Why this step was made. Of a soft cancel that was carried out: how it ended, who asked for it and why."""
+    data = data_of(event)
+    by, reason = data.get("asked_by"), data.get("reason")
+    if by is None:
+        return event.cause
+    asked = f"asked by {by}" + (f": {reason}" if reason else "")
+    return f"{event.cause} ({asked})" if event.cause else asked
+
+
+def reason_of(event: Event) -> str:
+    """Why a job ended that did not succeed: the error with its code, else the cause, else the event's type."""
+    data = data_of(event)
+    error: Any = data.get("error", data.get("error_message"))
+    message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
+    if code := data.get("error_code"):
+        return f"{code}: {message}" if message else str(code)
+    return str(message or cause_of(event) or event.type)
+
+
+def data_of(event: Event) -> dict[str, Any]:
+    """What the event carries; empty for one that carries nothing, or something else than an object."""
+    read: Any = json.loads(event.data) if event.data else None
+    return cast("dict[str, Any]", read) if isinstance(read, dict) else {}
+
+
+def _text(option: str, value: str, most: int) -> None:
+    if not (0 < len(value) <= most and is_storable(value)):
+        raise OptionInvalid(option=option, value=value[:40], expected=f"a text of 1 to {most} characters")
+
+
+def _is_hex(text: str) -> bool:
+    return all(char in "0123456789abcdefABCDEF" for char in text)

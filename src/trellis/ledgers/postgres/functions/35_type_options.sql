@@ -1,0 +1,36 @@
+-- Type options: what applications declare about their job types (D66). Bits of what a submit chose by name, as in engine/jobs.py:
+-- 1 priority, 2 max_attempts, 4 max_deaths, 8 deadline, 16 concurrency key, 32 concurrency limit; 63 is everything.
+
+create or replace function _refuse_unkeyed(p_type int) returns boolean language plpgsql stable set search_path from current as $$
+declare of_type text := (select t.name from job_type t where t.id = p_type);
+begin
+  raise exception 'jobs of type % are limited by a concurrency key that their application computes: give the key', of_type
+    using errcode = 'TR008', detail = of_type;
+end $$;
+
+-- What is declared already is not written again, so that workers that start do not wait for each other.
+create or replace function declare_types(
+  p_actor int, p_only_new boolean, p_lifecycles smallint[], p_types text[], p_prios smallint[], p_max_attempts int[],
+  p_max_deaths smallint[], p_deadlines float8[], p_limits int[], p_keyed boolean[], p_compensations text[]) returns void
+language plpgsql security definer set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  d record;
+begin
+  perform _require(a.role, 'declare the options of a type', array['control-plane', 'worker']);
+  for d in select u.lifecycle, type_id(u.name) as type, u.prio, u.max_attempts, u.max_deaths, u.deadline_s, u.lim, u.keyed, u.compensation
+             from unnest(p_lifecycles, p_types, p_prios, p_max_attempts, p_max_deaths, p_deadlines, p_limits, p_keyed, p_compensations)
+                  u(lifecycle, name, prio, max_attempts, max_deaths, deadline_s, lim, keyed, compensation)
+            order by u.lifecycle, u.name loop
+    continue when exists (
+      select from type_options o where o.lifecycle = d.lifecycle and o.type = d.type and (p_only_new or
+        (o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation)
+          is not distinct from (d.prio, d.max_attempts, d.max_deaths, d.deadline_s, d.lim, d.keyed, d.compensation)));
+    insert into type_options as o (lifecycle, type, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation,
+                                   changed_by, changed_at)
+    values (d.lifecycle, d.type, d.prio, d.max_attempts, d.max_deaths, d.deadline_s, d.lim, d.keyed, d.compensation, p_actor, trellis.now())
+    on conflict (lifecycle, type) do update set prio = d.prio, max_attempts = d.max_attempts, max_deaths = d.max_deaths,
+      deadline_s = d.deadline_s, concurrency_limit = d.lim, keyed = d.keyed, compensation = d.compensation, changed_by = p_actor,
+      changed_at = trellis.now() where not p_only_new;
+  end loop;
+end $$;

@@ -1,0 +1,47 @@
+"""Submits from the command line: typed payloads for key functions, declared options without --app, misspelt options."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Terminal
+
+CRAWLER = """
+from dataclasses import dataclass
+
+from trellis import App, Context
+
+app = App()
+
+
+@dataclass
+class Fetch:
+    url: str
+
+
+@app.job("http.fetch", concurrency_key=lambda fetch: fetch.url, max_attempts=4)
+async def fetch(ctx: Context, fetch: Fetch) -> None: ...
+"""
+
+
+@pytest.mark.requirement("D66")
+def test_what_an_application_declares_holds_for_submits_without_it(trellis: Terminal, tmp_path: Path):
+    (tmp_path / "crawler_of_walk.py").write_text(CRAWLER)
+    payload = '{"url": "https://example.org"}'
+    job_id = trellis.submit("http.fetch", payload, "--app", "crawler_of_walk:app")
+    assert trellis("job", "show", job_id, "--json").record["concurrency_key"] == "user:https://example.org"
+    refused = trellis("submit", "http.fetch", payload)
+    assert refused.code != 0
+    assert "--app" in refused.err
+    assert "--concurrency-key" in refused.err
+    named = trellis.submit("http.fetch", payload, "--concurrency-key", "here")
+    record = trellis("job", "show", named, "--json").record
+    assert (record["concurrency_key"], record["max_attempts"]) == ("user:here", 4)
+    assert trellis("jobs", "--json").records[0]["job_id"] == named, "the refused one was not written"
+
+
+def test_a_misspelt_option_names_the_one_that_was_meant(local: Terminal):
+    refused = local("submit", "snz", "--max-atempts", "77")
+    assert refused.code != 0
+    assert "--max-attempts" in refused.err
+    assert local("jobs", "--json").out == ""
