@@ -59,7 +59,7 @@ from trellis.engine.ownership import (
 from trellis.engine.reach import Reach
 from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
-from trellis.lifecycles import LIFECYCLES, Role, State, Trigger
+from trellis.lifecycles import LIFECYCLES, Role, State
 from trellis.operations.letters import letter_of
 from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
