@@ -315,11 +315,24 @@ async def test_a_silent_job_gets_its_next_attempt_and_then_times_out_without_a_d
 async def test_a_job_that_was_asked_to_stop_is_not_started_any_more(rig: Rig, data: bytes | None):
     lease = await dispatched(rig)
     assert isinstance(await rig.cancel(lease.job_id, CancelMode.SOFT), CancelRequested)
-    steps = (start(lease, data), complete(lease, data))
-    assert (await report(rig, *steps)).outcomes == [LeaseLost(lease), LeaseLost(lease)]
+    assert (await report(rig, start(lease, data))).outcomes == [LeaseLost(lease)]
     last = await rig.last_event(lease.job_id)
     assert (last.target, last.role) == ("CANCELLED", Role.RECONCILER)
+    assert (await report(rig, start(lease, data), complete(lease, data))).outcomes == [LeaseLost(lease)] * 2
     assert await rig.ledger.result(lease.job_id) is None
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("BUS-1", "D68")
+@pytest.mark.parametrize("data", [b"{}", None])
+async def test_a_start_that_is_told_together_with_its_end_counts_though_the_job_was_asked_to_stop(
+    rig: Rig, data: bytes | None
+):
+    lease = await dispatched(rig)
+    await rig.cancel(lease.job_id, CancelMode.SOFT)
+    made = (await report(rig, start(lease, data), complete(lease, data))).outcomes
+    assert not any(isinstance(outcome, LeaseLost) for outcome in made)
+    assert (await rig.last_event(lease.job_id)).target == "SUCCEEDED"
 
 
 @pytest.mark.requirement("BUS-8")
