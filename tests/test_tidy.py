@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "trellis"
 TESTS = ROOT / "tests"
 
-MODULE_LINES_MAX = 500
+MODULE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
 
 # Where catching everything is the point. Path under src/trellis -> why.

@@ -82,3 +82,15 @@ def test_the_diff_of_a_comment_shows_the_annotation_and_leaves_the_source_alone(
     assert boiler("proposals", "approve", id_).out == f"{id_} is applied\n", boiler("proposals", "show", id_).out
     assert boiler("proposals", "show", id_, "--json").record["apply_result"]["object_key"] == made
     assert Path(f"objects/agents/{AGENT}/sources/note.md").read_text() == f"{QUOTE}\n"
+
+
+@pytest.mark.requirement("D22")
+def test_an_approval_that_cannot_be_applied_fails_and_says_where_the_reason_is(boiler: Terminal):
+    first, second = (
+        offered(boiler, "propose-edit", "sources/note.md"),
+        offered(boiler, "propose-edit", "sources/note.md"),
+    )
+    assert boiler("proposals", "approve", first).code == 0
+    answer = boiler("proposals", "approve", second)
+    assert (answer.code, f"{second} is failed" in answer.out) == (1, True)
+    assert f"trellis proposals show {second}" in answer.out

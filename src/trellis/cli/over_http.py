@@ -20,7 +20,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, state_text
 from trellis.cli.proposal_output import show_proposal_page, what
 from trellis.cli.queue_jobs import ForAgent, is_queue_job, say_made, say_undriven
-from trellis.cli.run_output import run_facts, say_ended, step_bar, still_at_work, took, wait_s
+from trellis.cli.run_output import run_facts, say_decided, say_ended, step_bar, still_at_work, took, wait_s
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
 from trellis.http.errors import GatewayRefused
@@ -214,21 +214,19 @@ async def show_proposal(cli: Cli, id_: str) -> None:
     show_proposal_page(cli, found.model_dump(mode="json"), diff)
 
 
-async def approve(cli: Cli, id_: str, note: str | None) -> None:
+async def approve(cli: Cli, id_: str, note: str | None) -> int:
     """Approve a proposal and have it applied."""
     async with cli.client() as client:
         await client.proposals.approve(id_, note)
         decided = await client.proposals.apply(id_)
-    record = {"job_id": id_, "id": id_, "proposal": id_, "status": decided.status, "decided": True}
-    _told(cli, record, f"{id_} is {decided.status}")
+    return say_decided(cli, id_, decided.status, decided=True)
 
 
-async def reject(cli: Cli, id_: str, note: str | None) -> None:
+async def reject(cli: Cli, id_: str, note: str | None) -> int:
     """Reject a proposal, with the reason."""
     async with cli.client() as client:
         decided = await client.proposals.reject(id_, note or "")
-    record = {"job_id": id_, "id": id_, "proposal": id_, "status": decided.status, "decided": True}
-    _told(cli, record, f"{id_} is {decided.status}")
+    return say_decided(cli, id_, decided.status, decided=True)
 
 
 # --- artifacts -------------------------------------------------------------------------------------------------------

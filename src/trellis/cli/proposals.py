@@ -14,6 +14,7 @@ from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age
 from trellis.cli.proposal_output import record_of, show_proposal_page, what
+from trellis.cli.run_output import say_decided
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor, JobId, Moved, RequestId
 from trellis.engine.ledger import Ledger
@@ -151,14 +152,7 @@ async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> int
         if isinstance(answer, Moved) and approve:
             await instance.apply_engine().run_once()
         job = await instance.ledger.job(JobId(id_))
-    state = "" if job is None else job.state
-    if cli.out.as_json:
-        cli.out.record(
-            {"job_id": id_, "id": id_, "proposal": id_, "status": state, "decided": isinstance(answer, Moved)}
-        )
-    else:
-        cli.out.line(f"{id_} is {state}")
-    return 0 if isinstance(answer, Moved) else 1
+    return say_decided(cli, id_, "" if job is None else job.state, decided=isinstance(answer, Moved))
 
 
 async def _decide_held(cli: Cli, actor: Actor, job_id: JobId, *, approve: bool, note: str | None) -> int:

@@ -1,4 +1,4 @@
-"""How a run is shown while it works and when it has ended; the same from the ledger and over HTTP."""
+"""How a run and a decision about a proposal are shown; the same from the ledger and over HTTP."""
 
 import json
 from collections.abc import Callable, Generator, Mapping
@@ -90,3 +90,17 @@ def took(step: dict[str, Any]) -> str:
     """How long a step was at work."""
     began, ended = (datetime.fromisoformat(step[name]) for name in ("started_at", "finished_at"))
     return f"{(ended - began).total_seconds():.1f}s"
+
+
+def say_decided(cli: Cli, proposal: str, state: str, *, decided: bool) -> int:
+    """Print how a proposal stands after a decision; the exit code. An approved change that could not be applied is a failure."""
+    failed = state == "failed"
+    if cli.out.as_json:
+        cli.out.record({"job_id": proposal, "id": proposal, "proposal": proposal, "status": state, "decided": decided})
+    elif failed:
+        cli.out.line(
+            f"{proposal} is {state}: it was approved and could not be applied; why: `trellis proposals show {proposal}`"
+        )
+    else:
+        cli.out.line(f"{proposal} is {state}")
+    return 0 if decided and not failed else 1
