@@ -18,7 +18,7 @@ WRITTEN_OUT = r"on\u202eoff\u200b and \x1b[2Jaway\u2028more"
 QUOTE = "The boiler B-1 is kept at\n94 degrees."
 
 
-def offered(local: Terminal, action: str, target: str) -> str:
+def offered(local: Terminal, action: str, target: str, change: str = "append") -> str:
     """A proposal of this kind about the agent's note; its id."""
 
     async def make() -> str:
@@ -26,7 +26,7 @@ def offered(local: Terminal, action: str, target: str) -> str:
             offering = instance.offering(instance.actor(Role.GATEWAY))
             content = {
                 "summary": "turn it off",
-                "change": {"type": "append", "text": HIDDEN},
+                "change": {"type": change, "text": HIDDEN},
                 "reasoning": "it is too hot",
                 "citations": [{"ref": "sources/note.md", "excerpt": QUOTE, "start": 0, "end": len(QUOTE)}],
                 "flags": [],
