@@ -18,7 +18,7 @@ WRITTEN_OUT = r"on\u202eoff\u200b and \x1b[2Jaway\u2028more"
 QUOTE = "The boiler B-1 is kept at\n94 degrees."
 
 
-def offered(local: Terminal, action: str, target: str, change: str = "append") -> str:
+def offered(local: Terminal, action: str, target: str) -> str:
     """A proposal of this kind about the agent's note; its id."""
 
     async def make() -> str:
@@ -26,7 +26,7 @@ def offered(local: Terminal, action: str, target: str, change: str = "append") -
             offering = instance.offering(instance.actor(Role.GATEWAY))
             content = {
                 "summary": "turn it off",
-                "change": {"type": change, "text": HIDDEN},
+                "change": {"type": "append", "text": HIDDEN},
                 "reasoning": "it is too hot",
                 "citations": [{"ref": "sources/note.md", "excerpt": QUOTE, "start": 0, "end": len(QUOTE)}],
                 "flags": [],
@@ -86,11 +86,9 @@ def test_the_diff_of_a_comment_shows_the_annotation_and_leaves_the_source_alone(
 
 @pytest.mark.requirement("D22")
 def test_an_approval_that_cannot_be_applied_fails_and_says_where_the_reason_is(boiler: Terminal):
-    first, second = (
-        offered(boiler, "propose-edit", "sources/note.md"),
-        offered(boiler, "propose-edit", "sources/note.md"),
-    )
-    assert boiler("proposals", "approve", first).code == 0
-    answer = boiler("proposals", "approve", second)
-    assert (answer.code, f"{second} is failed" in answer.out) == (1, True)
-    assert f"trellis proposals show {second}" in answer.out
+    id_ = offered(boiler, "propose-comment", "sources/note.md")
+    Path(f"objects/agents/{AGENT}/sources/note.md").write_text("somebody wrote this meanwhile\n")
+    answer = boiler("proposals", "approve", id_)
+    assert f"{id_} is failed" in answer.out, answer.out
+    assert answer.code == 1
+    assert f"trellis proposals show {id_}" in answer.out
