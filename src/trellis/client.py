@@ -404,10 +404,10 @@ class Trellis:
         """Declare types of the application that the ledger does not know, once; a caller who may not leaves that to a worker."""
         if self._app is None or self._declared:
             return
-        self._declared = True
         with suppress(NotAllowed):
             actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
             await self.ledger.declare_types(actor, [spec.declared for spec in self._app], only_new=True)
+        self._declared = True
 
     def _permitted(self, rule: str, among: Sequence[Role] | None = None) -> Actor:
         """The caller in the first of these roles that the table gives the right to; raises NotAllowed, TokenExpired."""

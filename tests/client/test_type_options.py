@@ -8,7 +8,8 @@ import pytest
 
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
-from trellis.engine.errors import ConcurrencyKeyMissing, OptionInvalid, PayloadInvalid
+from trellis.engine.errors import ConcurrencyKeyMissing, LedgerUnavailable, OptionInvalid, PayloadInvalid
+from trellis.engine.event_data import ARTIFACTS_BYTES_MAX, ArtifactPointer, add_artifact
 from trellis.engine.jobs import JobId, Priority
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
@@ -35,6 +36,7 @@ def crawler(**changed: object) -> App:
 
     @app.job("order", max_attempts=3, compensation="order.undo")
     async def order(ctx: Context) -> str:
+        ctx.artifact("s3://orders/1")
         return "ordered"
 
     @app.job("order.undo")
@@ -90,6 +92,40 @@ async def test_a_client_declares_what_is_new_and_leaves_what_a_worker_declared(l
     assert (await new.status()).max_attempts == 9
 
 
+class BusyOnce:
+    """A ledger that cannot take the first declaration."""
+
+    def __init__(self, real: Ledger) -> None:
+        self.real, self.asked = real, 0
+
+    def __getattr__(self, name: str):
+        return getattr(self.real, name)
+
+    async def declare_types(self, *arguments, **options) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            raise LedgerUnavailable(reason="it is busy")
+        await self.real.declare_types(*arguments, **options)
+
+
+@pytest.mark.requirement("D66")
+async def test_a_declaration_that_failed_is_made_with_the_next_submit(ledger: Ledger):
+    trellis = caller(BusyOnce(ledger), crawler())  # type: ignore[arg-type]
+    with pytest.raises(LedgerUnavailable):
+        await trellis.submit("order")
+    await trellis.submit("order")
+    assert {one.type for one in await ledger.declared_types()} == {"http.fetch", "order", "order.undo"}
+
+
+def test_the_pointers_of_one_job_have_a_bound_together():
+    pointers: list[ArtifactPointer] = []
+    large = ArtifactPointer(pointer=f"s3://{'x' * 1_900}")
+    for _ in range(ARTIFACTS_BYTES_MAX // 2_000):
+        add_artifact(pointers, large)
+    with pytest.raises(OptionInvalid, match=str(ARTIFACTS_BYTES_MAX)):
+        [add_artifact(pointers, large) for _ in range(10)]
+
+
 @pytest.mark.requirement("D66")
 async def test_a_caller_who_only_submits_still_has_the_options_of_its_application(ledger: Ledger):
     job = await (await caller(ledger, crawler(), Role.SUBMITTER).submit("order")).status()
@@ -104,6 +140,8 @@ async def test_a_declared_compensation_is_known_without_the_application(ledger: 
     await run_until_idle(crawler(), ledger)
     (undoing,) = await trellis.compensate(job.id)
     await run_until_idle(crawler(), ledger)
+    assert (await job.events())[-1].type == "job_compensated"
+    assert await job.artifacts() == (ArtifactPointer(pointer="s3://orders/1"),), "what was undone can still be found"
     assert await undoing.result(timeout_s=0) == "undone: ordered"
 
 

@@ -8,9 +8,11 @@ import pytest
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import SOMEBODY, dead_job, dead_queue_job, everything, job
 from trellis.engine.event_data import ArtifactPointer, artifacts_data
-from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, Lease, Turn, TypeClaim
+from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, Lease, Moved, ReasonCode, RequestId, Turn, TypeClaim
+from trellis.engine.records import JobFilter
 from trellis.engine.type_options import TypeOptions
 from trellis.lifecycles import Role
+from trellis.operations.letters import requeue_dead
 from trellis.wiring import new_id
 
 WORKER = Actor(role=Role.WORKER, name="worker@test")
@@ -263,6 +265,20 @@ async def test_dead_queue_jobs_are_requeued_in_bulk_by_lifecycle_and_by_reason(g
         assert [(item["job_id"], item["status"]) for item in answer["items"]] == moved, wanted
     assert (await operator.get("/dlq")).json()["items"] == []
     assert (await operator.get(f"/dlq/{down}")).status_code == 404
+
+
+@pytest.mark.requirement("DJ-12", "DJ-21")
+async def test_a_bulk_requeue_by_reason_keeps_its_limit_and_asked_again_takes_no_more(gateway: Gateway):
+    operator = gateway.client("control-plane")
+    dead = [await dead_queue_job(gateway, "VALIDATION_ERROR") for _ in range(3)]
+    ledger, where = gateway.instance.ledger, JobFilter(lifecycle="queue-job", reason_code=ReasonCode.VALIDATION_FAILED)
+    asked = (ledger, Actor(role=Role.CONTROL_PLANE, name="anna"), where, RequestId("once"))
+    first = await requeue_dead(*asked, limit=2, cause=None)
+    assert [type(answer) for answer in first] == [Moved, Moved]
+    again = await requeue_dead(*asked, limit=2, cause=None)
+    assert {answer.job_id for answer in again} == {answer.job_id for answer in first}
+    left = (await operator.get("/dlq")).json()["items"]
+    assert {letter["job_id"] for letter in left} == set(dead) - {answer.job_id for answer in first}
 
 
 async def test_a_requeue_that_is_not_clear_or_too_large_is_refused(gateway: Gateway):

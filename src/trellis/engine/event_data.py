@@ -14,6 +14,8 @@ from trellis.engine.records import Event
 from trellis.engine.text import is_storable
 
 ARTIFACTS_MAX = 100
+ARTIFACTS_BYTES_MAX = 65_536
+"""Of all pointers of a job together: they travel with its last event to every reader of the feed."""
 POINTER_CHARS_MAX = 2_000
 NAME_CHARS_MAX = 200
 SHA256_CHARS = 64
@@ -42,6 +44,12 @@ def add_artifact(artifacts: list[ArtifactPointer], one: ArtifactPointer) -> None
     """Name one more; raises OptionInvalid when there are too many."""
     if len(artifacts) >= ARTIFACTS_MAX:
         raise OptionInvalid(option="artifacts", value=len(artifacts) + 1, expected=f"at most {ARTIFACTS_MAX} of a job")
+    size = len(artifacts_data([*artifacts, one]) or b"")
+    if size > ARTIFACTS_BYTES_MAX:
+        expected = (
+            f"at most {ARTIFACTS_BYTES_MAX} bytes of pointers and names; keep a list of them in an object and name that"
+        )
+        raise OptionInvalid(option="artifacts", value=size, expected=expected)
     artifacts.append(one)
 
 
@@ -54,8 +62,9 @@ def artifacts_data(artifacts: Sequence[ArtifactPointer]) -> bytes | None:
 
 
 def artifacts_of(events: Sequence[Event]) -> tuple[ArtifactPointer, ...]:
-    """The artifacts that the job's last step named; none where it did not succeed."""
-    told = data_of(events[-1]).get("artifacts") if events else None
+    """The artifacts that the job's completion named, also when it was compensated later; none where it did not succeed."""
+    done = next((event for event in reversed(events) if event.source != event.target), None)
+    told = None if done is None else data_of(done).get("artifacts")
     named = cast("list[dict[str, Any]]", told) if isinstance(told, list) else []
     return tuple(ArtifactPointer(**one) for one in named)
 

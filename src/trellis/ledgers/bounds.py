@@ -1,9 +1,10 @@
 """What a ledger refuses before it looks: questions without a bound, and words that mean nothing. The same in every ledger."""
 
+import re
 from collections.abc import Sequence
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import CLAIM_MAX, DELAY_S_MAX, PAYLOAD_BYTES_MAX, JobId
+from trellis.engine.jobs import ATTEMPTS_MAX, CLAIM_MAX, DELAY_S_MAX, PAYLOAD_BYTES_MAX, TYPE_PATTERN, JobId
 from trellis.engine.type_options import DECLARED_MAX, TypeOptions
 from trellis.lifecycles import REMARK_TYPES, SIGNAL_TYPES
 
@@ -33,6 +34,26 @@ def check_declared(types: Sequence[TypeOptions]) -> None:
     """Nothing for as many types as may be declared at once; raises OptionInvalid."""
     if len(types) > DECLARED_MAX:
         raise OptionInvalid(option="types", value=len(types), expected=f"at most {DECLARED_MAX} in one call")
+    for one in types:
+        _check_type_options(one)
+
+
+def _check_type_options(one: TypeOptions) -> None:
+    """The bounds that a submit of such a job has."""
+    checks = {
+        "max_attempts": (one.max_attempts, 1 <= one.max_attempts <= ATTEMPTS_MAX, f"from 1 to {ATTEMPTS_MAX}"),
+        "max_deaths": (one.max_deaths, 0 <= one.max_deaths <= ATTEMPTS_MAX, f"from 0 to {ATTEMPTS_MAX}"),
+        "deadline_s": (one.deadline_s, one.deadline_s is None or one.deadline_s > 0, "more than 0, or none"),
+        "concurrency_limit": (one.concurrency_limit, one.concurrency_limit >= 1, "at least 1"),
+        "compensation": (
+            one.compensation,
+            one.compensation is None or bool(re.match(TYPE_PATTERN, one.compensation)),
+            "a job type",
+        ),
+    }
+    for option, (value, is_right, expected) in checks.items():
+        if not is_right:
+            raise OptionInvalid(option=f"{option} of {one.type}", value=str(value)[:50], expected=expected)
 
 
 def check_each(each: int) -> None:

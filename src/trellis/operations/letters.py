@@ -199,16 +199,28 @@ async def requeue_dead(
         leased = replace(where, lifecycle=LEASED_JOB.name, state=LEASED_DEAD)
         answers += await ledger.requeue(actor, leased, request_id, limit=limit, cause=cause)
     if where.lifecycle in {None, QUEUE_JOB.name} and len(answers) < limit:
-        queue = await _meant_in_queue(ledger, where)
-        again = RequestId(f"{request_id}:{QUEUE_JOB.name}")
-        answers += await ledger.requeue(actor, queue, again, limit=limit - len(answers), cause=cause)
+        answers += await _requeue_queue(ledger, actor, where, request_id, limit=limit - len(answers), cause=cause)
     return answers
 
 
-async def _meant_in_queue(ledger: Ledger, where: JobFilter) -> JobFilter | list[JobId]:
-    """DEAD queue-jobs by a filter; by their ids where the reason decides, which the ledger does not know of them."""
+async def _requeue_queue(
+    ledger: Ledger, actor: Actor, where: JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+) -> list[Moved | NotMoved]:
+    """The part of `requeue_dead` that are queue-jobs. The ledger does not know their reasons: then each is requeued by its id."""
+    again = RequestId(f"{request_id}:{QUEUE_JOB.name}")
+    dead = replace(where, lifecycle=QUEUE_JOB.name, state=QUEUE_DEAD)
     if where.reason_code is None:
-        return replace(where, lifecycle=QUEUE_JOB.name, state=QUEUE_DEAD)
+        return await ledger.requeue(actor, dead, again, limit=limit, cause=cause)
+    # A request that took jobs before is answered for those: the filter is not looked at then, and it means nothing new.
+    before = await ledger.requeue(actor, replace(dead, reason_code=None), again, limit=0, cause=cause)
+    if before:
+        return before
+    meant = await _meant_in_queue(ledger, where, limit)
+    return await ledger.requeue(actor, meant, again, limit=limit, cause=cause) if meant else []
+
+
+async def _meant_in_queue(ledger: Ledger, where: JobFilter, limit: int) -> list[JobId]:
+    """The oldest DEAD queue-jobs with the reason of a filter, at most `limit` of them."""
     only, cursor, found = replace(where, lifecycle=QUEUE_JOB.name), None, list[JobId]()
     for _ in range(REQUEUE_PAGES_MAX):
         page = await dead_letters(ledger, only, limit=LETTERS_PAGE, cursor=cursor)
@@ -216,4 +228,4 @@ async def _meant_in_queue(ledger: Ledger, where: JobFilter) -> JobFilter | list[
         cursor = page.cursor
         if cursor is None:
             break
-    return found[::-1][:LETTERS_PAGE]
+    return found[::-1][: min(limit, LETTERS_PAGE)]

@@ -131,6 +131,23 @@ async def test_who_submits_declares_nothing_and_nobody_declares_without_end(rig:
     assert (job.priority, job.max_attempts, job.place) == (Priority.BATCH, 5, Place.READY)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_attempts": 10**9},
+        {"max_deaths": -1},
+        {"deadline_s": -5.0},
+        {"concurrency_limit": 0},
+        {"compensation": "x" * 100_000},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+async def test_options_that_no_submit_may_have_are_not_declared(rig: Rig, wrong: dict[str, object]):
+    with pytest.raises(OptionInvalid, match=next(iter(wrong))):
+        await rig.ledger.declare_types(WORKER, [replace(FETCH, **wrong)])  # type: ignore[arg-type]
+    assert await rig.ledger.declared_types() == []
+
+
 @pytest.mark.only("postgres")
 @pytest.mark.requirement("D66")
 async def test_the_sql_function_takes_what_the_type_declares(rig: Rig):

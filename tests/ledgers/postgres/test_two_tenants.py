@@ -13,6 +13,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import WORKER
 from tests.servers.postgres import PostgresServer
+from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -29,6 +30,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
+from trellis.engine.type_options import TypeOptions
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.migrate import migrate
 from trellis.lifecycles import Role
@@ -242,6 +244,9 @@ CALLABLE = {
         "set_held_max",
         "set_key_limit",
         "declare_types",
+        "record_act",
+        "acts_published",
+        "restore_acts",
         "retain",
     },
     "by role: for followers": {"follow", "leave_behind"},
@@ -280,6 +285,9 @@ async def test_a_submitters_login_is_refused_what_operators_and_services_do(tena
         f"SELECT trellis.set_held_max({me}, 'ship', 1)",
         f"SELECT trellis.declare_types({me}, false, '{{4}}', '{{ship}}', '{{0}}', '{{1}}', '{{1}}', null, '{{1}}', '{{t}}', null)",
         f"SELECT trellis.set_key_limit({me}, 'user:host', 1)",
+        f"SELECT trellis.record_act({me}, 'agent.status.changed', 'gardener', null, null, null, null)",
+        f"SELECT trellis.acts_published({me}, '{{1}}')",
+        f"SELECT trellis.restore_acts({me}, '[]')",
         "SELECT trellis.retain(0, 0, 0, 100)",
         f"SELECT trellis.follow({me}, 'projector', 10, true)",
         f"SELECT trellis.leave_behind({me}, 'projector')",
@@ -303,6 +311,8 @@ async def test_a_worker_steps_with_leases_of_its_own_login_only(tenants: Tenants
     try:
         held = await rival.job(job_id)
         assert held is not None
+        with pytest.raises(NotAllowed, match="holds for everybody"):
+            await rival.declare_types(WORKER, [TypeOptions(type="ship", max_attempts=1)])
         key = await tenants.rival.fetchval("SELECT id FROM trellis.job WHERE job_id = $1", job_id)
         lease = Lease(key=JobKey(int(key or 0)), epoch=held.epoch, job_id=job_id, lifecycle="leased-job")
         for trigger in ("complete", "fail", "release"):

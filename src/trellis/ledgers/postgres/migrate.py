@@ -71,7 +71,8 @@ async def _migrate(
         raise LedgerNotMigrated(found=before, needed=schema_version(), url="<a newer program's ledger>")
     if 0 < before < schema_version():
         # In the order in which the verbs take them: whoever works meanwhile waits, and neither waits for the other.
-        await connection.execute("lock table job, ready, resting, parked, lease, ended, event in access exclusive mode")
+        tables = "actor, job, ready, resting, parked, lease, ended, event"
+        await connection.execute(f"lock table {tables} in access exclusive mode")
     applied: list[str] = []
     for name, text in list(sql_files("migrations"))[before:]:
         await connection.execute(text)

@@ -18,6 +18,10 @@ declare
   d record;
 begin
   perform _require(a.role, 'declare the options of a type', array['control-plane', 'worker']);
+  if _is_limited() then
+    raise exception 'what a type declares holds for everybody: only a member of trellis_app may declare it, and % is none', session_user
+      using errcode = 'TR002';
+  end if;
   for d in select u.lifecycle, type_id(u.name) as type, u.prio, u.max_attempts, u.max_deaths, u.deadline_s, u.lim, u.keyed, u.compensation
              from unnest(p_lifecycles, p_types, p_prios, p_max_attempts, p_max_deaths, p_deadlines, p_limits, p_keyed, p_compensations)
                   u(lifecycle, name, prio, max_attempts, max_deaths, deadline_s, lim, keyed, compensation)
