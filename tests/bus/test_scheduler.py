@@ -650,7 +650,6 @@ async def test_jobs_that_nobody_may_have_are_put_aside_together(rig: Rig, monkey
     assert under_way[1] == rig.scheduler.options.at_once, "one by one they would keep everything else waiting"
 
 
-@pytest.mark.requirement("BUS-3")
 async def test_jobs_behind_the_first_of_their_topic_are_not_read_again_and_again(rig: Rig):
     await rig.worker("w1", TOPIC)
     rig.kernel.says(Kind.DENY)

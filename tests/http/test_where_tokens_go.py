@@ -22,7 +22,6 @@ ELSEWHERE = "https://elsewhere.example"
 TOKEN = {"TRELLIS_TOKEN": "secret"}
 
 
-@pytest.mark.requirement("AUTH-5")
 @pytest.mark.parametrize(
     "file, environment, may",
     [
@@ -52,7 +51,6 @@ def test_a_file_in_the_working_folder_sends_no_token_of_others_anywhere(
             settings.model_copy().check_gateway()
 
 
-@pytest.mark.requirement("AUTH-5")
 def test_a_command_sends_its_token_to_a_gateway_that_was_named(
     shell: Shell, address: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -94,7 +92,6 @@ def test_what_leaves_this_machine_unencrypted_can_be_read_on_the_way(url: str, r
     assert is_readable_on_the_way(url) == readable
 
 
-@pytest.mark.requirement("AUTH-5")
 async def test_a_token_goes_unencrypted_to_another_machine_only_where_that_is_allowed():
     script = Script(httpx2.Response(200, json={"items": [], "next_cursor": None}))
     for token, plain_http in ((None, False), ("secret", True), ("secret", False)):

@@ -49,7 +49,7 @@ async def test_a_question_is_tried_again_and_then_the_provider_is_unavailable(st
     assert (refused.status_code, refused.json()["code"]) == (502, "NLM_UNAVAILABLE")
 
 
-@pytest.mark.requirement("NLM-7")
+@pytest.mark.requirement("NLM-7", "AUTH-2")
 async def test_only_those_who_ask_for_agents_may_ask(stand: Stand):
     working = stand.backend()
     for role in Role:
