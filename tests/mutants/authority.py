@@ -34,7 +34,7 @@ AUTHORITY: dict[str, Mutant] = {
         file="gateway/routes/memory.py",
         old='caller: Annotated[Caller, requires("memory.read-deep")]',
         new='caller: Annotated[Caller, requires("memory.read")]',
-        tests=(f"{CELLS}::test_every_role_is_refused_what_no_rule_gives_it_and_nothing_changes",),
+        tests=("tests/gateway/test_proposals.py::test_layer_2_is_read_part_by_part_and_never_with_layer_1",),
     ),
     # A token that was made for another service is taken.
     "AUTH-5": Mutant(

@@ -22,6 +22,9 @@ RUN_TIME_MAX_S = 180
 OUTPUT_SHOWN_MAX = 6_000
 
 each_mutant = pytest.mark.parametrize("requirement", MUTANTS)
+each_proof = pytest.mark.parametrize(
+    "requirement", [pytest.param(name, marks=pytest.mark.requirement(name), id=name) for name in MUTANTS]
+)
 
 
 def test_every_requirement_of_the_five_families_has_a_mutant() -> None:
@@ -40,7 +43,7 @@ def test_a_mutant_fits_the_program_and_its_tests(requirement: str) -> None:
 
 @pytest.mark.prove
 @pytest.mark.timeout(RUN_TIME_MAX_S + 60)
-@each_mutant
+@each_proof
 def test_a_program_without_the_behaviour_is_caught(requirement: str, tmp_path: Path) -> None:
     mutant = MUTANTS[requirement]
     ends, output = _run(mutant, tmp_path)
