@@ -48,8 +48,8 @@ AUTHORITY: dict[str, Mutant] = {
     # Every proposal approves itself.
     "AUTH-6": Mutant(
         file="runs/proposals.py",
-        old='return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body["requiresHumanReview"]',
-        new='return bool(body["action"])',
+        old='return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body[',
+        new='return bool(body["action"]) or not body[',
         tests=(
             "tests/gateway/test_proposals.py::test_a_person_approves_what_was_seen_and_it_is_applied_once",
             "tests/runs/test_end_to_end.py::test_what_a_person_approves_is_applied_and_nothing_else_is",

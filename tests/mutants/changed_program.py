@@ -1,6 +1,7 @@
 """A pytest plugin for the process that runs tests on a changed copy of the program.
 
-It makes sure that the copy is what the tests import, and writes down how each test ended: in which part of the test, and with which exception.
+It makes sure that the copy is what the tests import, and writes down how each test ended: in which part of the
+test, and whether an assertion did not hold.
 """
 
 import json

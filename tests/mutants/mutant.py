@@ -1,4 +1,4 @@
-"""What a mutant is: one change of the program that takes the behaviour of one requirement away, and the tests that must notice."""
+"""A mutant: one change of the program that takes the behaviour of a requirement away, and the tests that notice."""
 
 import ast
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MARK = "pytest.mark.requirement"
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """`old` stands once in `file` (below src/trellis) and becomes `new`; `tests` are node ids that carry the requirement's mark."""
+    """`old` stands once in `file` (below src/trellis) and becomes `new`; `tests` have the requirement's mark."""
 
     file: str
     old: str

@@ -1,4 +1,4 @@
-"""Every requirement of five families has a mutant: a program without its behaviour, which a test that carries its mark must fail.
+"""Each requirement of five families has a mutant: a program without its behaviour, on which a marked test must fail.
 
 `make prove` runs each mutant. The default suite checks that the table still fits the program and the tests.
 """
