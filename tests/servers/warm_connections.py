@@ -74,7 +74,11 @@ async def keeping_connections() -> AsyncIterator[WarmConnections]:
     """From now on, in this event loop."""
     warm = WarmConnections()
     asyncpg.connect = warm.connect
-    asyncpg.Connection.close = lambda connection, **options: warm.close(connection, **options)  # type: ignore[method-assign]
+
+    async def close(connection: Any, **options: Any) -> None:
+        await warm.close(connection, **options)
+
+    asyncpg.Connection.close = close  # type: ignore[method-assign]
     try:
         yield warm
     finally:

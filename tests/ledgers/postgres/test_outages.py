@@ -58,3 +58,17 @@ async def test_a_caller_who_stops_waiting_leaves_the_lane_usable(postgres_url: s
         async with asyncio.timeout(10):
             await ledger.now()
         await ledger.close()
+
+
+async def test_a_wait_for_work_ends_in_time_while_the_listener_cannot_connect_and_hears_once_it_can(postgres_url: str):
+    """The listener may try for an hour here; whoever waits for work waits no longer than it asked to."""
+    async with proxied(postgres_url, seed=1, aimed=False) as (proxy, url):
+        ledger = await open_ledger(url, options=LaneOptions(connect_timeout_s=3600.0))
+        await ledger.now()
+        proxy.black_hole()
+        async with asyncio.timeout(30):
+            await ledger.wait_for_work(("work",), 0.05)
+            await ledger.wait_for_events(ledger.events_mark(), 0.05)
+            proxy.heal()  # the attempt under way is not given up: what it asked is answered now
+            await ledger.wait_for_work(("work",), 3600.0)  # the first time it listens counts as a hint
+        await ledger.close()

@@ -36,6 +36,8 @@ class Doorbell:
         self._listener: Connection | None = None
         self._listens_to: set[str] = set()
         self._connecting = asyncio.Lock()
+        self._attempts: dict[str, asyncio.Task[None]] = {}
+        """The newest attempt to listen, by channel."""
         self._ringing: asyncio.Task[None] | None = None
         self._again = False
         self._events = 0
@@ -94,17 +96,17 @@ class Doorbell:
 
     async def wait(self, timeout_s: float) -> None:
         """Return at the next hint since `hush`, or after the time."""
-        await self._listen(CHANNEL, self._heard.set)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
+                await self._listening(CHANNEL, self._heard.set)
                 await self._heard.wait()
 
     async def wait_for_events(self, mark: int, timeout_s: float) -> None:
         """Return at the next hint since there were `mark` of them, or after the time."""
-        await self._listen(EVENTS_CHANNEL, self._hear_events)
-        if self._events == mark:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._listening(EVENTS_CHANNEL, self._hear_events)
+                if self._events == mark:
                     await self._next_event.wait()
 
     def _hear_events(self) -> None:
@@ -112,30 +114,46 @@ class Doorbell:
         self._next_event.set()
         self._next_event = asyncio.Event()
 
-    async def _listen(self, channel: str, hear: Callable[[], None]) -> None:
-        """What was rung before this process listened was not heard: the first time counts as a ring."""
+    async def _listening(self, channel: str, hear: Callable[[], None]) -> None:
+        """Return once the channel is listened to or cannot be now. A caller whose time ends does not stop the attempt."""
         if not self._listens:
             return
-        async with self._connecting:
-            if self._listener is None or self._listener.is_closed():
-                self._listens_to.clear()
-            elif channel in self._listens_to:
+        attempt = self._attempts.get(channel)
+        if attempt is None or attempt.done():
+            if self._is_connected() and channel in self._listens_to:
                 return
-            with contextlib.suppress(TrellisError, *LOST):
-                if not self._listens_to:
+            attempt = self._attempts[channel] = asyncio.create_task(self._listen(channel, hear))
+        await asyncio.shield(attempt)
+
+    async def _listen(self, channel: str, hear: Callable[[], None]) -> None:
+        """What was rung before this process listened was not heard: the first time counts as a ring."""
+        async with self._connecting:
+            try:
+                if not self._is_connected():
+                    self._listens_to.clear()
                     self._listener = await connect(
                         self._url,
                         timeout_s=self._options.connect_timeout_s,
                         application_name=self._options.application_name,
                     )
                 assert self._listener is not None
-                if not listens(self._listener):
-                    self._listens = False
-                    self._listener.terminate()
-                    return
-                await self._listener.add_listener(channel, lambda *_: hear())
-                self._listens_to.add(channel)
-                hear()
+                self._listens = listens(self._listener)
+                if self._listens:
+                    await self._listener.add_listener(channel, lambda *_: hear())
+                    self._listens_to.add(channel)
+                    hear()
+                else:
+                    self._hang_up()
+            except (TrellisError, *LOST):
+                self._hang_up()
+
+    def _is_connected(self) -> bool:
+        return self._listener is not None and not self._listener.is_closed()
+
+    def _hang_up(self) -> None:
+        if self._listener is not None:
+            self._listener.terminate()
+            self._listener = None
 
     async def close(self) -> None:
         """Hang up."""
@@ -143,6 +161,8 @@ class Doorbell:
         ringing = [task for task in (self._ringing, self._ringing_events) if task is not None]
         if ringing:
             await asyncio.wait(ringing)
+        for attempt in self._attempts.values():
+            attempt.cancel()
+        await asyncio.gather(*self._attempts.values(), return_exceptions=True)
         await self._lane.close()
-        if self._listener is not None:
-            self._listener.terminate()
+        self._hang_up()
