@@ -57,7 +57,7 @@ async def test_a_job_goes_to_whoever_listens_on_its_topic(rig: Rig):
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("BUS-1", "BUS-2")
+@pytest.mark.requirement("BUS-2")
 async def test_a_large_request_goes_out_whole(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     env = {f"name{number}": "x" * 1_000 for number in range(20)}
