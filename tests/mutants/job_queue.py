@@ -72,14 +72,12 @@ JOB_QUEUE: dict[str, Mutant] = {
         new="BACKOFF_S[0]",
         tests=("tests/queue/test_retrying.py::test_the_policy_waits_at_least_the_floor_and_at_most_a_fifth_more",),
     ),
-    # A memory that does not answer in time fails the job for good.
+    # A backend that is busy fails the job for good.
     "JQ-9": Mutant(
-        file="queue/driver.py",
-        old="options.context_s, errors.ContextTimeout)",
-        new="options.context_s, errors.StageHopeless)",
-        tests=(
-            "tests/queue/test_retrying.py::test_a_memory_that_hangs_is_a_context_timeout_and_worth_another_attempt",
-        ),
+        file="queue/errors.py",
+        old='code = "RATE_LIMIT"',
+        new='code = "RATE_LIMIT"\n    retries = False',
+        tests=("tests/queue/test_nlm_answers.py::test_an_answer_that_is_no_result_takes_the_path_of_the_table",),
     ),
     # The document counts executions where the schema counts retries.
     "JQ-10": Mutant(

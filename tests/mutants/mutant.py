@@ -70,4 +70,4 @@ def _cases(module: ast.Module) -> dict[str, set[str]]:
 
 def _named(expression: ast.expr) -> set[str]:
     calls = [one for one in ast.walk(expression) if isinstance(one, ast.Call) and ast.unparse(one.func) == MARK]
-    return {argument.value for call in calls for argument in call.args if isinstance(argument, ast.Constant)}
+    return {str(argument.value) for call in calls for argument in call.args if isinstance(argument, ast.Constant)}
