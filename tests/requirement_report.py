@@ -10,8 +10,10 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (ROOT / "docs/reference/requirements.md", ROOT / "docs/reference/decisions.md")
 RESULTS_DEFAULT = Path("build/requirements.json")
-ID_ROW = re.compile(r"^\| ([A-Z]+-\d+|D\d+) \|", re.MULTILINE)
+ID_ROW = re.compile(r"^\| ([A-Z]+-\d+|D\d+) \| ([^|\n]+)", re.MULTILINE)
+TEXT_CHARS_MAX = 96
 PROPERTY = "requirement"
 WORST_FIRST = ("failed", "skipped", "passed")
 
@@ -27,9 +30,15 @@ WORST_FIRST = ("failed", "skipped", "passed")
 Results = dict[str, dict[str, Counter[str]]]
 
 
+def known_texts() -> dict[str, str]:
+    """Every ID with what its row begins with, in the order of the documents."""
+    rows = [row for source in SOURCES for row in ID_ROW.findall(source.read_text(encoding="utf-8"))]
+    return {name: text.strip() for name, text in rows}
+
+
 def known_ids() -> list[str]:
     """Every ID, in the order of the documents."""
-    return [found for source in SOURCES for found in ID_ROW.findall(source.read_text(encoding="utf-8"))]
+    return list(known_texts())
 
 
 def verdict(tests: Mapping[str, Mapping[str, int]]) -> str:
@@ -132,13 +141,19 @@ def read_results(paths: Iterable[Path]) -> Results:
     return merged
 
 
-def table(known: Iterable[str], results: Results) -> Iterable[str]:
-    for name in known:
+def table(known: Mapping[str, str], results: Results) -> Iterable[str]:
+    """Each requirement with its text and how it stands, then its tests with how they ended."""
+    for name, text in known.items():
         tests = results.get(name, {})
-        yield f"{name:<8} {verdict(tests)}"
+        yield f"{name:<8} {verdict(tests):<9} {textwrap.shorten(text, TEXT_CHARS_MAX, placeholder=' …')}"
         for test, counts in sorted(tests.items()):
             ends = ", ".join(f"{counts[end]} {end}" for end in reversed(WORST_FIRST) if counts.get(end))
             yield f"           {test}  ({ends})"
+
+
+def _written_at(path: Path) -> str:
+    """When these results came about: those of the long proofs may be older than those of the default suite."""
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def main() -> int:
@@ -148,9 +163,10 @@ def main() -> int:
     if not paths:
         print("no results yet: run make test or make conformance", file=sys.stderr)
         return 2
-    known, results = known_ids(), read_results(paths)
+    known, results = known_texts(), read_results(paths)
     print("\n".join(table(known, results)))
     counts = Counter(verdict(results.get(name, {})) for name in known)
+    print("\nfrom " + ", ".join(f"{path.name} of {_written_at(path)}" for path in paths), end="")
     print(f"\n{len(known)} requirements and decisions: " + ", ".join(f"{n} {end}" for end, n in counts.most_common()))
     return 0
 

@@ -153,7 +153,7 @@ async def test_a_row_whose_blob_never_came_is_completed_by_the_same_content_and_
     assert await desk.body(staged.row.staged_key) == body
 
 
-@pytest.mark.requirement("JQ-5", "D15", "ART-8")
+@pytest.mark.requirement("D15", "ART-3")
 async def test_a_zombie_of_an_older_epoch_can_neither_stage_nor_replace_the_winner(desk: Desk):
     old = await desk.waiting()
     zombies = await desk.stage(old)
@@ -216,7 +216,7 @@ async def test_an_artifact_that_would_be_too_large_is_refused_and_leaves_nothing
     assert (await desk.stage(lease, draft(sections=[section] * 20))).size > 7 * 1024 * 1024
 
 
-@pytest.mark.requirement("ART-8", "AUTH-3")
+@pytest.mark.requirement("ART-8", "ART-5")
 @pytest.mark.parametrize("actor", [ORCHESTRATOR, OPERATOR])
 async def test_nobody_but_the_nlm_backend_makes_an_artifact_and_nobody_but_an_operator_cleans_up(
     desk: Desk, actor: Actor
@@ -247,7 +247,7 @@ async def test_a_finalized_artifact_cannot_be_changed_in_the_registry_or_in_the_
     await desk.objects.put(staged.row.key, before or b"")
 
 
-@pytest.mark.requirement("JQ-5")
+@pytest.mark.requirement("ART-3")
 async def test_bytes_that_are_not_the_recorded_ones_are_given_to_nobody(desk: Desk):
     staged = await desk.finalized()
     for key in (staged.row.key, staged.row.staged_key):

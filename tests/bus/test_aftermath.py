@@ -404,7 +404,6 @@ async def test_whoever_reads_a_page_slowly_stays_the_one_who_follows(rig: Rig, m
     assert (await parts.aftermath.run_once()).following
 
 
-@pytest.mark.requirement("BUS-7", "BUS-8")
 async def test_to_look_for_the_retries_of_a_job_its_other_children_are_not_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
@@ -449,7 +448,6 @@ async def test_whoever_cancels_many_children_stays_the_one_who_follows(rig: Rig,
     assert (report.following, report.made) == (True, 20)
 
 
-@pytest.mark.requirement("BUS-7", "BUS-8")
 async def test_to_cancel_the_retry_of_a_job_the_children_of_that_job_are_not_read(
     rig_of: Opens, monkeypatch: pytest.MonkeyPatch
 ):

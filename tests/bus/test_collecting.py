@@ -114,7 +114,7 @@ async def forgotten(rig: Rig, job_id: str) -> None:
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("BUS-9")
+@pytest.mark.requirement("D61")
 async def test_what_a_job_in_the_ledger_names_stays_and_goes_when_retention_has_removed_the_last_one(
     rig: Rig, store: Store
 ):
@@ -153,7 +153,7 @@ async def held_and_succeeded(rig: Rig, job_id: str, **report: Any) -> None:
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("BUS-7", "BUS-8", "BUS-9")
+@pytest.mark.requirement("D61")
 async def test_whatever_a_request_or_a_report_names_stays_wherever_it_stands(rig: Rig, store: Store):
     contexts = [await store.put(b"%d" % n) for n in range(4)]
     results = [await store.put(b"r%d" % n, Part.RESULT) for n in range(5)]
@@ -169,7 +169,7 @@ async def test_whatever_a_request_or_a_report_names_stays_wherever_it_stands(rig
     assert len(store.passes) > 5, "a round is many short passes"
 
 
-@pytest.mark.requirement("BUS-7", "BUS-9")
+@pytest.mark.requirement("D61")
 async def test_a_retry_keeps_what_its_first_job_named(rig: Rig, store: Store):
     pointer = await store.put(b"context")
     await rig.submit(job_id="first", context_ptr=pointer)
@@ -181,7 +181,6 @@ async def test_a_retry_keeps_what_its_first_job_named(rig: Rig, store: Store):
     assert await store.round(store.collector()) == (0, 0, 0)
 
 
-@pytest.mark.requirement("BUS-9")
 async def test_what_is_young_stays_and_writing_the_same_again_makes_it_young(rig: Rig, store: Store):
     young, old = await store.put(b"young", days=29.0), await store.put(b"old", days=31.0)
     collector = store.collector()
@@ -200,7 +199,6 @@ async def test_what_is_young_stays_and_writing_the_same_again_makes_it_young(rig
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("BUS-9")
 async def test_what_was_set_aside_by_mistake_is_found_and_comes_back(rig: Rig, store: Store):
     collector, pointer = store.collector(), await store.put(b"late")
     assert await store.round(collector) == (1, 0, 0)
@@ -213,7 +211,6 @@ async def test_what_was_set_aside_by_mistake_is_found_and_comes_back(rig: Rig, s
     assert await store.round(collector) == (0, 0, 0)
 
 
-@pytest.mark.requirement("BUS-9")
 async def test_a_pointer_is_seen_however_it_is_escaped(rig: Rig, store: Store):
     one, two, three = [await store.put(b"%d" % n) for n in range(3)]
     inner = json.dumps({"from": one}).replace("/", r"\/")  # as JSON may be written
@@ -237,7 +234,6 @@ class Meanwhile:
         return await self._objects.delete(key)
 
 
-@pytest.mark.requirement("BUS-9")
 @pytest.mark.parametrize("slow", ["sets aside", "brings back"])
 async def test_two_that_move_the_same_both_ways_at_once_lose_nothing(rig: Rig, store: Store, slow: str):
     pointer, now = await store.put(b"context"), await rig.ledger.now()

@@ -213,7 +213,6 @@ async def test_a_compensation_is_no_step(rig: Rig):
     assert worker.jobs[-1] == second, "and no step waits for it"
 
 
-@pytest.mark.requirement("BUS-8")
 async def test_a_step_that_waits_long_is_looked_at_ever_more_seldom(rig: Rig):
     await rig.worker("w1", TOPIC)
     _, second = await steps(rig, 0, 1)

@@ -161,7 +161,7 @@ async def test_while_the_bus_is_down_nothing_is_lost(rig: Rig):
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("BUS-10", "BUS-12", "DJ-13")
+@pytest.mark.requirement("BUS-10", "BUS-12")
 async def test_a_result_that_nobody_could_be_told_is_kept_as_long_as_the_bus_is_down(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched()

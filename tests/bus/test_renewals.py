@@ -125,7 +125,7 @@ async def test_a_job_that_an_idle_worker_denied_is_not_kept_alive_by_later_ones(
         assert [await rig.state(one.job_id) for one in (lost, later)] == ["TIMEOUT", "DISPATCHED"]
 
 
-@pytest.mark.requirement("D30", "BUS-11")
+@pytest.mark.requirement("D30")
 async def test_a_job_with_the_id_of_one_that_was_denied_and_removed_is_kept_alive(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)

@@ -9,7 +9,6 @@ from trellis.bus.scheduling import resting
 WEEK_S = 7 * 86_400
 
 
-@pytest.mark.requirement("BUS-3", "BUS-8")
 @pytest.mark.parametrize(
     "rest_s, first_s, longest_s",
     [

@@ -140,7 +140,7 @@ async def test_only_declared_error_codes_are_worth_another_attempt(
         assert await rig.state(held.job_id) == state
 
 
-@pytest.mark.requirement("BUS-13")
+@pytest.mark.requirement("BUS-13", "BUS-7")
 async def test_a_topic_that_is_not_idempotent_never_runs_a_job_twice_under_its_id(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched()

@@ -75,7 +75,6 @@ async def test_as_many_wait_as_may_and_what_was_accepted_is_never_refused(rig: R
     assert await door.submit(job("j51"), job("j52")) == ["j51"]
 
 
-@pytest.mark.requirement("BUS-11")
 async def test_however_many_names_there_are_all_topics_together_have_a_bound(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     door = Door(rig, limited(20, waiting_max=7), monkeypatch)
     assert len(await door.submit(*(job(f"j{n}", f"job.{n}") for n in range(30)))) == 7
@@ -83,7 +82,6 @@ async def test_however_many_names_there_are_all_topics_together_have_a_bound(rig
         await door.room.take(job("more"), door.topics)
 
 
-@pytest.mark.requirement("BUS-11")
 async def test_jobs_that_a_worker_has_do_not_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     door = Door(rig, limited(1), monkeypatch)
     assert await door.submit(job("a"), job("b")) == ["a"]
@@ -119,7 +117,6 @@ async def test_where_counting_takes_long_it_is_done_less_often(rig: Rig, monkeyp
     assert door.counts == 2
 
 
-@pytest.mark.requirement("BUS-10")
 async def test_those_who_wait_for_a_count_that_fails_do_not_each_wait_for_their_own(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):

@@ -58,7 +58,7 @@ async def test_a_job_goes_to_whoever_listens_on_its_topic(rig: Rig):
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("BUS-1", "BUS-2")
+@pytest.mark.requirement("BUS-2")
 async def test_a_large_request_goes_out_whole(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     env = {f"name{number}": "x" * 1_000 for number in range(20)}
@@ -651,7 +651,6 @@ async def test_jobs_that_nobody_may_have_are_put_aside_together(rig: Rig, monkey
     assert under_way[1] == rig.scheduler.options.at_once, "one by one they would keep everything else waiting"
 
 
-@pytest.mark.requirement("BUS-3")
 async def test_jobs_behind_the_first_of_their_topic_are_not_read_again_and_again(rig: Rig):
     await rig.worker("w1", TOPIC)
     rig.kernel.says(Kind.DENY)

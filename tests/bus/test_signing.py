@@ -208,7 +208,6 @@ def test_a_packet_of_a_stream_may_come_again_from_its_own_place(keys: Maker):
 # --- key files -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("AUTH-5")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
 def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path, mode: int):
     file = private_file(tmp_path / "own.pem", pem(OURS))
@@ -217,7 +216,6 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path, mode: int
         read_keys(sender_id="trellis", key_file=file, keys_dir=None, required=False)
 
 
-@pytest.mark.requirement("AUTH-5")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_private_key_of_another_user_is_refused(tmp_path: Path):
     file = private_file(tmp_path / "own.pem", pem(OURS))

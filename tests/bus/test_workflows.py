@@ -139,7 +139,6 @@ async def _read_of_each(folder: Path, shape: str, number: int) -> float:
         return read.total() / number
 
 
-@pytest.mark.requirement("BUS-8")
 @pytest.mark.parametrize("shape", ["chain", "fan", "doomed", "retried", "undone"])
 async def test_what_is_read_for_a_step_does_not_grow_with_the_number_of_steps(tmp_path: Path, shape: str):
     few, many = await _read_of_each(tmp_path, shape, 6), await _read_of_each(tmp_path, shape, 18)
@@ -147,7 +146,6 @@ async def test_what_is_read_for_a_step_does_not_grow_with_the_number_of_steps(tm
     assert many <= OF_A_STEP_MAX
 
 
-@pytest.mark.requirement("BUS-8")
 async def test_a_workflow_that_grows_step_by_step_reads_each_step_once(rig: Rig):
     parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
     counts: list[int] = []

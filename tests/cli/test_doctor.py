@@ -112,7 +112,7 @@ def follower(*, behind_s: float | None, waits: bool = True, left_s: float = -60.
     return FollowerSeen(name="projector", actor="up@host", until=until, waits=waits, unread_since=since)
 
 
-@pytest.mark.requirement("OBS-1")
+@pytest.mark.requirement("D61")
 def test_a_follower_that_does_not_get_on_is_named_with_what_is_kept_for_it_and_how_to_let_go():
     (finding,) = follower_findings([follower(behind_s=3 * 86_400)], NOW)
     assert (finding.check, finding.severity) == ("follower projector", Severity.WARNING)

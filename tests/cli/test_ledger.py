@@ -307,7 +307,7 @@ async def _followed(url: str, name: str, *, reads: bool) -> None:
         await ledger.close()
 
 
-@pytest.mark.requirement("DJ-13")
+@pytest.mark.requirement("D61")
 def test_an_operator_sees_who_follows_and_leaves_behind_who_does_not(trellis: Terminal):
     assert "Nobody has followed yet" in trellis("followers").err + trellis("followers").out
     trellis.submit("double", "1")

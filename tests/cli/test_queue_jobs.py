@@ -32,7 +32,7 @@ def planted(local: Terminal) -> Terminal:
     return local
 
 
-@pytest.mark.requirement("JQ-11", "D38", "D41")
+@pytest.mark.requirement("D38", "D41")
 def test_a_research_job_is_submitted_listed_and_shown(planted: Terminal):
     job_id = planted.submit(*RESEARCH, "--entity", "violin", "--entity", "bow", "--priority", "interactive")
     shown = planted("job", "show", job_id, "--json").record

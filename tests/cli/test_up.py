@@ -166,7 +166,7 @@ def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
     assert asyncio.run(names()) | beside == set(ROLES)
 
 
-@pytest.mark.requirement("BUS-9")
+@pytest.mark.requirement("D61")
 def test_retention_also_removes_what_is_kept_behind_pointers_as_late_as_is_set(tmp_path: Path):
     from trellis.bus.collecting import BusCollector
     from trellis.instance import open_instance, role_of

@@ -57,7 +57,6 @@ async def served(clock: FakeClock, *duties: Sequence[Exception]) -> None:
     await asyncio.gather(*tasks)
 
 
-@pytest.mark.requirement("OBS-1")
 async def test_a_short_outage_has_its_first_failure_and_its_end_in_the_log(caplog: pytest.LogCaptureFixture):
     await served(FakeClock(0.0), [AWAY, AWAY, AWAY])
     first, last = lines(caplog)

@@ -62,7 +62,6 @@ def _commit(memory: MemoryRepository) -> None:
     )
 
 
-@pytest.mark.requirement("AUTH-5")
 async def test_nothing_that_an_instance_makes_is_for_others(tmp_path: Path):
     made = await make_all(tmp_path)
     assert {name for name, mode in made.items() if mode & 0o077} == set()
@@ -93,7 +92,7 @@ async def test_a_group_shares_what_the_mode_of_a_store_gives_it(tmp_path: Path):
     assert set(objects) == {0o440}
 
 
-@pytest.mark.requirement("AUTH-5")
+@pytest.mark.requirement("D46")
 def test_a_key_of_another_user_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also where this process may read it, as root may: its owner could put another one there."""
     secret, keys = tmp_path / "secret.key", tmp_path / "keys.json"

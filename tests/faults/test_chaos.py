@@ -78,7 +78,6 @@ async def test_the_checker_is_content_when_completions_are_fenced(bench: Bench):
     assert bench.told.refused
 
 
-@pytest.mark.requirement("D2", "DJ-3")
 async def test_the_checker_fails_a_ledger_that_does_not_fence_completions(bench: Bench):
     original = await mutate(bench, "turn", r"d\.epoch = p_done_epochs\[\w+\([^()]*\)\]", "true")
     try:
@@ -90,7 +89,6 @@ async def test_the_checker_fails_a_ledger_that_does_not_fence_completions(bench:
     assert any("acknowledged" in problem for problem in found), found
 
 
-@pytest.mark.requirement("D2", "D3")
 async def test_the_checker_fails_a_ledger_that_hands_a_lease_out_again_under_the_same_epoch(bench: Bench):
     """Without the rise of the epoch at a revocation and at a claim the first owner's completion passes the fence."""
     ((last,),) = await bench.sql("select coalesce(max(id), 0) from trellis.job")
@@ -109,7 +107,6 @@ async def test_the_checker_fails_a_ledger_that_hands_a_lease_out_again_under_the
     assert any("was handed out to 2 claims" in problem for problem in found), found
 
 
-@pytest.mark.requirement("DJ-2")
 async def test_verify_fails_a_ledger_that_forgets_an_event(bench: Bench):
     job_id = await bench.rig.submit_one(type=str(bench.rig.new_id("type")))
     await bench.rig.cancel(job_id)

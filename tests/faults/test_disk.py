@@ -72,7 +72,6 @@ async def check_full(ledger: Ledger, acknowledged: list[JobId]) -> None:
     assert report.jobs == len(acknowledged)
 
 
-@pytest.mark.requirement("DJ-2")
 async def test_a_full_disk_refuses_and_loses_nothing_on_sqlite(tmp_path: Path):
     with small_disk(tmp_path / "disk", 6) as disk:
         ledger = await open_ledger(f"sqlite:///{disk / 'ledger.db'}")
@@ -92,7 +91,6 @@ async def test_a_full_disk_refuses_and_loses_nothing_on_sqlite(tmp_path: Path):
             await ledger.close()
 
 
-@pytest.mark.requirement("DJ-2")
 async def test_a_full_disk_refuses_and_loses_nothing_on_postgres(fault_server: PostgresServer, tmp_path: Path):
     folder = fault_server.folder / "full-disk"
     with small_disk(folder, 24):
@@ -125,7 +123,6 @@ def _own(folder: Path) -> None:
         os.chown(folder, entry.pw_uid, entry.pw_gid)
 
 
-@pytest.mark.requirement("DJ-2")
 async def test_a_disk_that_becomes_read_only_is_said_so_on_sqlite(tmp_path: Path):
     with small_disk(tmp_path / "disk", 16) as disk:
         url = f"sqlite:///{disk / 'ledger.db'}"
@@ -151,7 +148,6 @@ async def submit_somehow(url: str) -> None:
         await ledger.close()
 
 
-@pytest.mark.requirement("DJ-2")
 async def test_a_read_only_server_is_said_so_on_postgres(fault_server: PostgresServer, timed_database: str):
     url = fault_server.url(timed_database, LOGIN)
     fault_server.sql(f'ALTER DATABASE "{timed_database}" SET default_transaction_read_only = on')

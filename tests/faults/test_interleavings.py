@@ -210,7 +210,7 @@ FREES = {
 }
 
 
-@pytest.mark.requirement("DJ-7", "D49")
+@pytest.mark.requirement("D49")
 @pytest.mark.parametrize("name", FREES)
 async def test_a_slot_given_back_while_a_job_is_parked_is_never_lost(bench: Bench, name: str):
     """The lost wake-up: a submit that finds the key full parks, while the holder that frees it sees nobody parked, or
@@ -233,7 +233,7 @@ async def test_a_slot_given_back_while_a_job_is_parked_is_never_lost(bench: Benc
                 await rig.cancel(job)
 
 
-@pytest.mark.requirement("DJ-7", "D49")
+@pytest.mark.requirement("D49")
 async def test_two_submits_of_one_key_fill_one_slot(bench: Bench):
     rig = bench.rig
     async with three_connections(bench.direct_url, bench.admin_url) as connections:
@@ -245,7 +245,7 @@ async def test_two_submits_of_one_key_fill_one_slot(bench: Bench):
                 await rig.cancel(job)
 
 
-@pytest.mark.requirement("DJ-7", "D49")
+@pytest.mark.requirement("D49")
 async def test_a_parked_job_that_is_cancelled_hands_the_slot_on(bench: Bench):
     """Promotion passes over a parked row that a cancel has locked; the cancel must then promote the next one itself."""
     rig = bench.rig
@@ -262,7 +262,7 @@ async def test_a_parked_job_that_is_cancelled_hands_the_slot_on(bench: Bench):
             await rig.cancel(second)
 
 
-@pytest.mark.requirement("D49", "DJ-13")
+@pytest.mark.requirement("D49", "D61")
 async def test_a_key_removed_as_unused_while_a_submit_needs_it_is_made_anew(bench: Bench):
     """Retention removes the key of a job that is gone; at the same time somebody submits under that key. Whoever comes
     first, the new job is not left parked under a key that is not there, and the limit is the one it brought.

@@ -31,7 +31,7 @@ by_group = pytest.mark.parametrize("group", GROUPS)
 
 
 @by_group
-@pytest.mark.requirement("DJ-2", "DJ-8", "D2")
+@pytest.mark.requirement("D2", "DJ-21")
 async def test_every_lost_exchange_has_one_effect_and_its_caller_learns_it(bench: Bench, group: str, figures):
     for verb in GROUPS[group]:
         for kind in (*ALWAYS, BY_TURNS[VERBS.index(verb) % len(BY_TURNS)]):
@@ -42,14 +42,14 @@ async def test_every_lost_exchange_has_one_effect_and_its_caller_learns_it(bench
 
 
 @by_group
-@pytest.mark.requirement("DJ-2", "DJ-8")
+@pytest.mark.requirement("DJ-21")
 async def test_after_the_window_asking_again_tells_what_happened(bench: Bench, group: str):
     hasty = await bench.open_shaky(IMPATIENT)
     for number, verb in enumerate(GROUPS[group]):
         await lose_for_good(bench, hasty, verb, (Kind.ANSWER_LOST, Kind.ANSWER_LOST, Kind.REQUEST_LOST)[number % 3])
 
 
-@pytest.mark.requirement("DJ-2", "DJ-8")
+@pytest.mark.requirement("DJ-21")
 async def test_a_commit_that_never_arrives_is_unknown_until_the_server_gives_up_on_it(bench: Bench):
     """The client is gone, its transaction is open on the server: a repeat has to wait for it, and never doubles it."""
     verb = next(verb for verb in SUBMITS if not verb.one_statement)
@@ -71,7 +71,7 @@ async def test_a_commit_that_never_arrives_is_unknown_until_the_server_gives_up_
 
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
-@pytest.mark.requirement("DJ-2", "DJ-8")
+@pytest.mark.requirement("DJ-21")
 async def test_a_thousand_lost_answers(bench: Bench, figures):
     lost = Counter(await lose_all(bench, product(VERBS, Kind, range(ROUNDS_PROVE))))
     figures(**{kind.name.lower(): times for kind, times in lost.items()})

@@ -143,7 +143,7 @@ async def test_twenty_crashes_of_the_server_lose_nothing_acknowledged(
     assert measured["resumed_max_s"] <= 10
 
 
-@pytest.mark.requirement("D31", "DJ-4")
+@pytest.mark.requirement("D31")
 async def test_an_outage_of_three_leases_runs_no_living_workers_job_again(
     fault_server: PostgresServer, timed_database: str, tmp_path: Path, nursery: Nursery, figures
 ):
@@ -201,7 +201,7 @@ async def until_renewed(ledger: Ledger, jobs: list[JobId]) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.requirement("D4", "DJ-4")
+@pytest.mark.requirement("D4")
 async def test_a_connection_that_falls_silent_costs_no_lease(bench: Bench):
     """Two renewals fit into what is left of the shortest lease when the first goes out, even if its answer never comes."""
     waits_s = PostgresLedger("postgresql://nowhere", LaneOptions(), hints=False)._holder_lane._options.call_timeout_s

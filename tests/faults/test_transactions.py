@@ -30,7 +30,6 @@ async def shop(bench: Bench):
     await connection.close()
 
 
-@pytest.mark.requirement("DJ-8")
 @pytest.mark.parametrize("key", [None, "orders"])
 @pytest.mark.parametrize("idempotency", [None, "once"])
 async def test_a_submit_in_a_postgres_transaction_shares_its_fate(bench: Bench, shop, key: str | None, idempotency):
@@ -50,7 +49,6 @@ async def test_a_submit_in_a_postgres_transaction_shares_its_fate(bench: Bench, 
     assert await shop.fetchval(SUBMIT, ids["rolled-back"], None, once["rolled-back"]) == ids["rolled-back"]
 
 
-@pytest.mark.requirement("DJ-8")
 async def test_a_transaction_that_dies_with_its_connection_leaves_no_job(bench: Bench, shop):
     job_id = bench.rig.new_id("dropped")
     await shop.execute("begin")
@@ -62,7 +60,7 @@ async def test_a_transaction_that_dies_with_its_connection_leaves_no_job(bench: 
     assert await bench.rig.event_types(job_id) == ["job_queued"]
 
 
-@pytest.mark.requirement("DJ-8")
+@pytest.mark.requirement("D6")
 async def test_a_feed_reader_never_sees_what_was_rolled_back(bench: Bench, shop):
     start = await bench.rig.ledger.feed_end()
     transaction = shop.transaction()
@@ -76,7 +74,6 @@ async def test_a_feed_reader_never_sees_what_was_rolled_back(bench: Bench, shop)
     assert [event.job_id for event in events] == [committed]
 
 
-@pytest.mark.requirement("DJ-8")
 async def test_a_submit_in_a_sqlite_transaction_shares_its_fate(tmp_path: Path):
     path = tmp_path / "ledger.db"
     ledger = await SqliteLedger.open(f"sqlite:///{path}", clock=lambda: 1_800_000_000.0)

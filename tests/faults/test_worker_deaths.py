@@ -172,7 +172,7 @@ async def test_two_hundred_kills_over_ten_thousand_jobs(
         figures(**await run_kills(ledger, fleet, pace, jobs=10_000, kills=200, hold_s=0.3))
 
 
-@pytest.mark.requirement("D33", "DJ-4")
+@pytest.mark.requirement("D33", "DJ-8")
 async def test_a_dead_workers_jobs_are_claimed_again_within_the_recovery_time(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):
@@ -208,7 +208,7 @@ async def claimed_again_after(ledger: Ledger, job_id: JobId, epoch: int, killed_
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.requirement("DJ-4", "D47")
+@pytest.mark.requirement("D47", "DJ-18")
 async def test_a_payload_that_kills_its_worker_twice_is_dead_lettered_and_its_neighbours_live(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery
 ):
@@ -231,7 +231,7 @@ async def test_a_payload_that_kills_its_worker_twice_is_dead_lettered_and_its_ne
 
 
 @pytest.mark.prove
-@pytest.mark.requirement("D33", "DJ-18")
+@pytest.mark.requirement("D33", "DJ-8")
 async def test_one_of_three_workers_dies_with_forty_long_jobs_and_the_others_go_on(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):

@@ -398,7 +398,7 @@ async def test_what_a_worker_is_given_is_read_by_whoever_may_read_the_job(gatewa
         assert answer.headers["content-type"] == "application/octet-stream"
 
 
-@pytest.mark.requirement("BUS-9", "AUTH-3")
+@pytest.mark.requirement("BUS-9")
 async def test_a_pointer_to_what_somebody_else_named_is_followed_for_those_alone_who_decide(gateway: Gateway):
     objects, ada = gateway.instance.objects, gateway.client("submitter", name="ada")
     await objects.put("bus/ctx/of-eve", b"the payload of somebody else", when=CREATE)
@@ -435,7 +435,7 @@ async def test_a_job_without_a_context_says_so(gateway: Gateway):
 # --- waking the scheduler of this process ----------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("BUS-2", "D45")
+@pytest.mark.requirement("D32")
 async def test_what_is_new_on_a_topic_or_let_go_wakes_the_scheduler_beside_the_gateway(gateway: Gateway):
     owner, woken = gateway.client("owner"), list[str]()
     gateway.instance.schedulers.append(lambda: woken.append("now"))
@@ -468,7 +468,7 @@ class Heard(PolicyKernel):
         return await super().check(request)
 
 
-@pytest.mark.requirement("BUS-2")
+@pytest.mark.requirement("D32")
 async def test_a_job_submitted_over_http_is_looked_at_before_the_schedulers_next_pass(gateway: Gateway):
     clock, instance, kernel = FakeClock(), gateway.instance, Heard()
     bus = LocalBus("trellis", clock=clock, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))

@@ -27,7 +27,7 @@ def asked(n: int, **said: Any) -> dict[str, Any]:
     return {"topic": "job.echo", "payload": {"n": n}, **said}
 
 
-@pytest.mark.requirement("BUS-11", "D27")
+@pytest.mark.requirement("D27")
 async def test_too_much_is_answered_with_what_to_do_and_leaves_nothing_behind(gateway: Gateway, clock: FakeClock):
     client = gateway.client("owner", name="iryna")
     for n, headers in ((1, {}), (2, {"Idempotency-Key": "k-2"})):

@@ -51,7 +51,6 @@ async def on_postgres(url: str, folder: Path) -> AsyncIterator[tuple[Proxy, http
         proxy.heal()
 
 
-@pytest.mark.requirement("OBS-1")
 async def test_health_answers_while_the_database_is_silent_and_when_it_is_back(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -246,6 +246,9 @@ async def test_layer_2_is_read_part_by_part_and_never_with_layer_1(gateway: Gate
     assert set(read["files"]) == {"snapshot.md", "open_loops.md", "facts.md"}
     assert (await runtime.get(f"/memory/{VIOLIN}/deep", params={"part": "secrets"})).status_code == 422
     assert (await runtime.get("/memory/nobody/read")).status_code == 404
+    for role in ("orchestrator", "nlm-backend", "frontend"):
+        refused = await gateway.client(role).get(f"/memory/{VIOLIN}/deep", params={"part": "decisions"})
+        assert (role, refused.status_code) == (role, 403)
 
 
 async def test_a_proposal_is_no_other_kind_of_job(gateway: Gateway):

@@ -271,7 +271,7 @@ async def test_an_agent_is_known_also_when_its_run_began_long_before(stand: Stan
     assert told["agentSlug"] == "archivist-violin"
 
 
-@pytest.mark.requirement("AUTH-5")
+@pytest.mark.requirement("AUTH-2")
 async def test_a_filter_for_a_job_of_another_gives_nothing(stand: Stand):
     (own,), (other,) = await stand.jobs(1, by="iryna"), await stand.jobs(1)
     for job_id, events in ((own, 1), (other, 0)):
@@ -291,7 +291,7 @@ def grant(role: Role, lifecycle: str) -> Grant:
     return RULES[rule_of(lifecycle)].grants[role]
 
 
-@pytest.mark.requirement("AUTH-5", "RUN-5")
+@pytest.mark.requirement("RUN-5", "AUTH-2")
 async def test_every_role_gets_what_it_may_read_and_nothing_else(stand: Stand):
     run_id = await stand.run_to_its_end()
     await stand.proposal_of(run_id)
@@ -313,7 +313,7 @@ async def test_every_role_gets_what_it_may_read_and_nothing_else(stand: Stand):
             assert jobs == [mine] * 3, role  # also what the worker did to it
 
 
-@pytest.mark.requirement("ART-7", "AUTH-5")
+@pytest.mark.requirement("ART-7", "AUTH-2")
 async def test_an_artifact_is_told_when_it_is_final_and_never_before_to_whoever_may_read_it(stand: Stand):
     artifacts = Artifacts(ledger=stand.ledger, objects=stand.objects, cid=project_id("garden"), new_id=new_id)
     lease, given_up = [await call_nlm(stand.ledger, queue_job(new_id())) for _ in range(2)]

@@ -23,7 +23,6 @@ ELSEWHERE = "https://elsewhere.example"
 TOKEN = {"TRELLIS_TOKEN": "secret"}
 
 
-@pytest.mark.requirement("AUTH-5")
 @pytest.mark.parametrize(
     "file, environment, may",
     [
@@ -53,7 +52,6 @@ def test_a_file_in_the_working_folder_sends_no_token_of_others_anywhere(
             settings.model_copy().check_gateway()
 
 
-@pytest.mark.requirement("AUTH-5")
 @pytest.mark.parametrize(
     "file, environment, may",
     [
@@ -80,7 +78,6 @@ def test_a_file_in_the_working_folder_sends_no_key_of_the_environment_anywhere(
             settings.key_for(address)
 
 
-@pytest.mark.requirement("AUTH-5")
 async def test_an_instance_in_a_strangers_folder_does_not_open_a_provider_with_our_key(tmp_path: Path):
     (tmp_path / "trellis.toml").write_text(f'nlm = "openai"\nnlm_model = "m"\nnlm_base_url = "{ELSEWHERE}"\n')
     settings = read_settings({"TRELLIS_NLM_KEY": "k"}, tmp_path)
@@ -89,7 +86,6 @@ async def test_an_instance_in_a_strangers_folder_does_not_open_a_provider_with_o
             pass
 
 
-@pytest.mark.requirement("AUTH-5")
 def test_an_authority_of_a_strangers_folder_does_not_vouch_for_who_gets_our_token(
     shell: Shell, address: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -99,7 +95,6 @@ def test_an_authority_of_a_strangers_folder_does_not_vouch_for_who_gets_our_toke
     assert "TRELLIS_GATEWAY_CA_FILE" in refused
 
 
-@pytest.mark.requirement("AUTH-5")
 def test_a_command_sends_its_token_to_a_gateway_that_was_named(
     shell: Shell, address: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -141,7 +136,6 @@ def test_what_leaves_this_machine_unencrypted_can_be_read_on_the_way(url: str, r
     assert is_readable_on_the_way(url) == readable
 
 
-@pytest.mark.requirement("AUTH-5")
 async def test_a_token_goes_unencrypted_to_another_machine_only_where_that_is_allowed():
     script = Script(httpx2.Response(200, json={"items": [], "next_cursor": None}))
     for token, plain_http in ((None, False), ("secret", True), ("secret", False)):

@@ -95,7 +95,7 @@ async def test_a_cancel_asked_for_again_is_answered_as_the_first(rig: Rig, mode:
     assert [event.type for event in await rig.ledger.events(run_id)].count("run.failed") == 1
 
 
-@pytest.mark.requirement("RUN-7", "RUN-8")
+@pytest.mark.requirement("RUN-7", "RUN-8", "PIPE-2")
 async def test_a_failed_run_says_why_and_is_not_tried_again(rig: Rig):
     slug = await rig.agent("gardener")
 

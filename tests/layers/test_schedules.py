@@ -26,7 +26,7 @@ async def fired(rig: Rig, slug: str) -> int:
     return len(runs)
 
 
-@pytest.mark.requirement("RUN-9")
+@pytest.mark.requirement("RUN-9", "PIPE-2")
 async def test_every_instant_begins_one_run_with_several_processes(rig: Rig):
     slug = await rig.agent("gardener")
     await begin_at(rig, 8)

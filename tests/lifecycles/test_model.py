@@ -49,7 +49,6 @@ def test_no_course_of_a_larger_world_breaks_a_promise(bounds: Bounds):
     assert found.worlds > 15_000
 
 
-@pytest.mark.requirement("D1", "D2", "DJ-2", "DJ-3", "DJ-7")
 @pytest.mark.parametrize(
     "broken, problem",
     [

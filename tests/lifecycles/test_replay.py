@@ -97,7 +97,7 @@ def test_the_event_is_the_one_of_the_transition():
     assert broken(3, event="job_snoozed") == (Rule.EVENT, 4)
 
 
-@pytest.mark.requirement("D1")
+@pytest.mark.requirement("D1", "DJ-3")
 def test_progress_never_falls():
     assert broken(3, attempt=0) == (Rule.PROGRESS, 4)
     assert broken(7, generation=0) == (Rule.PROGRESS, 8)

@@ -25,7 +25,7 @@ from trellis.lifecycles import (
 )
 
 DOCUMENTED = [
-    pytest.param(LIFECYCLES["queue-job"], marks=pytest.mark.requirement("JQ-1", "JQ-2"), id="queue-job"),
+    pytest.param(LIFECYCLES["queue-job"], marks=pytest.mark.requirement("JQ-1", "JQ-2", "JQ-6"), id="queue-job"),
     pytest.param(LIFECYCLES["nlm-job"], marks=pytest.mark.requirement("NLM-2"), id="nlm-job"),
     pytest.param(LIFECYCLES["run"], marks=pytest.mark.requirement("RUN-1"), id="run"),
     pytest.param(LIFECYCLES["leased-job"], marks=pytest.mark.requirement("DJ-1"), id="leased-job"),
@@ -111,7 +111,7 @@ def test_only_an_operator_takes_a_job_out_of_dead():
     assert isinstance(queue_job.between("FAILED", "QUEUED", Role.ORCHESTRATOR), Illegal)
 
 
-@pytest.mark.requirement("RUN-1")
+@pytest.mark.requirement("RUN-1", "RUN-2")
 @pytest.mark.parametrize("source", ["completed", "failed"])
 def test_nothing_leaves_the_ends_of_a_run(source: str):
     run = LIFECYCLES["run"]

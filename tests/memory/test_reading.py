@@ -57,7 +57,7 @@ def test_memory_over_its_limit_is_refused_and_not_cut(memory: MemoryRepository):
         memory.read(AGENT, ReadMode.WIDE)
 
 
-@pytest.mark.requirement("AUTH-4", "PIPE-5")
+@pytest.mark.requirement("D23")
 def test_layer_2_comes_in_pages_newest_first(memory: MemoryRepository):
     applied(memory, append("decisions.md", "# Decisions"), proposal_id="p0")
     for number in range(1, 8):
@@ -72,7 +72,7 @@ def test_layer_2_comes_in_pages_newest_first(memory: MemoryRepository):
     assert day.text.count("\n- ") == 8
 
 
-@pytest.mark.requirement("AUTH-4")
+@pytest.mark.requirement("D23")
 def test_a_page_of_layer_2_is_bounded_in_tokens_and_takes_whole_pieces(memory: MemoryRepository):
     for number in (1, 2, 3):
         run = f"run_2026-11-1{number}_abcdef"

@@ -113,7 +113,7 @@ def test_only_an_open_loop_can_be_closed():
 # -- what is refused ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("D23", "AUTH-6")
+@pytest.mark.requirement("D23")
 @pytest.mark.parametrize(
     "file",
     [

@@ -35,7 +35,7 @@ from trellis.wiring import outgoing_tls
 # -- who and what ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("AUTH-3", "NLM-1")
+@pytest.mark.requirement("NLM-1", "AUTH-2")
 async def test_only_the_orchestration_layer_and_the_control_plane_give_jobs(stand: Stand):
     working, order = stand.backend(), stand.order()
     allowed = {Role.ORCHESTRATOR, Role.CONTROL_PLANE}

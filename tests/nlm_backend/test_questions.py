@@ -63,7 +63,7 @@ async def test_a_provider_that_takes_too_long_is_504_and_one_that_fails_is_502(s
     assert (refused.status_code, refused.json()["code"]) == (502, "NLM_UNAVAILABLE")
 
 
-@pytest.mark.requirement("NLM-7")
+@pytest.mark.requirement("NLM-7", "AUTH-2")
 async def test_only_those_who_ask_for_agents_may_ask(stand: Stand):
     working = stand.backend()
     for role in Role:

@@ -35,6 +35,8 @@ from trellis.wiring import new_id
 
 SECRET = b"s" * 32
 PATIENCE_S = 60.0
+OVER = frozenset({"COMPLETE", "FAILED", "DEAD"})
+"""States that no pass of an orchestrator leaves while time stands still."""
 OTHER = "architect-guardian"
 QUESTION = {"query": "Who made the violin?"}
 Answers = Callable[["Nlm", Execution], Awaitable[UnderWay | Finished]]
@@ -230,6 +232,7 @@ class Rig:
         """Passes of the orchestrator until the job is in one of these states; time stands still."""
         async with asyncio.timeout(PATIENCE_S):
             while (job := await self.job(job_id))["status"] not in states:
+                assert job["status"] not in OVER or "DEAD" in states, f"it is {job['status']} for good: {job['error']}"
                 await self.orchestrator.run_once()
         return job
 

@@ -60,7 +60,7 @@ async def test_forged_stale_foreign_and_replayed_callbacks_have_no_effect_and_on
     assert kinds.count("callback.refused") == len(hostile) + 2, "the changed one, and the late one"
 
 
-@pytest.mark.requirement("JQ-5", "NLM-5", "ART-3", "D2")
+@pytest.mark.requirement("NLM-5", "ART-3", "D2")
 async def test_a_zombie_backend_cannot_replace_the_winners_artifact(rig: Rig):
     rig.nlm.answer = accept_only
     job_id = await rig.submit()
@@ -133,7 +133,7 @@ async def test_a_context_is_read_by_the_backend_of_that_job_and_by_no_other(rig:
         assert (await rig.owner.get(missing)).status_code == 404
 
 
-@pytest.mark.requirement("AUTH-3", "D15")
+@pytest.mark.requirement("D15")
 async def test_a_context_that_was_changed_after_it_was_recorded_is_given_to_nobody(rig: Rig):
     job_id = await rig.submit()
     await rig.work(job_id, "COMPLETE")

@@ -31,7 +31,7 @@ def test_a_title_is_found_in_a_time_that_grows_with_the_text(run: str):
     assert title_of("#" + run * 250_000 + "x\n# Title") is not None, "with the square of its length this takes minutes"
 
 
-@pytest.mark.requirement("JQ-9")
+@pytest.mark.requirement("D4")
 async def test_a_snapshot_is_made_beside_the_loop_that_renews_leases(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     going_on, usual = threading.Event(), context.title_of
     loop = asyncio.get_running_loop()

@@ -148,7 +148,7 @@ class _Unreadable:
         return await self._behind.get(key, **named)
 
 
-@pytest.mark.requirement("JQ-11", "D10")
+@pytest.mark.requirement("D10")
 async def test_the_oldest_are_accepted_first_however_many_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(orchestrator, "ACCEPT_BATCH_MAX", 2)
     rig.orchestrator.claiming = False
@@ -179,7 +179,7 @@ async def test_one_job_of_an_agent_is_held_at_a_time_and_other_agents_are_not_ke
     await rig.work(second, "NOTEBOOKLM_CALL")
 
 
-@pytest.mark.requirement("DJ-5", "JQ-11")
+@pytest.mark.requirement("DJ-5")
 async def test_the_same_request_under_one_key_is_one_job(rig: Rig):
     answers = [await rig.owner.post("/jobs", json=GOOD, headers={"Idempotency-Key": "once"}) for _ in range(2)]
     assert len({answer.json()["job_id"] for answer in answers}) == 1

@@ -18,7 +18,7 @@ async def _drained(rig: Rig) -> None:
     rig.orchestrator.claiming = True
 
 
-@pytest.mark.requirement("JQ-8", "D38", "JQ-9")
+@pytest.mark.requirement("D38")
 async def test_a_job_whose_holder_is_stopped_can_be_taken_up_at_once_and_keeps_its_attempts(rig: Rig):
     job_id = await rig.submit()
     for drains, stage in enumerate((*STAGES, "NOTEBOOKLM_CALL"), 1):
@@ -170,7 +170,7 @@ async def test_stopping_is_a_delete_of_the_execution(status: str, wrong: type[St
     assert "bearer a-token" in heard[0].decode().lower()
 
 
-@pytest.mark.requirement("JQ-8", "D38")
+@pytest.mark.requirement("D38")
 async def test_a_job_that_was_only_just_claimed_is_given_back_too(rig: Rig):
     job_id = await rig.submit()
     await rig.orchestrator.run_once()

@@ -270,7 +270,7 @@ async def test_what_is_staged_and_what_is_announced_must_be_the_same(rig: Rig):
     assert done["artifact_id"] is not None
 
 
-@pytest.mark.requirement("NLM-5", "JQ-13", "D2")
+@pytest.mark.requirement("NLM-5", "D2")
 async def test_an_artifact_that_an_older_execution_staged_is_not_taken(rig: Rig):
     """The callback is of this execution and signed; the artifact it names was made for an epoch that lost its lease."""
     staged: list[httpx2.Response] = []

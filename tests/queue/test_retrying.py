@@ -89,7 +89,7 @@ async def test_a_permanent_error_fails_at_once_with_attempts_left(rig: Rig):
     assert len(rig.nlm.asked) == 1
 
 
-@pytest.mark.requirement("D8", "JQ-9")
+@pytest.mark.requirement("D8")
 async def test_an_orchestrator_that_dies_before_failed_gives_a_permanent_error_no_other_attempt(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):

@@ -212,7 +212,7 @@ async def test_a_store_that_fails_is_tried_again_and_nothing_is_lost_or_doubled(
     assert len(keys) == len(set(keys))
 
 
-@pytest.mark.requirement("OBS-1", "D14", "DJ-13")
+@pytest.mark.requirement("OBS-1", "D14", "D61")
 async def test_a_store_that_is_away_longer_than_work_is_kept_loses_no_record(press: Press):
     ledger, projector = press.stand.ledger, press.projector()
     press.objects.down = 1_000

@@ -184,7 +184,7 @@ async def refused(trellis: Trellis, option: str, *, type_: str = "t", payload: A
 
 
 @pytest.mark.quiet
-@pytest.mark.requirement("JQ-7", "D32", "D49")
+@pytest.mark.requirement("D32", "D49")
 async def test_a_free_slot_is_not_idle_for_a_second_while_work_waits_with_hints_off(ledger: Ledger, url: str):
     """By the events themselves: from the end of one job of a key to the start of the next, with two workers that only poll."""
     app, loop, other = App(), asyncio.get_running_loop(), await open_ledger(url)

@@ -173,7 +173,7 @@ async def test_retention_removes_what_is_over_and_keeps_the_rest(stand: Stand):
     assert await stand.ledger.job(new.id) is not None
 
 
-@pytest.mark.requirement("OBS-1", "DJ-13")
+@pytest.mark.requirement("D61")
 async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_unread(
     stand: Stand, caplog: pytest.LogCaptureFixture
 ):

@@ -30,7 +30,7 @@ async def brief(
     return await drafted(task(JobType.BRIEF, payload, made), provider)
 
 
-@pytest.mark.requirement("JQ-13", "ART-2", "NLM-8")
+@pytest.mark.requirement("JQ-13", "NLM-8")
 async def test_a_brief_tells_what_the_sources_say_about_its_entities_and_not_the_vision() -> None:
     made = await brief()
     body = made.content["body"]

@@ -102,7 +102,7 @@ def answer_to(question: Any, text: str, *, own: bool) -> Answer:
     return Answer(text=text, citations=cited, model="a-model") if own else found
 
 
-@pytest.mark.requirement("ART-2", "JQ-13")
+@pytest.mark.requirement("JQ-13")
 @settings(max_examples=60, deadline=None)
 @given(asked=PAYLOADS, first=TEXT, second=TEXT, said=TEXT, own=st.booleans())
 def test_any_input_makes_content_that_fits(

@@ -43,7 +43,7 @@ def issues(made: Draft, field: str) -> list[tuple[str, str]]:
     return [(one["severity"], one["message"]) for one in made.content["issues"] if one["field"] == field]
 
 
-@pytest.mark.requirement("JQ-13", "ART-2", "NLM-8")
+@pytest.mark.requirement("JQ-13", "NLM-8")
 async def test_a_good_draft_has_nothing_wrong_and_shows_what_it_rests_on() -> None:
     made = await preprocess(GOOD)
     assert made.type is ArtifactType.PREPROCESSED_PROPOSAL

@@ -60,7 +60,7 @@ def bodies(brief: Draft) -> str:
     return "\n".join(section["body"] for section in brief.content["sections"])
 
 
-@pytest.mark.requirement("JQ-13", "ART-2", "NLM-8")
+@pytest.mark.requirement("JQ-13", "NLM-8")
 @pytest.mark.parametrize(
     "slug, query", [("archivist-violin", OPENED), ("archivist-violin", HUMIDITY), (GUARDIAN, SILENCE)]
 )

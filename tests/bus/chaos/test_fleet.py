@@ -27,7 +27,7 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock
 
-pytestmark = [pytest.mark.quiet, pytest.mark.requirement("BUS-1", "BUS-3", "BUS-5", "BUS-7", "D29")]
+pytestmark = pytest.mark.quiet
 
 TOPICS: dict[str, Any] = {
     ONCE: {"lease_s": 60},
@@ -164,6 +164,7 @@ async def a_crowd(url: str, folder: Path, nursery: Nursery) -> AsyncGenerator[Cr
             await ledger.close()
 
 
+@pytest.mark.requirement("BUS-1", "BUS-3", "BUS-5", "BUS-7", "D29")
 @pytest.mark.parametrize("ledger_url", ["postgres"], indirect=True)
 async def test_three_schedulers_and_three_reconcilers_do_everything_once(
     ledger_url: str, tmp_path: Path, bus_nursery: Nursery, figures: Callable[..., None]
@@ -183,6 +184,7 @@ async def test_schedulers_that_hand_out_what_another_has_are_noticed(
             crowd.check_sent_once()
 
 
+@pytest.mark.requirement("BUS-1", "BUS-3", "BUS-5", "BUS-7", "D29")
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ledger_url", ["sqlite", "postgres"], indirect=True)

@@ -15,13 +15,13 @@ from tests.servers.nats import LEFT_BEHIND
 
 pytestmark = [
     pytest.mark.quiet,
-    pytest.mark.requirement("BUS-2", "BUS-10", "BUS-11", "BUS-12", "D29", "D30"),
     pytest.mark.filterwarnings(LEFT_BEHIND),
 ]
 
 FAULTS = ("cut", "restart", "erase", "cut", "restart", "erase")
 
 
+@pytest.mark.requirement("BUS-2", "BUS-10", "BUS-11", "BUS-12", "D29", "D30")
 @pytest.mark.timeout(600)
 async def test_a_bus_that_breaks_loses_nothing_and_does_nothing_twice(
     ledger_url: str, tmp_path: Path, bus_nursery: Nursery, figures: Callable[..., None]
@@ -33,6 +33,7 @@ async def test_a_bus_that_breaks_loses_nothing_and_does_nothing_twice(
         figures(**await storm.check())
 
 
+@pytest.mark.requirement("BUS-2", "BUS-10", "BUS-11", "BUS-12", "D29", "D30")
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ledger_url", ["sqlite", "postgres"], indirect=True)

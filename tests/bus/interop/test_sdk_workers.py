@@ -174,7 +174,7 @@ async def test_where_both_sides_require_signatures_jobs_run_and_every_packet_is_
         assert all(verify_packet(sent.packet, keys, log) for sent in plane.tap.sent)
 
 
-@pytest.mark.requirement("BUS-6")
+@pytest.mark.requirement("D62")
 async def test_where_signatures_are_required_an_unsigned_word_disturbs_nothing(
     interop_server: NatsServer, tmp_path: Path, key_files: dict[str, Any]
 ):

@@ -105,7 +105,6 @@ async def test_half_of_a_policy_that_is_being_written_lets_nothing_go_although_i
     assert (await kernel.check(request(tenant_id="acme"))).lets_go
 
 
-@pytest.mark.requirement("BUS-4")
 async def test_a_disk_that_hangs_takes_one_thread_however_many_ask(tmp_path: Path):
     """Nobody reads a pipe before somebody writes, and nobody writes before somebody reads."""
     pipe = tmp_path / "policy.toml"

@@ -148,7 +148,6 @@ async def test_credentials_are_no_hindrance_on_a_server_that_asks_for_none(plain
     await is_in(plain_server.url, file)
 
 
-@pytest.mark.requirement("BUS-10")
 # The client library leaves a socket behind when a connection breaks while it is made.
 @pytest.mark.filterwarnings("ignore:.*(StreamWriter.__del__|_SelectorTransport.__del__|<socket.socket):Warning")
 async def test_a_file_that_is_replaced_counts_from_the_next_connection_on(tmp_path: Path):

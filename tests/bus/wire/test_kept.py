@@ -31,7 +31,7 @@ from trellis.bus.wire.streams import ASK_AGAIN_S, SILENT_S_MAX, STREAM, refusal_
 from trellis.testing import FakeClock
 from trellis.wiring import SystemClock
 
-pytestmark = pytest.mark.requirement("BUS-10", "BUS-12")
+kept_results = pytest.mark.requirement("BUS-10", "BUS-12")
 
 
 def ended(job_id: str, by: str = "trellis") -> JobResult:
@@ -116,6 +116,7 @@ async def heard_by_a_client_that_was_away(server: NatsServer, *, marker: str = "
         return [job_id for job_id in jobs_of(heard) if job_id != marker]
 
 
+@kept_results
 async def test_a_result_that_was_taken_and_not_kept_when_the_server_died_is_told_again(tmp_path: Path):
     with running_nats(jetstream=True) as server:
         async with publishing(server, tmp_path) as (parts, proxy):
@@ -149,6 +150,7 @@ async def test_a_publisher_that_is_content_when_the_server_has_taken_it_is_notic
         assert await heard_by_a_client_that_was_away(server) == [], "the mutant shows nothing"
 
 
+@kept_results
 async def test_a_packet_whose_acknowledgement_was_lost_is_kept_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nats_bus, "KEPT_S_MAX", 0.2)
     with running_nats(jetstream=True) as server:
@@ -163,6 +165,7 @@ async def test_a_packet_whose_acknowledgement_was_lost_is_kept_once(monkeypatch:
             assert await stored(server.url) == 2
 
 
+@kept_results
 async def test_acknowledgements_of_many_packets_are_waited_for_together():
     with running_nats(jetstream=True) as server:
         async with silenced(server) as proxy, net_at(proxy.address) as net:
@@ -177,6 +180,7 @@ async def test_acknowledgements_of_many_packets_are_waited_for_together():
             assert await stored(server.url) == 101
 
 
+@kept_results
 async def test_a_server_without_streams_takes_what_must_be_kept_all_the_same(nats_net: Net):
     bus, other, heard = await nats_net.bus(), await nats_net.bus("client"), Heard()
     await other.listen(RESULT, heard)
@@ -184,6 +188,7 @@ async def test_a_server_without_streams_takes_what_must_be_kept_all_the_same(nat
     await heard.until(1)
 
 
+@kept_results
 async def test_a_stream_that_is_missing_is_made_before_the_first_packet_that_must_be_kept():
     with running_nats(jetstream=True) as server:
         async with net_at(server.url) as net:
@@ -192,6 +197,7 @@ async def test_a_stream_that_is_missing_is_made_before_the_first_packet_that_mus
             assert await stored(server.url) == 20
 
 
+@kept_results
 @pytest.mark.parametrize("is_heard", [False, True])
 async def test_a_stream_that_was_removed_is_made_again(monkeypatch: pytest.MonkeyPatch, is_heard: bool):
     monkeypatch.setattr(nats_bus, "KEPT_S_MAX", 0.2)
@@ -217,6 +223,7 @@ async def with_a_stream_of_somebody_else(server: NatsServer, **settings: Any) ->
     await client.close()
 
 
+@kept_results
 async def test_a_stream_that_never_acknowledges_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nats_bus, "KEPT_S_MAX", 0.2)
     with running_nats(jetstream=True) as server:
@@ -225,6 +232,7 @@ async def test_a_stream_that_never_acknowledges_is_not_waited_for(monkeypatch: p
             await tell(await net.bus(), "job-1")
 
 
+@kept_results
 @pytest.mark.parametrize(
     "settings, kind",
     [({"max_msg_size": 10}, TooLargeToKeep), ({"max_msgs": 1, "discard": DiscardPolicy.NEW}, NotKept)],
@@ -246,6 +254,7 @@ async def test_a_stream_that_refuses_says_why_and_listeners_hear_it_all_the_same
             await until(lambda: jobs_of(heard)[-1:] == ["job-1"])
 
 
+@kept_results
 async def test_whoever_publishes_while_the_server_dies_learns_that_nobody_knows():
     with running_nats(jetstream=True) as server:
         async with silenced(server) as proxy, net_at(proxy.address) as net:
@@ -259,6 +268,7 @@ async def test_whoever_publishes_while_the_server_dies_learns_that_nobody_knows(
                 await telling
 
 
+@kept_results
 @pytest.mark.parametrize(
     "said, why",
     [
@@ -277,6 +287,7 @@ def test_what_a_stream_says_is_read_with_care(said: bytes, why: str | None):
     assert (refusal and refusal.why) == why
 
 
+@kept_results
 @pytest.mark.parametrize("answer", [b"", b'{"ok": true}', b"thank you"])
 async def test_what_a_listener_answers_is_not_taken_for_the_word_of_the_stream(answer: bytes):
     answered = asyncio.Event()
@@ -310,6 +321,7 @@ def counted(work: Callable[..., Awaitable[Any]], count: Counter[str]) -> Callabl
     return counting
 
 
+@kept_results
 async def test_a_server_that_kept_packets_and_falls_silent_is_waited_for_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -337,6 +349,7 @@ async def test_a_server_that_kept_packets_and_falls_silent_is_waited_for_and_not
             assert await stored(server.url) == 3
 
 
+@kept_results
 async def test_a_packet_that_the_server_never_takes_is_refused_and_costs_no_connection():
     with running_nats(settings="max_payload: 2000") as server:
         async with net_at(server.url) as net:
@@ -368,6 +381,7 @@ async def is_told_to_listeners(url: str, clock: FakeClock | None = None) -> None
         await heard.until(2)
 
 
+@kept_results
 async def test_a_server_without_room_for_the_stream_takes_packets_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -378,6 +392,7 @@ async def test_a_server_without_room_for_the_stream_takes_packets_all_the_same(
     assert "insufficient storage" in caplog.text
 
 
+@kept_results
 async def test_whoever_may_not_ask_for_streams_may_publish_all_the_same(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streams, "API_S", 0.2)
     users = '{ user: "ann", password: "s3cret", permissions: { publish: { deny: "$JS.API.>" } } }'
@@ -385,6 +400,7 @@ async def test_whoever_may_not_ask_for_streams_may_publish_all_the_same(monkeypa
         await is_told_to_listeners(server.url.replace("//", "//ann:s3cret@"))
 
 
+@kept_results
 async def test_streams_that_will_be_there_in_a_moment_are_waited_for(monkeypatch: pytest.MonkeyPatch):
     found = streams.stream_of
 
@@ -403,6 +419,7 @@ async def test_streams_that_will_be_there_in_a_moment_are_waited_for(monkeypatch
             assert await stored(server.url) == 1
 
 
+@kept_results
 async def test_a_server_that_gets_streams_later_is_asked_again():
     with running_nats(jetstream=True) as server:
         async with net_at(server.url) as net:
@@ -416,6 +433,7 @@ async def test_a_server_that_gets_streams_later_is_asked_again():
             assert await stored(server.url) == 1
 
 
+@kept_results
 async def test_a_server_that_dies_while_it_is_asked_for_streams_surely_took_nothing():
     with running_nats(jetstream=True) as server:
         async with net_at(server.url) as net:

@@ -103,7 +103,6 @@ async def test_completing_stores_the_result_with_the_event(rig: Rig):
     assert (job.state, job.place, job.owner, job.lease_expires_at) == ("succeeded", Place.ENDED, None, None)
 
 
-@pytest.mark.requirement("DJ-20")
 async def test_no_result_was_stored_when_none_was_given(rig: Rig):
     claimed = await rig.running()
     await rig.pull(claimed, Trigger.COMPLETE)

@@ -246,7 +246,7 @@ async def test_of_a_discard_and_a_completion_at_once_one_wins(rig: Rig):
 # --- time --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("D15", "ART-5", "DJ-13")
+@pytest.mark.requirement("D15", "ART-5")
 async def test_what_no_job_names_is_discarded_and_what_is_final_stays(rig: Rig):
     lease = await rig.writing()
     kept, left = await rig.artifact_of(lease.job_id), await rig.artifact_of(lease.job_id)
@@ -386,7 +386,6 @@ async def test_a_job_has_one_final_artifact_whichever_way_it_comes_and_none_befo
     await rig.lose()
 
 
-@pytest.mark.requirement("ART-5")
 async def test_verify_is_content_with_a_removed_artifact_and_with_one_whose_job_is_gone(rig: Rig):
     _, artifact = await _pair(rig)
     assert isinstance(await rig.move(artifact.job_id, "removed", by=ADMIN), Moved)
@@ -399,7 +398,7 @@ async def test_verify_is_content_with_a_removed_artifact_and_with_one_whose_job_
 # --- finding them ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("ART-7", "D39")
+@pytest.mark.requirement("D39")
 async def test_jobs_are_listed_and_requeued_by_their_parent(rig: Rig):
     lease = await rig.writing()
     old, new = await rig.artifact_of(lease.job_id, type="BRIEF"), await rig.artifact_of(lease.job_id, type="OTHER")

@@ -59,7 +59,6 @@ async def test_a_head_has_its_payload_and_all_that_a_decision_needs(rig: Rig):
     assert await rig.ledger.heads("bus-job", each=1) == [replace(await rig.job(job_id), progress=None)]
 
 
-@pytest.mark.requirement("BUS-3")
 async def test_a_head_comes_without_a_payload_that_is_large(rig: Rig):
     small = await scheduled(rig, payload=b"x" * HEAD_PAYLOAD_BYTES_MAX)
     large = await scheduled(rig, payload=b"x" * (HEAD_PAYLOAD_BYTES_MAX + 1))

@@ -217,7 +217,7 @@ async def test_a_start_and_its_result_are_two_events_of_one_turn_and_may_be_told
     assert await rig.snapshot(lease.job_id) == before
 
 
-@pytest.mark.requirement("BUS-2")
+@pytest.mark.requirement("D29")
 async def test_steps_of_one_turn_come_in_their_order_whatever_they_carry(rig: Rig):
     for first, second in ((None, b"{}"), (b"{}", None), (None, None)):
         lease = await dispatched(rig)
@@ -225,7 +225,7 @@ async def test_steps_of_one_turn_come_in_their_order_whatever_they_carry(rig: Ri
         assert outcomes == [Applied(4), Applied(5)]
 
 
-@pytest.mark.requirement("BUS-2")
+@pytest.mark.requirement("D29")
 async def test_jobs_of_one_turn_are_answered_each_for_itself(rig: Rig):
     good, lost, other = [await dispatched(rig) for _ in range(3)]
     await rig.cancel(lost.job_id)
@@ -310,7 +310,7 @@ async def test_a_silent_job_gets_its_next_attempt_and_then_times_out_without_a_d
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("BUS-8")
+@pytest.mark.requirement("BUS-1")
 @pytest.mark.parametrize("data", [b"{}", None])
 async def test_a_job_that_was_asked_to_stop_is_not_started_any_more(rig: Rig, data: bytes | None):
     lease = await dispatched(rig)
@@ -335,7 +335,7 @@ async def test_a_start_that_is_told_together_with_its_end_counts_though_the_job_
     assert (await rig.last_event(lease.job_id)).target == "SUCCEEDED"
 
 
-@pytest.mark.requirement("BUS-8")
+@pytest.mark.requirement("D36")
 async def test_a_compensation_is_written_down_at_the_step_it_undid(rig: Rig):
     original = await dispatched(rig)
     await report(rig, start(original), complete(original))

@@ -270,7 +270,7 @@ ADA = actor(Role.CONTROL_PLANE, "ada")
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("DJ-11", "D19", "DJ-4")
+@pytest.mark.requirement("DJ-11", "D19", "DJ-15")
 @pytest.mark.parametrize("ending", ["grace", "lost"])
 async def test_the_event_of_a_cancel_says_who_asked_the_holder_to_stop(rig: Rig, ending: str):
     held = await rig.running(max_attempts=9)
@@ -280,7 +280,7 @@ async def test_the_event_of_a_cancel_says_who_asked_the_holder_to_stop(rig: Rig,
     assert await _asked(rig, job_id) == WISH
 
 
-@pytest.mark.requirement("DJ-11", "D19", "DJ-4")
+@pytest.mark.requirement("DJ-11", "D19", "DJ-15")
 @pytest.mark.parametrize("trigger", ["stop", Trigger.RETRY, Trigger.SNOOZE, Trigger.RELEASE, Trigger.START])
 async def test_the_event_says_who_asked_also_when_the_holder_obeys_or_lets_go(rig: Rig, trigger: str):
     job_id, starts = await rig.submit_one(), trigger == Trigger.START
@@ -290,7 +290,7 @@ async def test_the_event_says_who_asked_also_when_the_holder_obeys_or_lets_go(ri
     assert await _asked(rig, job_id) == WISH
 
 
-@pytest.mark.requirement("DJ-11", "D19", "DJ-4")
+@pytest.mark.requirement("DJ-11", "D19", "DJ-15")
 async def test_the_first_who_asks_is_the_one_who_is_named(rig: Rig):
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=5.0)
@@ -299,7 +299,7 @@ async def test_the_first_who_asks_is_the_one_who_is_named(rig: Rig):
     assert await _asked(rig, held.lease.job_id) == WISH
 
 
-@pytest.mark.requirement("DJ-11", "DJ-4")
+@pytest.mark.requirement("DJ-11", "DJ-15")
 async def test_a_hard_cancel_names_its_own_author_whoever_wished_before(rig: Rig):
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT, by=ADA, cause="wrong customer")
@@ -308,7 +308,7 @@ async def test_a_hard_cancel_names_its_own_author_whoever_wished_before(rig: Rig
     assert (event.actor, event.cause, event.data) == (SUBMITTER.name, "at once", None)
 
 
-@pytest.mark.requirement("DJ-11", "DJ-4")
+@pytest.mark.requirement("DJ-11", "DJ-15")
 async def test_an_old_wish_is_not_the_reason_of_a_later_cancel(rig: Rig):
     held = await rig.running()
     job_id = held.lease.job_id

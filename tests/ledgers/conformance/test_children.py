@@ -17,7 +17,7 @@ async def children(rig: Rig, since: str | None = None, limit: int = 100) -> Chil
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("BUS-8", "DJ-13")
+@pytest.mark.requirement("BUS-8")
 async def test_children_come_in_their_order_and_each_once(rig: Rig):
     assert await children(rig) == Children(job_ids=(), numbers=(), mark=(await children(rig)).mark)
     first = await rig.submit(3, parent_id=PARENT)
@@ -36,7 +36,7 @@ async def test_children_come_in_their_order_and_each_once(rig: Rig):
     assert (await children(rig, rest.mark)).job_ids == (new,)
 
 
-@pytest.mark.requirement("BUS-8", "DJ-13")
+@pytest.mark.requirement("BUS-8")
 async def test_children_are_given_anew_when_one_was_removed(rig: Rig):
     gone, stays = await rig.submit_one(parent_id=PARENT), await rig.submit_one(parent_id=PARENT)
     mark = (await children(rig)).mark

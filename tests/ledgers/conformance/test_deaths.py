@@ -34,7 +34,7 @@ def ids(claimed: list[Claimed]) -> list[JobId]:
     return [one.lease.job_id for one in claimed]
 
 
-@pytest.mark.requirement("D33", "DJ-18")
+@pytest.mark.requirement("D33", "DJ-8")
 async def test_after_one_death_all_jobs_are_handed_out_again_at_once_and_started(rig: Rig):
     jobs = await rig.submit(40)
     await die(rig, 40, times=1)
@@ -43,7 +43,7 @@ async def test_after_one_death_all_jobs_are_handed_out_again_at_once_and_started
     assert {(one.state, one.deaths, one.runs_alone) for one in claimed} == {("running", 1, False)}
 
 
-@pytest.mark.requirement("DJ-18", "D47")
+@pytest.mark.requirement("D47")
 async def test_jobs_that_died_twice_are_handed_out_one_at_a_time_and_not_started(rig: Rig):
     jobs = await rig.submit(3)
     await die(rig, 3, times=2)
@@ -99,7 +99,7 @@ CASES = [
 ]
 
 
-@pytest.mark.requirement("DJ-18", "DJ-8")
+@pytest.mark.requirement("D47")
 async def test_both_ledgers_know_alike_which_jobs_run_alone(rig: Rig):
     jobs = {
         case: await rig.submit_one(type=f"t{n}", max_deaths=case[1], max_attempts=case[2])
@@ -145,7 +145,7 @@ async def test_what_is_claimed_and_never_begins_does_not_go_round_for_ever(rig: 
     assert await rig.state(job_id) == "dead_lettered"
 
 
-@pytest.mark.requirement("DJ-18")
+@pytest.mark.requirement("BUS-5")
 async def test_a_lost_order_of_the_bus_costs_its_attempt(rig: Rig):
     """It may have arrived: user code may have run where nobody saw it."""
     job_id = await rig.submit_one(lifecycle="bus-job", max_attempts=1, max_deaths=1)

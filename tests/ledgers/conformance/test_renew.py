@@ -52,7 +52,6 @@ async def test_each_lease_is_renewed_for_its_own_length(rig: Rig):
     assert (await rig.job(slow.lease.job_id)).lease_expires_at == now + timedelta(seconds=60.5)
 
 
-@pytest.mark.requirement("DJ-7")
 async def test_answers_stand_in_the_order_of_the_leases(rig: Rig):
     await rig.submit(6)
     held = await rig.claim(6)

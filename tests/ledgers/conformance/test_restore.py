@@ -143,7 +143,7 @@ async def _record_of(rig: Rig, ledger: Ledger, job_id: JobId) -> Recorded:
     return replace(like, event=event)
 
 
-@pytest.mark.requirement("D14", "PIPE-2")
+@pytest.mark.requirement("D14")
 async def test_slots_of_a_key_are_as_they_were_and_none_is_given_out_twice(rig: Rig):
     await rig.submit(3, concurrency_key="k")
     first = await rig.claim_one()
@@ -172,7 +172,7 @@ async def test_more_held_jobs_than_a_key_allows_go_on_as_after_a_lowered_limit(r
     assert len(await rig.claim(5)) == 1
 
 
-@pytest.mark.requirement("D14", "DJ-5")
+@pytest.mark.requirement("D14")
 async def test_a_rest_goes_on_until_its_time_and_a_deadline_still_ends_a_job(rig: Rig):
     soon, far = await rig.submit_one(delay_s=50.0), await rig.submit_one(delay_s=5_000.0)
     retried = await rig.running()
@@ -332,7 +332,7 @@ async def test_a_compensation_finds_its_original_again(rig: Rig):
     assert (await rig.last_event(original.lease.job_id)).type == "job_compensated"
 
 
-@pytest.mark.requirement("D14", "BUS-4", "BUS-10")
+@pytest.mark.requirement("D14")
 async def test_bus_jobs_that_were_held_put_off_approved_or_given_back_come_back_where_they_stood(rig: Rig):
     scheduler, kernel = actor(Role.SCHEDULER), actor(Role.SAFETY_KERNEL)
     held, put_off, approved, given_back = await rig.submit(4, lifecycle="bus-job", max_attempts=1, concurrency_key="k")

@@ -37,7 +37,7 @@ async def _retain_all(rig: Rig, options: RetentionOptions) -> list[int]:
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("DJ-13")
+@pytest.mark.requirement("DJ-13", "D61")
 async def test_ended_work_leaves_whole_when_its_time_is_over(rig: Rig):
     (job_id,) = await _finished(rig)
     await rig.advance(10 * DAY_S)
@@ -100,7 +100,7 @@ async def test_a_key_is_kept_at_least_a_day_and_leaves_with_its_job(rig: Rig):
     assert await rig.offer(fresh) == Submitted(job_id=fresh.job_id, created=True)
 
 
-@pytest.mark.requirement("DJ-5", "DJ-13", "D27")
+@pytest.mark.requirement("DJ-5", "D27", "D61")
 async def test_a_key_that_came_late_keeps_its_job_a_day_more_and_no_other(rig: Rig):
     def asked(key: str | None):
         return rig.new_job(job_id=JobId("first"), id_is_given=True, idempotency_key=key, fingerprint=b"x")
@@ -120,7 +120,7 @@ async def test_a_key_that_came_late_keeps_its_job_a_day_more_and_no_other(rig: R
     assert await rig.offer(asked("k-2")) == Submitted(job_id=JobId("first"), created=True)
 
 
-@pytest.mark.requirement("DJ-13")
+@pytest.mark.requirement("D61")
 async def test_a_job_kept_for_its_key_that_lives_again_has_its_time_anew(rig: Rig):
     first = rig.new_job(idempotency_key="k", fingerprint=b"x")
     await rig.offer(first)
@@ -175,7 +175,7 @@ async def _places(rig: Rig, jobs: list[JobId]) -> list[str]:
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("D49", "DJ-13")
+@pytest.mark.requirement("D49", "D61")
 async def test_a_key_that_no_job_uses_leaves_and_takes_its_limit_with_it(rig: Rig):
     await _finished(rig, concurrency_key="user:k", concurrency_limit=2)
     await rig.advance(2 * DAY_S)
@@ -184,7 +184,7 @@ async def test_a_key_that_no_job_uses_leaves_and_takes_its_limit_with_it(rig: Ri
     assert await _places(rig, jobs) == ["ready", "parked"], "a new key has the limit of its first job"
 
 
-@pytest.mark.requirement("D49", "DJ-13")
+@pytest.mark.requirement("D49", "D61")
 @pytest.mark.parametrize("phase", ["waiting", "resting", "held", "ended"])
 async def test_a_key_that_a_job_refers_to_stays(rig: Rig, phase: str):
     options = {"concurrency_key": "user:k", "concurrency_limit": 2}
@@ -214,7 +214,7 @@ async def test_a_limit_that_an_operator_set_outlives_every_job(rig: Rig):
     assert (await _places(rig, jobs)).count("ready") == 3
 
 
-@pytest.mark.requirement("D49", "DJ-13")
+@pytest.mark.requirement("D49", "D61")
 async def test_unused_keys_leave_a_batch_at_a_time_whatever_stands_between_them(rig: Rig):
     for number in range(30):
         key = {"concurrency_key": f"user:{number}", "concurrency_limit": 2}
@@ -264,7 +264,7 @@ async def _following(
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("OBS-1", "DJ-13")
+@pytest.mark.requirement("OBS-1", "D61")
 async def test_what_a_follower_has_still_to_read_stays_until_it_has(rig: Rig):
     following = await _following(rig)
     first = await _finished(rig, 2)
@@ -282,7 +282,7 @@ async def test_what_a_follower_has_still_to_read_stays_until_it_has(rig: Rig):
     assert sum(await _retain_all(rig, WEEK)) == 3
 
 
-@pytest.mark.requirement("OBS-1", "DJ-13")
+@pytest.mark.requirement("OBS-1", "D61")
 async def test_a_job_of_which_a_page_ended_in_the_middle_stays(rig: Rig):
     jobs = await rig.submit(3)
     steps = [Advance(held.lease, "running", Trigger.COMPLETE) for held in await rig.claim(3)]
@@ -302,7 +302,7 @@ async def test_a_job_of_which_a_page_ended_in_the_middle_stays(rig: Rig):
     assert kept == 0
 
 
-@pytest.mark.requirement("OBS-1", "DJ-13")
+@pytest.mark.requirement("OBS-1", "D61")
 async def test_the_slowest_of_several_followers_counts_and_who_has_no_place_does_not(rig: Rig):
     await _finished(rig, 2)
     end = await rig.ledger.feed_end()
@@ -317,7 +317,7 @@ async def test_the_slowest_of_several_followers_counts_and_who_has_no_place_does
     assert sum(await _retain_all(rig, WEEK)) == 2
 
 
-@pytest.mark.requirement("DJ-13")
+@pytest.mark.requirement("D61")
 async def test_a_follower_that_never_comes_back_holds_nothing_for_ever(rig: Rig):
     await _following(rig)
     await _finished(rig, 2)
@@ -328,7 +328,7 @@ async def test_a_follower_that_never_comes_back_holds_nothing_for_ever(rig: Rig)
     assert (report.jobs, report.unread) == (2, 2), "and it is told that they were removed unread"
 
 
-@pytest.mark.requirement("DJ-13")
+@pytest.mark.requirement("D61")
 async def test_what_was_read_is_not_counted_as_removed_unread(rig: Rig):
     await _finished(rig, 2)
     await _following(rig, position=await rig.ledger.feed_end())
@@ -337,7 +337,7 @@ async def test_what_was_read_is_not_counted_as_removed_unread(rig: Rig):
     assert (report.jobs, report.unread) == (2, 0)
 
 
-@pytest.mark.requirement("OBS-1", "DJ-13")
+@pytest.mark.requirement("OBS-1", "D61")
 async def test_a_job_kept_for_its_key_and_ended_anew_is_kept_for_its_follower_too(rig: Rig):
     first = rig.new_job(idempotency_key="k", fingerprint=b"x")
     await rig.offer(first)
@@ -355,7 +355,7 @@ async def test_a_job_kept_for_its_key_and_ended_anew_is_kept_for_its_follower_to
     assert sum(await _retain_all(rig, options)) == 1
 
 
-@pytest.mark.requirement("DJ-13")
+@pytest.mark.requirement("D61")
 async def test_an_operator_lets_retention_go_on_without_a_follower_until_it_reads_on(rig: Rig):
     following, place = await _following(rig, "gone"), await rig.ledger.feed_end()
     await rig.ledger.followed(following, place, lease_s=60.0)

@@ -42,7 +42,7 @@ async def test_a_submitted_job_is_in_its_first_state_with_one_event(rig: Rig):
     )
 
 
-@pytest.mark.requirement("DJ-12", "DJ-13")
+@pytest.mark.requirement("DJ-13")
 async def test_correlation_defaults_to_the_job_itself(rig: Rig):
     job_id = await rig.submit_one()
     assert (await rig.job(job_id)).correlation_id == job_id

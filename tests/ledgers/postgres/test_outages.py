@@ -21,7 +21,6 @@ def _first_line() -> asyncio.Event:
     return logged
 
 
-@pytest.mark.requirement("OBS-1")
 async def test_a_short_outage_of_the_server_is_logged_with_its_end_though_no_call_fails(
     postgres_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

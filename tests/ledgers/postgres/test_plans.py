@@ -53,7 +53,7 @@ async def test_events_are_found_by_correlation_through_an_index(rig: Rig):
     assert "job_correlation" in await _plan(rig, Read.events_by_correlation, "c", None, 10, None)
 
 
-@pytest.mark.requirement("DJ-13", "D14")
+@pytest.mark.requirement("D14")
 async def test_a_feed_without_plain_jobs_reads_no_event_of_one(rig: Rig):
     await rig.submit(3)
     await rig.submit(3, lifecycle="run")
@@ -86,7 +86,6 @@ async def test_jobs_of_an_ended_state_are_listed_through_their_index(rig: Rig):
     assert "ended_state" in plan
 
 
-@pytest.mark.requirement("DJ-13")
 @pytest.mark.parametrize("query, before", [("jobs_open", 100), ("jobs_oldest", 0)])
 async def test_jobs_that_rest_in_a_state_are_listed_through_their_index_and_no_others_are_read(
     rig: Rig, query: str, before: int
@@ -98,20 +97,17 @@ async def test_jobs_that_rest_in_a_state_are_listed_through_their_index_and_no_o
     assert scans[0] == "resting_state", "the others look up what was found"
 
 
-@pytest.mark.requirement("DJ-13")
 async def test_final_artifacts_are_paired_through_their_index(rig: Rig):
     await rig.submit(2, lifecycle="artifact")
     assert "resting_state" in await _plan(rig, Read.unpaired, [2], [6], [8], [2])
 
 
-@pytest.mark.requirement("DJ-13")
 async def test_jobs_of_a_parent_are_listed_through_their_index(rig: Rig):
     await rig.submit(2, parent_id="p")
     plan = await _plan(rig, Read.jobs_of_parent, 100, 10, "p", None, None, None, None, None, None, None, None)
     assert "job_parent" in plan
 
 
-@pytest.mark.requirement("BUS-8", "DJ-13")
 async def test_children_are_counted_through_their_index(rig: Rig):
     await rig.submit(2, parent_id="p")
     plan = await _plan(rig, Read.children, "p", 100, 10)
@@ -119,7 +115,6 @@ async def test_children_are_counted_through_their_index(rig: Rig):
     assert "Seq Scan" not in plan
 
 
-@pytest.mark.requirement("BUS-3", "DJ-13")
 async def test_heads_do_not_read_what_another_lifecycle_has_of_the_same_type(rig: Rig):
     """A long queue of leased jobs of the same type must not make a look at the bus dear."""
     plan = await _plan(
@@ -131,7 +126,6 @@ async def test_heads_do_not_read_what_another_lifecycle_has_of_the_same_type(rig
     assert '"Filter"' not in plan
 
 
-@pytest.mark.requirement("BUS-3", "DJ-13")
 async def test_the_function_of_the_heads_reads_no_more_than_it_gives(rig: Rig):
     assert rig.admin_sql is not None
     await rig.submit(400, type="shared")

@@ -26,7 +26,7 @@ IGNORED = frozenset({"search_path", "jit", "idle_in_transaction_session_timeout"
 """What an operator lets pgbouncer take and forget: `ignore_startup_parameters`."""
 
 
-@pytest.mark.requirement("D32", "DJ-2")
+@pytest.mark.requirement("D32")
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 @pytest.mark.parametrize("ignored", [frozenset(), IGNORED], ids=["strict", "ignoring"])
 async def test_jobs_are_worked_off_through_a_pooler(postgres_url: str, mode: Mode, ignored: frozenset[str]):

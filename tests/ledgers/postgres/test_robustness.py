@@ -203,7 +203,6 @@ async def _work_off(rig: Rig, jobs: int, disturb: Callable[[], Awaitable[bool]])
         assert await rig.state(job) == "succeeded"
 
 
-@pytest.mark.requirement("DJ-3")
 async def test_a_worker_outlives_the_end_of_its_sessions(rig: Rig):
     ended = Counter[str]()
 
@@ -306,7 +305,7 @@ async def test_bounded_submits_of_several_callers_lock_their_keys_in_one_order_b
     assert all(answer.created for (answer,) in await both)
 
 
-@pytest.mark.requirement("DJ-13", "D6")
+@pytest.mark.requirement("D6")
 async def test_what_rests_for_good_keeps_no_other_place_in_the_feed(rig: Rig):
     for _ in range(12):
         await rig.submit_one(delay_s=300 * 24 * 3600.0)
@@ -320,7 +319,7 @@ async def test_what_rests_for_good_keeps_no_other_place_in_the_feed(rig: Rig):
     assert len((await rig.ledger.feed(None, limit=50)).events) == 12
 
 
-@pytest.mark.requirement("DJ-13")
+@pytest.mark.requirement("D61")
 async def test_a_job_that_is_requeued_while_retention_chose_it_is_not_removed(rig: Rig):
     """The remover does not wait for whoever has the job."""
     held = await rig.running()
@@ -342,7 +341,7 @@ async def test_a_job_that_is_requeued_while_retention_chose_it_is_not_removed(ri
     assert (await rig.verify()).ok
 
 
-@pytest.mark.requirement("DJ-5", "D27", "DJ-13")
+@pytest.mark.requirement("DJ-5", "D27", "D61")
 async def test_a_key_given_to_a_job_that_retention_has_just_chosen_never_means_nothing(rig: Rig):
     """A transaction of somebody's own may have found the old job and not have committed yet."""
     asked = "select trellis.submit_job('work', '{}', p_job_id => 'order-7', p_idempotency_key => $1)"
@@ -369,7 +368,7 @@ async def test_a_key_given_to_a_job_that_retention_has_just_chosen_never_means_n
         await connection.close()
 
 
-@pytest.mark.requirement("DJ-5", "DJ-13")
+@pytest.mark.requirement("DJ-5", "D61")
 async def test_a_key_that_was_left_behind_by_its_job_is_nobodys(rig: Rig):
     job_id = await rig.submit_one(idempotency_key="k", fingerprint=b"x")
     await _sql(rig, "UPDATE trellis.idempotency SET id = 1000000 WHERE key = 'k'")

@@ -412,7 +412,7 @@ def test_while_slots_above_a_lowered_limit_are_taken_the_count_decides(shell: Sh
     assert shell.refusal("UPDATE trellis_job SET place = 1, slot = 0 WHERE id = ?", jobs[2]) is None
 
 
-@pytest.mark.requirement("DJ-13")
+@pytest.mark.requirement("D61")
 def test_purging_an_ended_job_takes_all_of_it_and_nothing_else(furnished: Shell):
     furnished.db.execute("INSERT INTO trellis_kept VALUES (3, 0)")
     furnished.db.execute("INSERT INTO trellis_purge VALUES (3)")

@@ -80,7 +80,6 @@ def test_events_by_type_and_time_use_their_index(shell: Shell):
     assert any("trellis_event_type_at (type=? AND at>?)" in row[3] for row in plan)
 
 
-@pytest.mark.requirement("DJ-13")
 def test_jobs_of_a_parent_use_their_index(shell: Shell):
     values = dict.fromkeys(["lifecycle", "type", "states", "correlation", "key", "reason", "place"])
     bindings = values | {"parent": "p", "before": 1, "limit": 1}
@@ -88,7 +87,6 @@ def test_jobs_of_a_parent_use_their_index(shell: Shell):
     assert any("trellis_submission_parent (parent=?" in row[3] for row in plan)
 
 
-@pytest.mark.requirement("BUS-8", "DJ-13")
 def test_children_are_read_from_their_index_alone_and_in_order(shell: Shell):
     """Whoever asks whether there are new ones must not pay for those that are known."""
     below = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.children_below}", ("p", 9)).fetchall()
@@ -101,7 +99,6 @@ def test_children_are_read_from_their_index_alone_and_in_order(shell: Shell):
     ]
 
 
-@pytest.mark.requirement("DJ-13")
 def test_jobs_of_a_state_of_rest_are_read_in_order_and_no_others(shell: Shell):
     """What is final rests for good: a look at what waits, or a page of it, must not cost more with every artifact."""
     values = dict.fromkeys(["lifecycle", "type", "correlation", "key", "reason", "place"])
@@ -134,7 +131,6 @@ def test_the_listing_is_the_one_whose_index_fits(where: JobFilter, statement: st
     assert reads._listing(where) == statement
 
 
-@pytest.mark.requirement("BUS-3", "DJ-13")
 def test_the_heads_of_a_type_are_read_in_order_from_the_index_of_claims(shell: Shell):
     values = {"lifecycle": 5, "each": 3, "limit": 10}
     rows = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._Sql.heads}", values).fetchall()
