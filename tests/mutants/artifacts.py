@@ -62,8 +62,8 @@ ARTIFACTS: dict[str, Mutant] = {
     # Whoever may read artifacts may make them.
     "ART-8": Mutant(
         file="artifacts/registry.py",
-        old='_permit(actor, "artifacts.write")',
-        new='_permit(actor, "artifacts.read")',
+        old='permit_actor(actor, "artifacts.write")',
+        new='permit_actor(actor, "artifacts.read")',
         tests=(f"{REGISTRY}::test_nobody_but_the_nlm_backend_makes_an_artifact_and_nobody_but_an_operator_cleans_up",),
     ),
 }

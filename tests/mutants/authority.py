@@ -8,8 +8,8 @@ AUTHORITY: dict[str, Mutant] = {
     # A cell of the matrix of jobs is another one than in the document.
     "AUTH-1": Mutant(
         file="engine/matrices.py",
-        old='_rule("jobs.delete", "delete jobs", _JOBS)',
-        new='_rule("jobs.delete", "delete jobs", _JOBS, Role.CONTROL_PLANE)',
+        old='Role.MEMORY: _row("artifacts.read rules.read")',
+        new='Role.MEMORY: _row("artifacts.read artifacts.cleanup rules.read")',
         tests=(f"{CELLS}::test_every_cell_of_a_matrix_is_as_the_document_has_it",),
     ),
     # Whoever has no role that may is let in where the thing is not known yet.
@@ -55,11 +55,11 @@ AUTHORITY: dict[str, Mutant] = {
             "tests/runs/test_end_to_end.py::test_what_a_person_approves_is_applied_and_nothing_else_is",
         ),
     ),
-    # What no matrix grants is granted for one's own.
+    # A role without a row is given one that grants nothing.
     "AUTH-7": Mutant(
         file="engine/matrices.py",
-        old="dict.fromkeys(Role, Grant.NO)",
-        new="dict.fromkeys(Role, Grant.OWN)",
-        tests=(f"{CELLS}::test_every_cell_of_a_matrix_is_as_the_document_has_it",),
+        old="missing = [role.value for role in Role if role not in rows]",
+        new="missing, rows = list[str](), {role: rows.get(role, Row()) for role in Role}",
+        tests=(f"{CELLS}::test_a_role_without_a_row_cannot_be_loaded",),
     ),
 }
