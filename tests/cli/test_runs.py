@@ -200,7 +200,8 @@ def test_an_agent_is_paused_and_activated_again_with_a_record_of_each(planted: T
     assert [line.partition(":")[0] for line in changed] == ["updated_at"]
     assert planted("rebuild", "--from", "ledger").code == 0, "nothing else publishes here"
     records = [json.loads(found.read_text()) for found in folder_of(planted).glob("audit/*/act-*.json")]
-    assert {(record["from"], record["to"], record["cause"]) for record in records} == {
+    changes = [record for record in records if record["event"] == "agent.status.changed"]
+    assert {(record["from"], record["to"], record["cause"]) for record in changes} == {
         ("active", "paused", "holidays"),
         ("paused", "active", None),
     }

@@ -31,6 +31,7 @@ from trellis.engine.jobs import (
     Turn,
     TypeClaim,
 )
+from trellis.engine.nodes import this_node
 from trellis.engine.records import Place, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
@@ -212,7 +213,13 @@ async def test_a_rebuild_is_recorded_with_who_did_it_when_and_what_was_made(pres
     again = await rebuild_objects(press.stand.ledger, press.store, ADMIN)
     first, second = await rebuild_records(press)
     now = documents.timestamp(await press.stand.ledger.now())
-    told = {"event": "objects.rebuilt", "actor": "control-plane", "actor_name": "admin@test", "node": "test", "ts": now}
+    told = {
+        "event": "objects.rebuilt",
+        "actor": "control-plane",
+        "actor_name": "admin@test",
+        "node": this_node(),
+        "ts": now,
+    }
     assert {name: first[name] for name in told} == told
     assert (first["objects_written"], first["written"], first["error"]) == ([key], 1, None)
     assert (second["objects_written"], second["events"]) == ([], again.events)

@@ -3,6 +3,7 @@
 Nothing here is kept, and nothing but these reads depends on the backend: while it is away they are answered with 502.
 """
 
+import re
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -12,6 +13,7 @@ from trellis.queue.errors import StageError, StageHopeless
 from trellis.web.problems import Problem
 
 RULE = "nlm.read"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*@[0-9]+")
 CURSOR = "nlm:"
 """How the cursor of a listing begins that the backend goes on with."""
 
@@ -45,7 +47,7 @@ async def nlm_job_events(
 
 def _may_be(caller: Caller, job_id: str) -> bool:
     """Whether the backend is asked at all: its ids are `<job>@<epoch>`, and only operators see them."""
-    return "@" in job_id and caller.may(RULE)
+    return _ID.fullmatch(job_id) is not None and caller.may(RULE)
 
 
 async def _read(instance: Instance, caller: Caller, path: str) -> Any:

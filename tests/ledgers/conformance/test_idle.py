@@ -174,7 +174,7 @@ async def test_a_projector_moves_on_over_places_without_events(rig: Rig, tmp_pat
     await projector.run_once()
     async with read_statements(rig.ledger) as asked:
         await projector.run_once()
-    assert len(asked) == 1
+    assert len([one for one in asked if "from act " not in one]) == 1, "and one look for administrative acts"
     (seen,) = await rig.ledger.followers()
     assert seen.unread_since is None
     await objects.close()
