@@ -60,6 +60,7 @@ from trellis.engine.reach import Reach
 from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State
+from trellis.operations.letters import letter_of
 from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
@@ -284,8 +285,6 @@ class Trellis:
         events = await self.events(job.job_id)
         reason = reason_of(events[-1]) if events else job.state
         if _state(job).dead_letter:
-            from trellis.operations.letters import letter_of  # takes a while to import, and a submit does not need it
-
             letter = await letter_of(self.ledger, job)
             code = letter.reason_code.value if letter else "unknown"
             return JobDeadLettered(

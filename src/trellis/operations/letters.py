@@ -15,7 +15,6 @@ from trellis.engine.records import DeadLetter, Event, Job, JobFilter
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.queue.documents import error_of
 
 LETTERS_PAGE = 100
 REQUEUE_PAGES_MAX = 20
@@ -149,6 +148,8 @@ async def _queue(ledger: Ledger, where: JobFilter, limit: int, begins: str | Non
 
 def queue_letter(job: Job, events: Sequence[Event]) -> DeadLetter:
     """The letter of a DEAD queue-job, from its events."""
+    from trellis.queue.documents import error_of  # brings the agents with it, which most commands never need
+
     present = [event for event in events if event.generation == job.generation]
     held = [event for event in present if event.source in _STAGES]
     owners = [event.actor for event in present if event.target in _STAGES]
