@@ -113,11 +113,12 @@ def create_app(
         refusals=RefusalBounds(monotonic),
         new_id=new_id,
     )
+    used_clock = clock or SystemClock()
     app.state.streams = Streams(
         hub=Hub(
             ledger=instance.ledger,
-            published=PublishedVersions(objects=instance.objects),
-            clock=clock or SystemClock(),
+            published=PublishedVersions(objects=instance.objects, clock=used_clock),
+            clock=used_clock,
             rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
             options=chosen.streams,
         ),

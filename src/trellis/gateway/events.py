@@ -206,7 +206,7 @@ def _document(event: Event, agent_slug: str | None) -> Document | None:
     if event.lifecycle != RUN.name or agent_slug is None:
         return None
     try:
-        return Document(event.job_id, ids.status_key(agent_slug, event.job_id), event.version)
+        return Document(event.job_id, ids.status_key(agent_slug, event.job_id), event.version, event.ts)
     except (RunIdInvalid, SlugInvalid):  # put into the ledger past the gateway: nothing of it is ever published
         return None
 
