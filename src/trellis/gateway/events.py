@@ -20,6 +20,7 @@ from trellis.gateway.visibility import Document
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
@@ -58,6 +59,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         PROPOSAL.name: "proposals.read",
         INBOX_ENTRY.name: "inbox.read",
         ARTIFACT.name: "artifacts.read",
+        NLM_JOB.name: "nlm.read",
     }
 )
 _NOT_TOLD = frozenset({"staged", "discarded"})
