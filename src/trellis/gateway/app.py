@@ -130,6 +130,7 @@ def create_app(
     app.state.bodies = BodiesUnderWay()
     settings = instance.settings
     app.state.body_limits = BodyLimits(bytes_max=settings.body_bytes, large_bytes_max=settings.large_body_bytes)
+    app.state.instance_name = new_id()
     app.state.health = health or Health(instance.probes())
     problems.install(app)
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
