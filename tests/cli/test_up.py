@@ -118,7 +118,7 @@ class _Impostor(BaseHTTPRequestHandler):
 def test_another_program_on_the_port_of_a_gateway_that_is_gone_is_not_taken_for_it(
     local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    ended = subprocess.Popen(["true"])  # noqa: S607 - a process that is over
+    ended = subprocess.Popen(["true"])
     ended.wait()
     with HTTPServer(("127.0.0.1", 0), _Impostor) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

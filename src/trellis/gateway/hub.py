@@ -268,7 +268,9 @@ class Hub:
         if held_at is None:
             return replace(whole, body=body)
         before = [told.position for told in found if told.position < held_at]
-        return Batch(body, before[-1] if before else position, False, looks=self._looks, held=held, held_until=held_until)
+        return Batch(
+            body, before[-1] if before else position, False, looks=self._looks, held=held, held_until=held_until
+        )
 
     async def _is_own(self, view: View, told: Told) -> bool:
         if told.lifecycle not in view.own or view.principal is None:
