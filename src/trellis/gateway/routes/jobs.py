@@ -414,7 +414,7 @@ async def bury(
     asked: Once,
     response: Response,
 ) -> dict[str, Any]:
-    """End a job that has not ended with a dead letter, without a retry. An operator's act (DJ-18)."""
+    """End a job that has not ended with a dead letter, without a retry. An operator's act."""
     job = await _found(caller, "jobs.dead-letter", instance.ledger, job_id)
     code = operators_reason(body.reason_code)
     await reserve(instance, asked, job.job_id)
