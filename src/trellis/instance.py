@@ -45,7 +45,7 @@ from trellis.runs import finalizing
 from trellis.runs.applying import ApplyEngine, ApplyOptions
 from trellis.runs.driver import Driver, DriverOptions
 from trellis.runs.gate import AgentGate
-from trellis.runs.health import AgentHealth
+from trellis.runs.health import CREATED, AgentHealth
 from trellis.runs.inbox import Inbox, InboxKeeper
 from trellis.runs.layer import BuiltinLayer
 from trellis.runs.offering import Offering
@@ -413,7 +413,7 @@ class Instance:
         planted = await plant(self.objects)
         for slug in AGENTS:
             if agent_key(slug) in planted.created:
-                created = NewAct(event="agent.created", subject=slug, target="active", cause="the garden is planted")
+                created = NewAct(event=CREATED, subject=slug, target="active", cause="the garden is planted")
                 await self.ledger.record_act(self.actor(Role.CONTROL_PLANE), created)
             if (await asyncio.to_thread(self.memory.read, slug)).version == 0:
                 await self._seed(slug)

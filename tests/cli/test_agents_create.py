@@ -1,10 +1,14 @@
 """`trellis agents create`: an agent of one's own, valid and runnable from one command, and nothing overwritten."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Terminal
+from trellis.engine.admin_acts import AdminAct
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 
 NOTES = {
     "register.md": "# Register\n\nThe boiler B-1 is kept at 94 degrees.\n",
@@ -36,6 +40,21 @@ def test_an_agent_is_made_with_its_sources_and_finds_what_they_disagree_on(local
     found = {one["action"]: one for one in local("proposals", "--json").records}
     refs = {citation["ref"] for citation in found["propose-comment"]["content"]["citations"]}
     assert refs == {f"sources/{name}" for name in NOTES}
+
+
+@pytest.mark.requirement("OBS-1")
+def test_who_made_an_agent_is_recorded(local: Terminal, tmp_path: Path):
+    assert local("agents", "create", "boiler", "--purpose", PURPOSE).code == 0
+
+    async def acts() -> list[AdminAct]:
+        ledger = await open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+        try:
+            return await ledger.acts()
+        finally:
+            await ledger.close()
+
+    (act,) = [one for one in asyncio.run(acts()) if one.event == "agent.created"]
+    assert (act.subject, act.target, act.role) == ("boiler", "active", Role.OWNER)
 
 
 def test_nothing_that_is_there_is_overwritten(local: Terminal, notes: list[str]):

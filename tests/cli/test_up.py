@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx2
@@ -92,10 +94,42 @@ def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_when_it_is_to
 def test_a_file_that_a_killed_process_left_behind_deceives_nobody(local: Terminal, tmp_path: Path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        left = {"gateway": f"http://127.0.0.1:{taken.getsockname()[1]}", "pid": 1}
+        left = {"gateway": f"http://127.0.0.1:{taken.getsockname()[1]}", "pid": os.getpid(), "instance": "1"}
         (tmp_path / "ledger.db.up").write_text(json.dumps(left))
         answer = local("wait", "--for", "0s")
     assert (answer.code, left["gateway"] in answer.err) == (1, True)
+
+
+class _Impostor(BaseHTTPRequestHandler):
+    """Another program on the port that a gateway had: it says that it is ready, as some instance or as none."""
+
+    instance: str | None = None
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if self.instance is not None:
+            self.send_header("X-Trellis-Instance", self.instance)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class names it
+        """Nothing."""
+
+
+def test_another_program_on_the_port_of_a_gateway_that_is_gone_is_not_taken_for_it(
+    local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with HTTPServer(("127.0.0.1", 0), _Impostor) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        hint = {"gateway": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid(), "instance": "mine"}
+        for answers_as, pid, code in ((None, os.getpid(), 1), ("other", os.getpid(), 1), ("mine", ended.pid, 1)):
+            monkeypatch.setattr(_Impostor, "instance", answers_as)
+            (tmp_path / "ledger.db.up").write_text(json.dumps({**hint, "pid": pid}))
+            assert local("wait", "--for", "0s").code == code, (answers_as, pid)
+        (tmp_path / "ledger.db.up").write_text(json.dumps(hint))
+        assert local("wait", "--for", "0s").code == 0  # it names itself rightly, and the process of the file is alive
+        server.shutdown()
 
 
 @pytest.mark.requirement("AUTH-5")

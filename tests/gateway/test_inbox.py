@@ -15,6 +15,7 @@ from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import JobFilter
 from trellis.gateway import GatewayOptions
 from trellis.lifecycles import Role
+from trellis.runs.errors import AgentNotRunnable
 from trellis.runs.inbox import Entry, InboxKeeper
 from trellis.runs.layer import TriggerKind
 from trellis.runs.offering import Offer, Offering
@@ -229,7 +230,7 @@ async def test_too_many_entries_a_minute_are_refused_and_not_stored(make_gateway
     [("cron", "cron"), ("webhook", "event"), ("agent", "event"), ("ui", "manual"), ("telegram", "manual")],
 )
 async def test_a_run_is_recorded_as_begun_by_what_its_entry_came_from(gateway: Gateway, source: str, trigger: str):
-    client = gateway.client("owner")
+    client = gateway.client("owner", "gateway")
     made = (await client.post("/inbox/submit", json=entry("run", VIOLIN, source={"type": source}))).json()
     assert (await client.get(f"/runs/{made['run_id']}/status")).json()["trigger"] == trigger
     (shown,) = (await client.get("/inbox/entries")).json()["items"]
@@ -254,8 +255,31 @@ async def test_an_agent_that_nobody_begins_by_hand_is_begun_by_entries_of_its_ow
     file = agent_file(slug="nightly", triggers=triggers)
     await gateway.instance.objects.put("agents/nightly/_agent.md", file)
     wish = entry("run", "nightly", source={"type": source})
-    answer = (await gateway.client("owner").post("/inbox/submit", json=wish)).json()
+    answer = (await gateway.client("owner", "gateway").post("/inbox/submit", json=wish)).json()
     assert answer["status"] == status, answer
+    by_a_person = (await gateway.client("owner").post("/inbox/submit", json=wish)).json()
+    assert (by_a_person["status"], by_a_person["rejection"]["code"]) == ("rejected", AgentNotRunnable.code)
+
+
+@pytest.mark.requirement("RUN-9")
+@pytest.mark.parametrize("source", ["cron", "webhook", "agent"])
+async def test_a_person_that_calls_its_entry_a_clocks_begins_a_run_by_hand(gateway: Gateway, source: str):
+    client = gateway.client("owner")
+    made = (await client.post("/inbox/submit", json=entry("run", VIOLIN, source={"type": source}))).json()
+    assert (await client.get(f"/runs/{made['run_id']}/status")).json()["trigger"] == "manual"
+
+
+@pytest.mark.requirement("RUN-9", "JQ-12")
+async def test_an_entry_that_waited_is_refused_when_its_agent_has_no_such_trigger_any_more(gateway: Gateway):
+    put = gateway.instance.objects.put
+    key = "agents/nightly/_agent.md"
+    await put(key, agent_file(slug="nightly", triggers='{manual: false, cron: "0 6 * * *"}'))
+    inbox, roles = gateway.instance.inbox(IRYNA), frozenset({Role.GATEWAY})
+    waits = await unsettled(gateway, "inbox_waits", action="run")
+    await inbox.submit(replace(waits, source_type="cron", target="nightly", roles=roles), key=None)
+    await put(key, agent_file(slug="nightly", triggers="{manual: false}"))
+    standing = await inbox.settle(waits.id)
+    assert (standing.status, (standing.rejection or {})["code"]) == ("rejected", AgentNotRunnable.code)
 
 
 @pytest.mark.requirement("RUN-4", "JQ-12", "D51")

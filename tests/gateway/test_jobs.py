@@ -8,7 +8,20 @@ import pytest
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import SOMEBODY, dead_job, dead_queue_job, everything, job
 from trellis.engine.event_data import ArtifactPointer, artifacts_data
-from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, Lease, Moved, ReasonCode, RequestId, Turn, TypeClaim
+from trellis.engine.jobs import (
+    Actor,
+    Advance,
+    Claim,
+    ClaimId,
+    JobId,
+    Lease,
+    Moved,
+    NewJob,
+    ReasonCode,
+    RequestId,
+    Turn,
+    TypeClaim,
+)
 from trellis.engine.records import JobFilter
 from trellis.engine.type_options import TypeOptions
 from trellis.lifecycles import Role
@@ -368,3 +381,20 @@ async def test_why_a_job_shall_stop_and_what_it_made_are_told(gateway: Gateway):
     await gateway.instance.ledger.turn(Turn(actor=WORKER, advances=(step,)))
     artifacts = (await admin.get(f"/jobs/{made}")).json()["artifacts"]
     assert artifacts == [{"pointer": "s3://bucket/a", "name": None, "sha256": None, "size": 3}]
+
+
+@pytest.mark.requirement("D42", "AUTH-2")
+async def test_jobs_of_an_nlm_backend_on_the_same_ledger_are_read_by_those_alone_who_may_read_them(gateway: Gateway):
+    job_id = JobId("0b9f3c1e@1")
+    backend = Actor(role=Role.NLM_BACKEND, name="nlm@test")
+    await gateway.instance.ledger.submit(backend, [NewJob(job_id=job_id, type="nlm", lifecycle="nlm-job")])
+    other = await job(gateway)
+    paths = [f"/jobs/{job_id}", f"/jobs/{job_id}/events", f"/jobs/{job_id}/result", "/jobs?lifecycle=nlm-job"]
+    for role, codes in (("control-plane", [200, 200, 404, 200]), ("frontend", [403] * 4)):
+        client = gateway.client(role)
+        answers = [await client.get(path) for path in paths]
+        assert [answer.status_code for answer in answers] == codes, role
+        listed = {one["job_id"] for one in (await client.get("/jobs")).json()["items"]}
+        assert listed == ({other} if role == "frontend" else {other, job_id})
+        followed = await client.get("/events/stream?lifecycle=nlm-job&for_s=0")
+        assert followed.status_code == codes[0]

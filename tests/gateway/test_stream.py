@@ -173,7 +173,7 @@ async def test_what_is_no_position_of_this_feed_is_refused(stand: Stand):
 async def test_positions_of_postgresql_are_taken_and_others_refused(postgres_url: str, stand: Stand):
     ledger = await open_ledger(postgres_url)
     try:
-        published = PublishedVersions(objects=stand.objects)
+        published = PublishedVersions(objects=stand.objects, clock=SystemClock())
         hub = Hub(ledger=ledger, published=published, clock=SystemClock(), rng=random.Random(1))
         for number in range(32):  # as many transactions as the feed looks at in one go
             await _submit(ledger, f"job-{number}")

@@ -374,6 +374,21 @@ async def test_what_a_person_decides_about_an_agent_is_recorded_once(ward: Ward)
     assert len(await ward.records()) == 1
 
 
+@pytest.mark.requirement("OBS-1", "D24")
+async def test_a_change_of_status_whose_act_was_lost_in_a_crash_is_recorded_when_it_is_asked_for_again(ward: Ward):
+    ledger = ward.stand.ledger
+
+    async def decide(status: AgentStatus) -> None:
+        await set_status(ward.catalog, ledger, OWNER, SLUG, status, reason="spring")
+
+    await decide(AgentStatus.PAUSED)
+    await ward.catalog.change_status(SLUG, AgentStatus.ACTIVE, at=await ledger.now())  # and here the process died
+    for _ in range(2):
+        await decide(AgentStatus.ACTIVE)
+    acts = [(act.source, act.target) for act in await ledger.acts()]
+    assert acts == [("active", "paused"), ("paused", "active")]
+
+
 @pytest.mark.requirement("D24")
 @pytest.mark.parametrize(
     "payload", [b"no request", b"[]", b"{}", b'{"agent_slug": "../x", "trigger": "t", "params": {}}']

@@ -19,8 +19,11 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gatew
 from trellis.cli.instances import opened, owner, person
 from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import Column
+from trellis.engine.admin_acts import NewAct
+from trellis.engine.jobs import Actor
 from trellis.engine.ownership import owner_name
-from trellis.runs.health import Failure, last_failure, set_status
+from trellis.lifecycles import Role
+from trellis.runs.health import CREATED, Failure, last_failure, set_status
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
     from trellis.instance import Instance
@@ -136,6 +139,8 @@ async def create(
             created_by=owner_name(principal),
         )
         made, keys = await create_agent(instance.objects, asked, sources, at=await instance.ledger.now())
+        created = NewAct(event=CREATED, subject=made.slug, target=made.status.value, cause="trellis agents create")
+        await instance.ledger.record_act(Actor(role=Role.OWNER, name=principal.name), created)
         await instance.catalog.index()
         store = instance.objects.url.rstrip("/").removeprefix("file://")
     folder = f"{store}/{keys[-1].rpartition('/')[0]}"

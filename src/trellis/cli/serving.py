@@ -128,7 +128,7 @@ async def _gateway(
 ) -> None:
     secrets = callback_secrets(cli.url, cli.settings)
     app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
-    with announced(cli, listening.url):
+    with announced(cli, listening.url, app.state.instance_name):
         await serve_gateway(
             app,
             listening,

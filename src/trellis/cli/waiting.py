@@ -1,7 +1,8 @@
 """`trellis wait`: come back when an instance can be used, with the address of its gateway.
 
 `trellis up` writes the address of its gateway into a file beside an SQLite ledger, since port 0 takes any free one. The file is a hint
-alone: whether the gateway answers is asked of the gateway, so a file that a killed process left behind deceives nobody.
+alone: its process must be alive, and whoever answers at the address must name the instance that the file names. So neither a file that a
+killed process left behind nor another program on the same port deceives anybody.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +22,7 @@ from trellis.cli.invocation import Cli, sqlite_path
 from trellis.engine.errors import OptionInvalid, Refused
 from trellis.engine.private_files import open_beside
 from trellis.operations.explain import duration
+from trellis.web.health import INSTANCE_HEADER
 from trellis.wiring import elapsed_s, outgoing_tls
 
 if TYPE_CHECKING:  # HTTP is loaded when it is used
@@ -31,6 +34,14 @@ ANSWER_S = 2.0
 """How long one question may take."""
 PATIENCE = "60s"
 HINT_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Where:
+    """A gateway: where it is and, if it was not named by a person, which instance must answer there."""
+
+    address: str
+    instance: str | None = None
 
 
 def add_to(program: typer.Typer) -> None:
@@ -61,40 +72,43 @@ async def _answering(cli: Cli, patience_s: float) -> str:
 
     named = cli.gateway_url
     hint = None if named is not None else _hint_file(cli)
-    ends, address = elapsed_s() + patience_s, named
+    ends = elapsed_s() + patience_s
     tls = outgoing_tls(cli.settings)
     async with httpx2.AsyncClient(verify=tls or True, trust_env=False, timeout=ANSWER_S) as client:
         while True:
-            address = named or (None if hint is None else _hinted(hint))
-            if address is not None and await _is_ready(client, address):
-                return address
+            where = _hinted(hint) if hint is not None else None if named is None else _Where(address=named)
+            if where is not None and await _is_ready(client, where):
+                return where.address
             if elapsed_s() >= ends:
-                where = address or f"of {cli.url}"
-                detail = f"No gateway {where} answered in {duration(patience_s)}; `trellis up` starts one."
+                which = f"of {cli.url}" if where is None else where.address
+                detail = f"No gateway {which} answered in {duration(patience_s)}; `trellis up` starts one."
                 raise Refused(detail=detail)
             await asyncio.sleep(LOOK_S)
 
 
-async def _is_ready(client: "httpx2.AsyncClient", address: str) -> bool:
+async def _is_ready(client: "httpx2.AsyncClient", where: _Where) -> bool:
     import httpx2
 
     try:
-        return (await client.get(f"{address.rstrip('/')}{READY_PATH}")).status_code == 200
+        answer = await client.get(f"{where.address.rstrip('/')}{READY_PATH}")
     except httpx2.HTTPError:
         return False
+    is_it = where.instance is None or answer.headers.get(INSTANCE_HEADER) == where.instance
+    return is_it and answer.status_code == 200
 
 
 # --- where it is -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def announced(cli: Cli, address: str) -> Generator[None]:
-    """Say beside an SQLite ledger where its gateway is, as long as this lasts; elsewhere nothing is written."""
+def announced(cli: Cli, address: str, instance: str) -> Generator[None]:
+    """Say beside an SQLite ledger where its gateway is, and how that names itself, as long as this lasts; elsewhere nothing is written."""
     path = sqlite_path(cli.url)
     if path is None:
         yield
         return
-    hint, mine = _beside(path), json.dumps({"gateway": address, "pid": os.getpid()}).encode()
+    hint = _beside(path)
+    mine = json.dumps({"gateway": address, "pid": os.getpid(), "instance": instance}).encode()
     with os.fdopen(open_beside(hint, path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(mine)
     try:
@@ -118,10 +132,24 @@ def _beside(ledger: Path) -> Path:
     return ledger.with_name(f"{ledger.name}.up")
 
 
-def _hinted(hint: Path) -> str | None:
-    """The address in the file, or None while there is none that can be read."""
+def _hinted(hint: Path) -> _Where | None:
+    """The gateway in the file; None while there is none that can be read, and for one whose process is gone."""
     try:
         with hint.open("rb") as file:
-            return str(json.loads(file.read(HINT_BYTES_MAX))["gateway"])
-    except (OSError, ValueError, KeyError, TypeError):
+            told = json.loads(file.read(HINT_BYTES_MAX))
+        where = _Where(address=str(told["gateway"]), instance=str(told["instance"]))
+        return where if _is_alive(int(told["pid"])) else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+
+
+def _is_alive(pid: int) -> bool:
+    if pid <= 0:  # those name groups of processes
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

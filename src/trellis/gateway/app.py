@@ -113,11 +113,12 @@ def create_app(
         refusals=RefusalBounds(monotonic),
         new_id=new_id,
     )
+    used_clock = clock or SystemClock()
     app.state.streams = Streams(
         hub=Hub(
             ledger=instance.ledger,
-            published=PublishedVersions(objects=instance.objects),
-            clock=clock or SystemClock(),
+            published=PublishedVersions(objects=instance.objects, clock=used_clock),
+            clock=used_clock,
             rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
             options=chosen.streams,
         ),
@@ -129,6 +130,7 @@ def create_app(
     app.state.bodies = BodiesUnderWay()
     settings = instance.settings
     app.state.body_limits = BodyLimits(bytes_max=settings.body_bytes, large_bytes_max=settings.large_body_bytes)
+    app.state.instance_name = new_id()
     app.state.health = health or Health(instance.probes())
     problems.install(app)
     app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]

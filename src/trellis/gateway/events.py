@@ -20,6 +20,7 @@ from trellis.gateway.visibility import Document
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
@@ -58,6 +59,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         PROPOSAL.name: "proposals.read",
         INBOX_ENTRY.name: "inbox.read",
         ARTIFACT.name: "artifacts.read",
+        NLM_JOB.name: "nlm.read",
     }
 )
 _NOT_TOLD = frozenset({"staged", "discarded"})
@@ -206,7 +208,7 @@ def _document(event: Event, agent_slug: str | None) -> Document | None:
     if event.lifecycle != RUN.name or agent_slug is None:
         return None
     try:
-        return Document(event.job_id, ids.status_key(agent_slug, event.job_id), event.version)
+        return Document(event.job_id, ids.status_key(agent_slug, event.job_id), event.version, event.ts)
     except (RunIdInvalid, SlugInvalid):  # put into the ledger past the gateway: nothing of it is ever published
         return None
 

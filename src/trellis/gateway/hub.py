@@ -4,14 +4,15 @@ What holds:
 - a listener is a position and nothing more. Everything up to it was given, nothing behind it was: so it can go on in any process;
 - the ring holds every event between its floor and its head. A listener inside is served from memory, any other one from the ledger,
   page by page, until it is inside;
-- an event of a run is given when its status.json shows it and not before (D58): a listener waits at the first one that is not shown yet,
-  and whoever gets no events of runs waits for none;
+- an event of a run is given when its status.json shows it (D58), or `visibility.HOLD_S` after it happened: a listener waits at the first
+  one that is not shown yet, and whoever gets no events of runs waits for none. Following the feed never waits for the object store;
 - nothing waits in a queue for a listener, however slow it is: memory is bounded by the ring and by the number of listeners;
 - without listeners nothing is read.
 """
 
 import asyncio
 import json
+import math
 import random
 import re
 from bisect import bisect_right
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from trellis.engine.clock import Clock
+from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
@@ -30,7 +31,7 @@ from trellis.engine.recent import Recent
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
 from trellis.gateway.events import OF_AGENTS, Told, View, rule_of, tell
-from trellis.gateway.visibility import PublishedVersions, Visibility
+from trellis.gateway.visibility import Document, PublishedVersions, Visibility
 from trellis.lifecycles import Role
 
 PAGE = 500
@@ -82,6 +83,10 @@ class Batch:
     caught_up: bool
     looks: int | None = None
     """Set when it ends before an event that readers cannot see yet: the number of looks at published documents until then."""
+    held: Document | None = None
+    """What shows that event."""
+    held_until: float = math.inf
+    """By the process's clock: when that event is given whether readers can see it or not."""
 
     @property
     def is_held(self) -> bool:
@@ -161,6 +166,8 @@ class Hub:
     _listeners: dict[Listener, None] = field(default_factory=dict[Listener, None])
     _of_principal: Counter[str] = field(default_factory=Counter[str])
     _stop: asyncio.Event | None = None
+    _called: asyncio.Event | None = None
+    """Set when a listener has begun to wait for a document."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _pause_s: float = PAUSE_S_MIN
     _looks: int = 0
@@ -220,11 +227,10 @@ class Hub:
         """What a listener with this view gets next. Raises LedgerError."""
         ring = self._ring
         if ring is None or position < ring.floor:
-            async with self._turns:
-                return await self._read_ledger(view, position)
+            return await self._read_ledger(view, position)
         key = (view, position)
         batch = self._shared.get(key)
-        if batch is None:
+        if batch is None or batch.held_until <= self.clock.monotonic():
             found, reached = ring.after(position)
             batch = await self._batch(view, found, Batch(b"", reached, reached >= ring.head), position)
             if len(self._shared) < SHARED_MAX:
@@ -233,27 +239,38 @@ class Hub:
 
     async def _read_ledger(self, view: View, position: str) -> Batch:
         floor = self._ring.floor if self._ring is not None else ""
-        page = await self.ledger.feed(position, limit=READ_MAX, lifecycle=view.only)
+        async with self._turns:
+            page = await self.ledger.feed(position, limit=READ_MAX, lifecycle=view.only)
+            found = await self._tell(page)
+        # Its own events of runs alone: nobody else waits while the object store answers.
+        documents = [told.document for told in found if told.document is not None and view.shows(told, own=True)]
+        if documents and self.published.needs_time:
+            self.published.set_time(await self.ledger.now())
+        await self.published.look(documents)
         # Everything up to the floor was in the ledger before it was asked: an empty answer covers it.
         reached = page.position if page.events else max(page.position, floor)
-        return await self._batch(view, await self._tell(page), Batch(b"", reached, not page.events), position)
+        return await self._batch(view, found, Batch(b"", reached, not page.events), position)
 
     async def _batch(self, view: View, found: Sequence[Told], whole: Batch, position: str) -> Batch:
         """What a listener gets of these events; only those before the first that readers cannot see yet."""
-        frames, held_at = list[bytes](), None
+        frames, held, held_at, held_until = list[bytes](), None, None, math.inf
         for told in found:
             if not view.shows(told, own=bool(view.own) and await self._is_own(view, told)):
                 continue
             seen = Visibility.SHOWN if told.document is None else self.published.visibility(told.document)
-            if seen is Visibility.NOT_YET and held_at is None:
-                held_at = told.position
+            if seen is Visibility.NOT_YET and held_at is None and told.document is not None:
+                held, held_at = told.document, told.position
+                held_until = self.published.held_until(held)
+                self._call_for_look()
             if seen is Visibility.SHOWN and held_at is None:
                 frames.append(told.frame)
         body = b"".join(frames)
         if held_at is None:
             return replace(whole, body=body)
         before = [told.position for told in found if told.position < held_at]
-        return Batch(body, before[-1] if before else position, caught_up=False, looks=self._looks)
+        return Batch(
+            body, before[-1] if before else position, False, looks=self._looks, held=held, held_until=held_until
+        )
 
     async def _is_own(self, view: View, told: Told) -> bool:
         if told.lifecycle not in view.own or view.principal is None:
@@ -268,20 +285,22 @@ class Hub:
         await listener.woken()
 
     async def wait_until_shown(self, listener: Listener, batch: Batch, wake_at: float) -> None:
-        """Come back when a document appeared since this batch was made, at `wake_at`, or when the stream is over."""
+        """Come back when a document appeared since this batch was made, at `wake_at`, or when the stream or the wait is over."""
         if self.closed or listener.gone or batch.looks != self._looks:
             return
-        listener.wake_at = wake_at
+        # Again: when the last listener before this one left, nothing was awaited any more.
+        if batch.held is not None and self.published.visibility(batch.held) is not Visibility.NOT_YET:
+            return
+        self._call_for_look()
+        listener.wake_at = min(wake_at, batch.held_until)
         await listener.woken()
 
     # --- the service -----------------------------------------------------------------------------------------------
 
     async def run_once(self) -> int:
-        """One page; how many events it had. Before it, a look at the documents that listeners wait for."""
-        if self.published.is_awaiting and await self.published.look_again():
-            self._looks += 1
-            self._shared.clear()
-            self._wake_all()
+        """One page; how many events it had."""
+        if self.published.needs_time:
+            self.published.set_time(await self.ledger.now())
         if self._ring is None:
             stop, begins = self._stop, await self.ledger.feed_end()
             if self._stop is stop is not None:
@@ -299,9 +318,7 @@ class Hub:
 
     def pause_s(self, report: int) -> float:
         """At once while there is more, soon while something happens, then ever more slowly."""
-        self._pause_s = (
-            PAUSE_S_MIN if report or self.published.is_awaiting else min(self._pause_s * PAUSE_GROWTH, PAUSE_S_MAX)
-        )
+        self._pause_s = PAUSE_S_MIN if report else min(self._pause_s * PAUSE_GROWTH, PAUSE_S_MAX)
         return 0.0 if report >= PAGE else self._pause_s
 
     def watch(self) -> None:
@@ -311,12 +328,23 @@ class Hub:
             if listener.wake_at <= now:
                 listener.wake()
 
+    async def look(self) -> None:
+        """Look at the documents that listeners wait for, and wake the listeners when there is something for them."""
+        if await self.published.look_again():
+            self._looks += 1
+            self._shared.clear()
+            self._wake_all()
+
     async def close(self) -> None:
         """End every stream, and come back when the passes under way are over."""
         self.closed = True
         self._wake_all()
         self._rest()
         await asyncio.gather(*self._tasks)
+
+    def _call_for_look(self) -> None:
+        if self._called is not None:
+            self._called.set()
 
     def _wake_all(self) -> None:
         for listener in self._listeners:
@@ -325,8 +353,8 @@ class Hub:
     def _run(self) -> None:
         if self._stop is not None:
             return
-        self._stop, self._pause_s = asyncio.Event(), PAUSE_S_MIN
-        for service in (self, _Watch(self)):
+        self._stop, self._called, self._pause_s = asyncio.Event(), asyncio.Event(), PAUSE_S_MIN
+        for service in (self, _Watch(self), _Looks(self, self._called)):
             task = asyncio.create_task(serve(service, self.clock, self.rng, self._stop))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -334,19 +362,19 @@ class Hub:
     def _rest(self) -> None:
         if self._stop is not None:
             self._stop.set()
-        self._stop = self._ring = None
+        self._call_for_look()  # so that its pass ends
+        self.published.forget_awaited()
+        self._stop = self._called = self._ring = None
         self._shared.clear()
 
     # --- what is told ----------------------------------------------------------------------------------------------
 
     async def _tell(self, page: FeedPage) -> list[Told]:
         await self._learn([event for event in page.events if event.version == 1])
-        found = [
+        return [
             tell(event, position, *await self._agent_and_run(event))
             for event, position in zip(page.events, page.positions, strict=True)
         ]
-        await self.published.look([told.document for told in found if told.document is not None])
-        return found
 
     async def _learn(self, first: Sequence[Event]) -> None:
         """Remember what the first event of a job says of it, all of a page in one question."""
@@ -385,6 +413,28 @@ class _Watch:
 
     def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
         return WATCH_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """Looks for the documents that listeners wait for, apart from the feed: a slow object store delays events of runs alone."""
+
+    hub: Hub
+    called: asyncio.Event
+    name: str = "hub-looks"
+
+    async def run_once(self) -> None:
+        """Wait until a document is due, or one more is awaited; then look."""
+        due_s = self.hub.published.look_in_s()
+        if due_s is None:
+            await self.called.wait()
+        elif due_s > 0:
+            await sleep_or_stop(self.hub.clock, self.called, due_s)
+        self.called.clear()
+        await self.hub.look()
+
+    def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
+        return 0.0
 
 
 def _agent_and_run(payload: bytes | None) -> AgentAndRun:

@@ -1,21 +1,40 @@
 """Which events of runs readers can already see: a run's status is read from its published status.json, so its events wait for it (D58).
 
-What holds: an event of a run is announced only when status.json shows the event's version or a later one. What a projector has set aside,
-because the object store holds something else in its place, is never announced: nobody could read it.
+What holds: an event of a run is announced when status.json shows the event's version or a later one. What a projector has set aside,
+because the object store holds something else in its place, is never announced: nobody could read it. No event waits longer than
+`HOLD_S`: a document that is lost, or a store that does not answer, delays a stream and never stops it; the log says so once per run.
 """
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import Enum
+from operator import attrgetter
 
+from trellis.engine.clock import Clock, within
 from trellis.engine.jobs import JobId
+from trellis.engine.logs import log_of
 from trellis.engine.recent import Recent
 from trellis.runs import ids
 from trellis.runs.publishing import published_version
 from trellis.storage.objects import ObjectStore, StoreError
 
+HOLD_S = 30.0
+"""How long after it happened an event waits for its document; then it is announced without."""
+AWAITED_MAX = 1_000
+"""Documents that are looked for at the same time. An event whose document is one too many waits for room, or for its time."""
+LOOK_S_FIRST = 0.05
+LOOK_S_MAX = 5.0
+"""How long a document is left alone after it was looked for: twice as long each time, between these."""
+LOOK_BATCH_MAX = 64
+LOOK_WITHIN_S = 5.0
+"""How long one look at some documents may take; what did not answer by then is looked for again."""
 LOOKS_AT_ONCE = 16
+TIME_KEPT_S = 600.0
+"""How long this process's clock is trusted to go as the ledger's does."""
+
+_log = log_of("trellis.gateway")
 
 
 class Visibility(Enum):
@@ -29,53 +48,148 @@ class Visibility(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The published document that shows an event of a run, and the version it has then."""
+    """The published document that shows an event of a run, the version it has then, and when the event happened."""
 
     job_id: JobId
     key: str
     version: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """The earliest version of a document that a listener waits for. Both times are of this process's clock."""
+
+    document: Document
+    look_at: float
+    pause_s: float = LOOK_S_FIRST
 
 
 @dataclass(kw_only=True)
 class PublishedVersions:
-    """Remembers which version of each status.json is in the store; looks again only when it is asked to."""
+    """Remembers which version of each status.json is in the store, and which ones listeners wait for."""
 
     objects: ObjectStore
+    clock: Clock
     _known: Recent[str, int] = field(default_factory=Recent[str, int])
     _aside: Recent[str, None] = field(default_factory=Recent[str, None])
-    _awaited: dict[str, Document] = field(default_factory=dict[str, Document])
+    _overdue: Recent[JobId, None] = field(default_factory=Recent[JobId, None])
+    _awaited: dict[str, _Awaited] = field(default_factory=dict[str, _Awaited])
+    _time: tuple[float, float] | None = None
+    """The ledger's time, in seconds since 1970, and this process's at the same moment."""
+
+    # --- time --------------------------------------------------------------------------------------------------------
 
     @property
-    def is_awaiting(self) -> bool:
-        """Whether a listener waits for a document."""
-        return bool(self._awaited)
+    def needs_time(self) -> bool:
+        """Whether the ledger should be asked for its time."""
+        return self._time is None or self.clock.monotonic() - self._time[1] >= TIME_KEPT_S
+
+    def set_time(self, now: datetime) -> None:
+        """What time it is by the ledger."""
+        self._time = (now.timestamp(), self.clock.monotonic())
+
+    def held_until(self, document: Document) -> float:
+        """When its event is announced at the latest, by this process's clock."""
+        now = self.clock.monotonic()
+        ledger, here = self._time or (document.at.timestamp(), now)
+        return document.at.timestamp() - ledger + here + HOLD_S
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def awaited(self) -> int:
+        """How many documents are looked for."""
+        return len(self._awaited)
 
     def visibility(self, document: Document) -> Visibility:
         """What is known now; a document that is not shown yet is looked for from then on."""
-        if (self._known.get(document.key) or 0) >= document.version:
+        if self._shows(document):
             return Visibility.SHOWN
         if document.key in self._aside:
             return Visibility.NEVER
-        self._awaited[document.key] = document
+        if self.held_until(document) <= self.clock.monotonic():
+            self._log_overdue(document)
+            return Visibility.SHOWN
+        self._await(document)
         return Visibility.NOT_YET
 
+    def forget_awaited(self) -> None:
+        """Nobody listens any more."""
+        self._awaited.clear()
+
+    def look_in_s(self) -> float | None:
+        """When the next document is to be looked at; None when none is awaited."""
+        first = min((one.look_at for one in self._awaited.values()), default=None)
+        return None if first is None else max(0.0, first - self.clock.monotonic())
+
+    def _shows(self, document: Document) -> bool:
+        return (self._known.get(document.key) or 0) >= document.version
+
+    def _await(self, document: Document) -> None:
+        waiting = self._awaited.get(document.key)
+        if waiting is not None and document.version < waiting.document.version:
+            self._awaited[document.key] = replace(waiting, document=document)
+        elif waiting is None and len(self._awaited) < AWAITED_MAX:
+            self._awaited[document.key] = _Awaited(document, self.clock.monotonic())
+
+    def _log_overdue(self, document: Document) -> None:
+        if document.job_id not in self._overdue:
+            self._overdue[document.job_id] = None
+            _log.warning(
+                "announced_unpublished",
+                run_id=document.job_id,
+                key=document.key,
+                version=document.version,
+                waited_s=HOLD_S,
+                remedy="trellis doctor",
+            )
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
     async def look(self, documents: Iterable[Document]) -> None:
-        """Look at those of these that are not known to be shown."""
-        wanted = {one.key: one for one in documents if (self._known.get(one.key) or 0) < one.version}
+        """Look at those of these that are not known to be shown, for `LOOK_WITHIN_S` at most."""
+        wanted: dict[str, Document] = {}
+        for one in documents:
+            if not self._shows(one) and (one.key not in wanted or one.version > wanted[one.key].version):
+                wanted[one.key] = one
+        if not wanted:
+            return
         room = asyncio.Semaphore(LOOKS_AT_ONCE)
 
-        async def one(document: Document) -> None:
+        async def look_at(document: Document) -> None:
             async with room:
                 await self._look(document)
 
-        await asyncio.gather(*map(one, wanted.values()))
+        async def look_at_all() -> None:
+            await asyncio.gather(*map(look_at, wanted.values()))
+
+        try:
+            await within(self.clock, LOOK_WITHIN_S, look_at_all())
+        except TimeoutError:
+            _log.info("documents_not_read", documents=len(wanted), within_s=LOOK_WITHIN_S)
 
     async def look_again(self) -> bool:
-        """Look at what listeners wait for; whether any of it is to be seen now, or never will be."""
-        awaited, self._awaited = self._awaited, {}
-        await self.look(awaited.values())
-        waiting = {key: one for key, one in awaited.items() if self.visibility(one) is Visibility.NOT_YET}
-        return len(waiting) < len(awaited)
+        """Look at what is due of what listeners wait for; whether any of it is to be announced now, or never will be."""
+        now = self.clock.monotonic()
+        due = [one for one in self._awaited.values() if one.look_at <= now]
+        due = sorted(due, key=attrgetter("look_at"))[:LOOK_BATCH_MAX]
+        await self.look([one.document for one in due])
+        is_freed = False
+        for key in [one.document.key for one in due if one.document.key in self._awaited]:
+            waiting, now = self._awaited[key], self.clock.monotonic()
+            if self._is_over(waiting.document):
+                del self._awaited[key]
+                is_freed = True
+            else:
+                pause = min(2 * waiting.pause_s, LOOK_S_MAX)
+                self._awaited[key] = replace(waiting, look_at=now + waiting.pause_s, pause_s=pause)
+        return is_freed
+
+    def _is_over(self, document: Document) -> bool:
+        """Whether nothing is awaited any more."""
+        is_late = self.held_until(document) <= self.clock.monotonic()
+        return is_late or document.key in self._aside or self._shows(document)
 
     async def _look(self, document: Document) -> None:
         """A store that does not answer, or holds something else there, shows nothing; the next look may find it."""

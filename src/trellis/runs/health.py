@@ -18,7 +18,7 @@ from typing import Any
 from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, checked_slug
 from trellis.agents.errors import AgentNotFound, DefinitionContended, DefinitionMalformed, SlugInvalid
-from trellis.engine.admin_acts import NewAct
+from trellis.engine.admin_acts import ACTS_MAX, NewAct
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -32,6 +32,10 @@ from trellis.runs.publishing import Publisher
 FOLLOWS_AS = "agent-health"
 FAILURES_MAX = 3
 CHANGED = "agent.status.changed"
+CREATED = "agent.created"
+"""The administrative acts on an agent."""
+ACT_PAGES_MAX = 20
+"""How many pages of the acts are read for the last one on an agent; where there are more, none is looked for."""
 NO_FAULT_OF_THE_AGENT = ("CANCELLED:", f"{UpstreamUnavailable.code}:", f"{NlmDown.code}:")
 """How the errors of failed runs begin that say nothing about their agent."""
 PAGE = 100
@@ -101,6 +105,9 @@ async def set_status(
 ) -> StatusChanged:
     """What a person decided about an agent, recorded as an administrative act.
 
+    The file is changed before the act is recorded. Where a process died in between, asking again finds the file changed already and
+    records the act then: the last one on the agent does not show the status that it has.
+
     Raises AgentNotFound, DefinitionMalformed, StatusChangeRefused, DefinitionContended.
     """
     changed = await catalog.change_status(slug, status, at=await ledger.now())
@@ -109,13 +116,16 @@ async def set_status(
             raise AgentNotFound(slug=slug)
         case AgentMalformed():
             raise DefinitionMalformed(problems=changed)
-        case StatusChanged() if changed.previous is changed.agent.status:
-            return changed
         case StatusChanged():
+            source: str | None = changed.previous.value
+            if changed.previous is changed.agent.status:
+                source = await _recorded_status(ledger, slug)
+                if source is None or source == changed.agent.status.value:
+                    return changed
             act = NewAct(
                 event=CHANGED,
                 subject=slug,
-                source=changed.previous.value,
+                source=source,
                 target=changed.agent.status.value,
                 cause=reason,
                 correlation_id=correlation_id,
@@ -123,6 +133,20 @@ async def set_status(
             await ledger.record_act(actor, act)
             await catalog.index()
             return changed
+
+
+async def _recorded_status(ledger: Ledger, slug: str) -> str | None:
+    """The status that the last administrative act on an agent gave it; None when there is none."""
+    found, after = None, 0
+    for _ in range(ACT_PAGES_MAX):
+        page = await ledger.acts(after=after)
+        for act in page:
+            after = act.no
+            if act.subject == slug and act.event in {CREATED, CHANGED}:
+                found = act.target
+        if len(page) < ACTS_MAX:
+            return found
+    return None
 
 
 def _record(event: Event, actor: Actor, about: dict[str, Any]) -> Publication:

@@ -21,6 +21,7 @@ from trellis.engine.errors import IdempotencyMismatch, InputError, NotAllowed, Q
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
+from trellis.lifecycles import Role
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.runs import ids
 from trellis.runs.documents import encode, timestamp
@@ -46,6 +47,14 @@ TRIGGERS: Mapping[str, TriggerKind] = MappingProxyType(
     {"cron": TriggerKind.CRON, "webhook": TriggerKind.EVENT, "agent": TriggerKind.EVENT}
 )
 """What began a run that an entry asks for, by where the entry came from; a person's entry is manual (RUN-9)."""
+RELAYS: Mapping[str, frozenset[Role]] = MappingProxyType(
+    {
+        "cron": frozenset({Role.GATEWAY, Role.ORCHESTRATOR}),
+        "webhook": frozenset({Role.GATEWAY}),
+        "agent": frozenset({Role.GATEWAY, Role.ORCHESTRATOR, Role.AGENT_RUNTIME}),
+    }
+)
+"""Who passes on what a clock, another system or an agent began: from a sender with none of these roles an entry is a person's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +71,13 @@ class Entry:
     correlation_id: str
     priority: str
     ttl_hours: float
+    roles: frozenset[Role] = frozenset()
+    """The sender's, as its token says."""
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether its sender is one of those who pass on what the entry says began it."""
+        return not self.roles.isdisjoint(RELAYS.get(self.source_type, frozenset()))
 
     def to_dict(self) -> dict[str, Any]:
         """As D51 writes it."""
@@ -122,7 +138,7 @@ class Inbox:
             job_id=entry.id,
             type=TYPE,
             lifecycle=INBOX_ENTRY.name,
-            payload=encode({**entry.to_dict(), "refusal": refusal}),
+            payload=encode({**entry.to_dict(), "refusal": refusal, "relayed": entry.is_relayed}),
             delay_s=entry.ttl_hours * 3600.0,
             idempotency_key=None if key is None else key.key,
             idempotency_scope="" if key is None else key.scope,
@@ -156,6 +172,7 @@ class Inbox:
         job = await self.found(entry)
         told = json.loads(job.payload or b"{}")
         del told["refusal"]
+        told.pop("relayed", None)
         last = _data((await self.ledger.events(job.job_id))[-1])
         return Standing(
             entry=told,
@@ -188,7 +205,7 @@ class Inbox:
             if entry.action == JOB:
                 await self._job(entry.to_dict())
             elif entry.action == RUN:
-                _refuse_trigger(await self.offering.agent(entry.target), entry.source_type)
+                _refuse_trigger(await self.offering.agent(entry.target), entry.source_type, relayed=entry.is_relayed)
             else:
                 offer = await self._offer(entry.to_dict())
                 await self.offering.check(offer)
@@ -218,7 +235,7 @@ class Inbox:
     async def _make(self, told: Mapping[str, Any]) -> dict[str, str]:
         key, intent = f"inbox:{told['id']}", told["intent"]
         if intent["action"] == RUN:
-            kind = TRIGGERS.get(told["source"]["type"], TriggerKind.MANUAL)
+            kind = _kind(told["source"]["type"], relayed=told.get("relayed", False))
             run = await self.layer.trigger(
                 intent["target"],
                 intent["payload"],
@@ -303,11 +320,17 @@ class InboxKeeper:
         return 0.0 if report.more else SETTLE_POLL_S
 
 
-def _refuse_trigger(agent: AgentDefinition, source: str) -> None:
-    """Raise AgentNotRunnable for an agent that nobody may begin by hand and that has no trigger of the kind an entry claims to be."""
+def _kind(source: str, *, relayed: bool) -> TriggerKind:
+    """What began the run that an entry asks for; what the entry says of it counts from those alone who pass such things on."""
+    return TRIGGERS.get(source, TriggerKind.MANUAL) if relayed else TriggerKind.MANUAL
+
+
+def _refuse_trigger(agent: AgentDefinition, source: str, *, relayed: bool) -> None:
+    """Raise AgentNotRunnable for an agent that nobody may begin by hand and that has no trigger of the kind an entry is of."""
     own = {"cron": agent.triggers.cron is not None, "webhook": bool(agent.triggers.events)}.get(source, False)
-    if source in TRIGGERS and not agent.triggers.manual and not own:
-        reason = f"its file says `triggers.manual: false` and names no trigger for an entry of {source}"
+    if source in TRIGGERS and not agent.triggers.manual and not (own and relayed):
+        why = "it names no trigger for" if relayed else "the sender has no role that passes on"
+        reason = f"its file says `triggers.manual: false`, and {why} an entry of {source}"
         raise AgentNotRunnable(slug=agent.slug, reason=reason)
 
 

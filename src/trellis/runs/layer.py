@@ -159,7 +159,7 @@ class BuiltinLayer:
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
         if earlier is not None:  # also when the agent could not run any more
             return earlier.job_id
-        await self._check(agent_slug, kind)
+        await self._check(agent_slug, kind, again=retry_of is not None)
         run_id = ids.make_run_id(await self.ledger.now(), self.random_text())
         with tracing.span("job.submit", {"trellis.job_id": run_id, "trellis.type": TYPE}, kind=tracing.PRODUCER):
             job = NewJob(
@@ -209,7 +209,7 @@ class BuiltinLayer:
         ]
         return [*records, *documents.shown(Facts(run_id, request, tuple(first)))]
 
-    async def _check(self, slug: str, kind: TriggerKind) -> None:
+    async def _check(self, slug: str, kind: TriggerKind, *, again: bool) -> None:
         agent = await self.catalog.load(slug)
         match agent:
             case AgentMissing():
@@ -220,6 +220,9 @@ class BuiltinLayer:
                 raise AgentNotRunnable(slug=slug, reason=await self._why_not(agent))
             case _ if kind is TriggerKind.MANUAL and not agent.triggers.manual:
                 raise AgentNotRunnable(slug=slug, reason="its file says `triggers.manual: false`")
+            case _ if not again and not agent.triggers.manual and not _has_trigger(agent, kind):
+                reason = f"its file says `triggers.manual: false` and names no trigger of the kind {kind.value}"
+                raise AgentNotRunnable(slug=slug, reason=reason)
             case _:
                 pass
 
@@ -285,3 +288,8 @@ class BuiltinLayer:
 
 def _scope_of(kind: TriggerKind) -> str:
     return CRON_SCOPE if kind is TriggerKind.CRON else KEY_SCOPE
+
+
+def _has_trigger(agent: AgentDefinition, kind: TriggerKind) -> bool:
+    """Whether the agent's file names a trigger of this kind."""
+    return agent.triggers.cron is not None if kind is TriggerKind.CRON else bool(agent.triggers.events)

@@ -22,6 +22,8 @@ HEAD_BYTES_MAX = 8 * 1024
 HEAD_S = 2.0
 CONNECTIONS_MAX = 50
 OK = "ok"
+INSTANCE_HEADER = "X-Trellis-Instance"
+"""Which process answered `/system/ready`: a random name that it takes when it starts."""
 NO_ANSWER = "UPSTREAM_UNAVAILABLE"
 
 Probe = Callable[[], Awaitable[object]]

@@ -45,7 +45,11 @@ Action = Literal[
 
 
 class EntrySource(pydantic.BaseModel):
-    """Where it comes from. Who sent it is not said but known."""
+    """Where it comes from. Who sent it is not said but known.
+
+    `cron`, `webhook` and `agent` count as what began a run only in entries of tokens that also have the role of a component which passes
+    such things on (`gateway`; for `cron` and `agent` also `orchestrator`); from anybody else the run is begun by hand.
+    """
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -179,6 +183,7 @@ def _entry(body: EntryAsked, caller: Caller, at: datetime) -> Entry:
         correlation_id=body.metadata.correlation_id or caller.correlation_id,
         priority=body.metadata.priority,
         ttl_hours=body.metadata.ttl_hours,
+        roles=caller.principal.roles,
     )
 
 

@@ -37,6 +37,7 @@ from trellis.engine.records import Job, JobFilter, Place, WorkerSeen
 from trellis.gateway.agent_scope import within_job_agent
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import Asked, Once, mark
+from trellis.gateway.nlm_jobs import RULE as NLM_RULE
 from trellis.gateway.nlm_jobs import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.gateway.reserving import reserve, wish
@@ -180,8 +181,11 @@ async def listing(
 ) -> dict[str, Any]:
     """Jobs, newest first. Whoever has a right to its own alone sees its own; a page may then be short and still have a next one.
 
-    With lifecycle=nlm-job, for operators, those of the NLM backend, which keeps them itself.
+    With lifecycle=nlm-job, for operators, those of the NLM backend, wherever it keeps them; nobody else finds them here.
     """
+    if lifecycle == NLM_JOB.name:
+        caller.permit(NLM_RULE)
+    sees = WORK if caller.may(NLM_RULE) else tuple(name for name in WORK if name != NLM_JOB.name)
     if lifecycle == NLM_JOB.name and not await _has_nlm_jobs(instance.ledger):
         asked = {"type": type, "status": _state(status), "correlation_id": correlation_id, "parent_id": parent_id}
         return await list_nlm_jobs(instance, caller, limit=limit, cursor=cursor, **asked)
@@ -198,7 +202,7 @@ async def listing(
         found += [
             job
             for job in part.jobs
-            if job.lifecycle in WORK and await may_see(caller.principal, "jobs.read", instance.ledger, job)
+            if job.lifecycle in sees and await may_see(caller.principal, "jobs.read", instance.ledger, job)
         ]
         cursor = part.cursor
         if cursor is None or len(found) == limit:
@@ -430,12 +434,14 @@ async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.re
 
 
 async def _found(caller: Caller, rule: str, ledger: Ledger, job_id: str) -> Job:
-    """The job; raises NotAllowed before JobNotFound."""
+    """The job; raises NotAllowed before JobNotFound. One of the NLM backend is for operators also where it shares this ledger (D42)."""
     job = await ledger.job(JobId(job_id))
     job = job if job is not None and job.lifecycle in WORK else None
     await checked(caller.principal, rule, ledger, job)
     if job is None:
         raise JobNotFound(job_id=job_id)
+    if job.lifecycle == NLM_JOB.name and rule == "jobs.read":
+        caller.permit(NLM_RULE)
     return job
 
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from trellis.http.shapes import Health, Live
 from trellis.web.bodies import StrictRoute
+from trellis.web.health import INSTANCE_HEADER
 from trellis.web.health import Health as ProcessHealth
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
@@ -40,5 +41,6 @@ async def health(request: Request, response: Response) -> dict[str, Any]:
 async def _readiness(request: Request, response: Response) -> dict[str, Any]:
     asked: ProcessHealth = request.app.state.health
     found = await asked.ready()
+    response.headers[INSTANCE_HEADER] = request.app.state.instance_name
     response.status_code = 200 if found.is_ready else 503
     return {"status": "ok" if found.is_ready else "degraded", "checks": dict(found.checks)}
