@@ -58,7 +58,8 @@ async def test_a_worker_without_our_version_that_names_no_topics_gets_nothing_by
 @pytest.mark.requirement("BUS-8", "D68")
 async def test_children_of_an_orchestrator_that_names_its_parent_by_the_wire_id_are_children_of_the_job(plane: Plane):
     client, orchestrator = await plane.client(), await plane.peer("orchestrator")
-    await orchestrator.serve()
+    await orchestrator.serve(direct=True)
+    await plane.heard_everything()
     order = await handed_out(plane, client, orchestrator, "p")
     await orchestrator.submit("child", "job.nobody", parent_job_id=order.job_id, workflow_id="wf")
     await plane.reaches("child", "SCHEDULED")

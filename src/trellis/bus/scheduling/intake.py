@@ -74,7 +74,7 @@ class Intake:
     accepted: Callable[[], None] | None = None
     """Called when a new job is in the ledger."""
     works_on: Callable[[str, str], Awaitable[None]] | None = None
-    """Called with a wire id and its worker's id when a request shows that this worker has begun."""
+    """Called with a wire id and a sender's id when a request shows that this sender has begun, if it is the worker."""
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
     """How long after a soft cancel a job that goes on is ended."""
     _listening: list[Listening] = field(default_factory=list[Listening])
@@ -120,6 +120,7 @@ class Intake:
             await self._tell_refused(said.job_id, packet.trace_id, _done_already(answer), ErrorCode.DUPLICATE)
         else:
             await self._taken_in(packet, answer)
+            await self._note_worker(packet.sender_id, request.parent_job_id)
 
     async def _taken_in(self, packet: Packet, answer: Submitted) -> None:
         """The ledger has this job, now or since an earlier request."""
@@ -154,19 +155,17 @@ class Intake:
             if not await may_link_on_bus(self.ledger, packet.sender_id, job.parent_id):
                 detail = f"parent_job_id: {packet.sender_id} neither submitted {job.parent_id} nor works on it"
                 raise RequestInvalid(detail=detail)
-            await self._note_worker(packet.sender_id, request.parent_job_id, job.parent_id)
             sender = Actor(role=Role.GATEWAY, name=sender_name(packet.sender_id))
             job = await scoped_key(self.ledger, job, sender.name)
             await self.room.take(job, self.topics)
             return (await self.ledger.submit(sender, [job]))[0]
 
-    async def _note_worker(self, sender_id: str, named: str, parent_id: JobId | None) -> None:
-        """Who submits parts of a job under its wire id has got its order and has begun. So its parts are the job's, also when it never
-        says anything else about it. A submitter's own parts are so anyway.
-        """
-        if parent_id is None or parent_id == named or self.works_on is None:
+    async def _note_worker(self, sender_id: str, named: str) -> None:
+        """A worker that submits parts of a job under its wire id has got its order and has begun. A submitter's own parts show nothing."""
+        found = read_wire_id(named)
+        if found is None or self.works_on is None:
             return
-        parent = await self.ledger.job(parent_id)
+        parent = await self.ledger.job(found[0])
         if parent is not None and not await is_of_sender(self.ledger, parent, sender_id):
             await self.works_on(named, sender_id)
 

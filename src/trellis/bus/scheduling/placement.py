@@ -18,8 +18,8 @@ from typing import Protocol, TypeAlias
 
 from trellis.bus.messages import ErrorCode, direct_subject
 from trellis.bus.requests import JobRequest
-from trellis.bus.scheduling.registry import Seen
-from trellis.bus.topics import Topic, Topics, patterns
+from trellis.bus.scheduling.registry import Seen, serves
+from trellis.bus.topics import Topics
 
 OVERLOADED_CPU = 95.0
 WORKER_LABEL = "worker."
@@ -99,7 +99,7 @@ def place(
     foreign: list[Seen] = []
     unsaid: list[Seen] = []
     for seen in workers:
-        if _serves(seen, request.topic, topic):
+        if serves(seen, request.topic, topic):
             (foreign if seen.other_versions else serving).append(seen)
         elif seen.other_versions and not seen.ready_topics and seen.pool in {"", request.topic}:
             unsaid.append(seen)  # it did not say where it listens; CAP calls a topic's own subject its pool
@@ -156,12 +156,6 @@ def _hearing(request: JobRequest, workers: Sequence[Seen], subjects: Subjects) -
         return None
     chosen = _best(request, hearing)
     return Placed(subject=direct_subject(chosen.worker_id), worker_id=chosen.worker_id)
-
-
-def _serves(seen: Seen, topic: str, settings: Topic) -> bool:
-    if settings.pools and (seen.pool not in settings.pools or not seen.ready_topics):
-        return seen.pool in settings.pools
-    return patterns(seen.ready_topics).fit(topic)
 
 
 def _is_choosy(request: JobRequest) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from trellis.bus.messages import HANDSHAKE, HEARTBEAT, RESULT, Handshake, Heartbeat, JobResult, Status, direct_subject
 from trellis.bus.port import Bus, Listening, Received
-from trellis.bus.topics import is_wild, patterns
+from trellis.bus.topics import Topic, is_wild, patterns
 from trellis.bus.wire_ids import read_wire_id
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
@@ -270,6 +270,11 @@ class Workers:
         known = self._workers.get(worker_id)
         return _seen(known) if known and self.clock.monotonic() <= known.lost_at() else None
 
+    def serves(self, worker_id: str, topic: str, settings: Topic) -> bool:
+        """Whether it is a live worker of this topic that speaks our version of the protocol."""
+        seen = self.alive(worker_id)
+        return seen is not None and not seen.other_versions and serves(seen, topic, settings)
+
     def live(self) -> Iterator[Seen]:
         """Every worker that is not lost, also one that does not speak our version of the protocol."""
         now = self.clock.monotonic()
@@ -427,6 +432,13 @@ class Workers:
     def _call(self) -> None:
         if self.appeared is not None:
             self.appeared()
+
+
+def serves(seen: Seen, topic: str, settings: Topic) -> bool:
+    """Whether a worker said that it serves this topic, by its name or by one of the topic's pools."""
+    if settings.pools and (seen.pool not in settings.pools or not seen.ready_topics):
+        return seen.pool in settings.pools
+    return patterns(seen.ready_topics).fit(topic)
 
 
 def _seen(known: _Worker) -> Seen:
