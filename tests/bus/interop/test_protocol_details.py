@@ -43,7 +43,7 @@ async def test_a_worker_without_our_version_that_names_no_topics_gets_nothing_by
     await plane.reaches("j1", "SCHEDULED")
     await plane.settle()
     assert "later names no topics" in (await plane.said("j1", "job_deferred"))["reason"]
-    assert later.orders == []
+    assert (later.orders, client.alerts) == ([], [100])
     able = await plane.peer("able")
     await able.serve(direct=True)
     await plane.heard_everything()
