@@ -26,6 +26,7 @@ from trellis.bus.messages import (
 from trellis.bus.port import Received
 from trellis.bus.requests import JobRequest
 from trellis.bus.room import COUNT_S, Room
+from trellis.bus.scheduling.early_cancels import KEPT_MAX, SENDER_MAX
 from trellis.bus.scheduling.intake import Intake
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
@@ -304,3 +305,48 @@ async def test_a_request_that_finds_no_room_is_refused_aloud_and_may_come_again(
 def test_a_field_of_the_wrong_shape_is_refused_with_its_shape_in_words(said: dict[str, str], told: str):
     with pytest.raises(RequestInvalid, match=told):
         JobRequest.checked(said)
+
+
+# --- cancels that come before their requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_a_cancel_that_came_first_is_not_lost_when_the_ledger_is_away_for_a_moment(rig: Rig, client: Client):
+    class NoCancels:
+        """The ledger, whose cancels do not answer."""
+
+        def __getattr__(self, name: str) -> object:
+            if name == "cancel":
+                raise LedgerUnavailable(reason="away")
+            return getattr(rig.ledger, name)
+
+    await client.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
+    client.intake.ledger = NoCancels()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(LedgerUnavailable):
+        await client.send(SUBMIT, request())
+    client.intake.ledger = rig.ledger
+    await client.send(SUBMIT, request())  # as a stream brings it again
+    assert await rig.state("mine") == "CANCELLED"
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_a_sender_with_many_cancels_of_unknown_jobs_pushes_out_nobody_elses(rig: Rig, client: Client):
+    await client.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
+    early = client.intake._early
+    for sender in range(2 * KEPT_MAX // SENDER_MAX):
+        noisy = rig.sender(f"noisy-{sender}")
+        for number in range(SENDER_MAX + 1):
+            early.keep(noisy.packet(JobCancel(job_id=f"n{number}", requested_by="noisy"), "t"))
+    assert len(early._kept) == KEPT_MAX
+    await client.send(SUBMIT, request())
+    assert await rig.state("mine") == "CANCELLED"
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_a_job_that_is_submitted_after_a_cancel_of_its_id_runs(rig: Rig, client: Client):
+    await client.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
+    rig.clock.advance(20)
+    await client.send(SUBMIT, request())
+    rig.clock.advance(20)
+    await quiet()
+    assert await rig.state("mine") == "PENDING"

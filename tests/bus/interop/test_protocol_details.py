@@ -102,15 +102,17 @@ async def test_a_repeated_idempotency_key_under_a_second_job_id_is_refused_under
 async def test_a_cancel_that_overtakes_its_request_cancels_the_job(plane: Plane):
     client, worker, stranger = await plane.client(), await plane.peer("worker-1"), await plane.peer("stranger")
     await worker.serve()
-    await client.cancel("j1")
-    await stranger.cancel("j2")
+    await client.cancel("j1", later_s=30)  # created behind its request, and heard before it
+    await stranger.cancel("j2", later_s=30)
+    await client.cancel("j4")  # created before its request: that one is wanted
     await plane.heard_everything()
-    for job_id in ("j1", "j2"):
+    for job_id in ("j1", "j2", "j4"):
         await client.submit(job_id)
     await plane.told(client, "j1", "CANCELLED")
     await plane.reaches("j2", "DISPATCHED")  # whose job it is not does not cancel it
-    assert [order.env["job_id"] for order in worker.orders] == ["j2"]
-    await client.cancel("j3")
+    await plane.reaches("j4", "DISPATCHED")
+    assert sorted(order.env["job_id"] for order in worker.orders) == ["j2", "j4"]
+    await client.cancel("j3", later_s=300)
     await plane.heard_everything()
     await plane.pass_time(KEPT_S + 1, step_s=KEPT_S + 1)
     await client.submit("j3")

@@ -107,6 +107,7 @@ class Intake:
             return
         try:
             request = JobRequest.checked(said.model_dump(mode="json", exclude_defaults=True, warnings=False))
+            self._early.of_request(request.job_id, packet.sender_id, packet.created_at)  # forgets what is older than it
             answer = await self._submit(packet, request)
         except TopicFull as error:
             await self._refuse(packet, said.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
@@ -124,9 +125,9 @@ class Intake:
 
     async def _taken_in(self, packet: Packet, answer: Submitted) -> None:
         """The ledger has this job, now or since an earlier request."""
-        early = self._early.take(answer.job_id, packet.sender_id)
-        if early is not None:
-            await self._cancel(early)
+        early = self._early.of_request(answer.job_id, packet.sender_id, packet.created_at)
+        if early is not None and await self._cancel(early):
+            self._early.forget(early)
         if not answer.created:
             await self._tell_again(answer.job_id, packet.trace_id)
         elif self.accepted is not None:
