@@ -293,8 +293,12 @@ async def test_a_redacted_context_goes_out_in_place_of_the_requests_own(plane: P
     await worker.serve()
     plane.kernel.says(Kind.ALLOW, redacted={"context_ptr": "objects://ctx/clean"})
     secret = pb.ResourceRef(uri="objects://ctx/secret")
-    order = await handed_out(plane, client, worker, context_ptr="objects://ctx/secret", context_ref=secret)
+    undo = pb.Compensation(topic="job.undo", context_ptr="objects://ctx/secret", context_ref=secret)
+    order = await handed_out(
+        plane, client, worker, context_ptr="objects://ctx/secret", context_ref=secret, compensation=undo
+    )
     assert (order.context_ptr, order.HasField("context_ref")) == ("objects://ctx/clean", False)
+    assert order.compensation == pb.Compensation(topic="job.undo")
 
 
 # --- cancels of silent workers ---------------------------------------------------------------------------------------
