@@ -7,6 +7,7 @@ import pytest
 
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
+from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.messages import (
     ALERT,
@@ -27,7 +28,7 @@ from trellis.bus.port import Received
 from trellis.bus.requests import JobRequest
 from trellis.bus.room import COUNT_S, Room
 from trellis.bus.scheduling.early_cancels import KEPT_MAX, SENDER_MAX
-from trellis.bus.scheduling.intake import Intake
+from trellis.bus.scheduling.intake import REFUSALS, Intake
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.errors import LedgerUnavailable
@@ -350,3 +351,29 @@ async def test_a_job_that_is_submitted_after_a_cancel_of_its_id_runs(rig: Rig, c
     rig.clock.advance(20)
     await quiet()
     assert await rig.state("mine") == "PENDING"
+
+
+# --- refusals under others' ids -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-11", "BUS-12", "D68")
+async def test_no_refusal_is_told_under_the_id_or_the_wire_id_of_a_job(rig: Rig, client: Client):
+    await rig.worker("silent", TOPIC, direct=False)
+    await rig.submit(job_id="mine")
+    await rig.run()
+    for named in ("mine", "mine@1", "mine@1\n", "mine\x00@7", "other@1"):
+        error = PacketRefused(ErrorCode.INVALID_INPUT, "bad", job_id=named, trace_id="t", sender_id="client-2")
+        await client.intake.on_refused(SUBMIT, error)
+    await quiet()
+    assert [result.job_id for result in client.results] == ["other@1"]
+    assert rig.workers.outstanding(TOPIC) == 1
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_a_sender_of_many_bad_requests_is_told_so_many_refusals_and_others_theirs(rig: Rig, client: Client):
+    for sender, number in (("noisy", 2 * REFUSALS.at_once), ("quiet", 1)):
+        for one in range(number):
+            error = PacketRefused(ErrorCode.INVALID_INPUT, "bad", job_id=f"{sender}{one}", sender_id=sender)
+            await client.intake.on_refused(SUBMIT, error)
+    told = [body.job_id for _, body in rig.bus.published if isinstance(body, JobResult)]
+    assert (len(told), told[-1]) == (REFUSALS.at_once + 1, "quiet0")

@@ -228,11 +228,12 @@ async def test_a_request_that_says_two_things_about_for_whom_it_acts_is_refused(
 @pytest.mark.requirement("BUS-11", "D68")
 async def test_an_unusable_job_id_is_refused_under_that_id(plane: Plane):
     client = await plane.client()
-    for job_id in ("a/b", "\u00e4", "a b", "x" * 250):
+    for job_id in ("a/b", "\u00e4", "a b", "x" * 250, "line\nbreak"):
         await client.submit(job_id)
+        job_id = job_id[:200].replace("\n", "")
         await plane.told(client, job_id, "FAILED")
         assert (told(client, job_id)[0].error_code_enum, await plane.jobs()) == (INVALID_INPUT, [])
-    assert client.alerts == [INVALID_INPUT] * 4
+    assert client.alerts == [INVALID_INPUT] * 5
 
 
 @pytest.mark.requirement("BUS-2", "D68")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from trellis.bus.ends.families import Families
 from trellis.bus.ends.publisher import ENDS, result_of
-from trellis.bus.envelope import PacketRefused
+from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused
 from trellis.bus.errors import BusError, RequestInvalid, TopicFull
 from trellis.bus.messages import (
     CANCEL,
@@ -32,7 +32,7 @@ from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.room import Room
 from trellis.bus.scheduling.early_cancels import EarlyCancels
 from trellis.bus.topics import Topics
-from trellis.bus.wire.alerts import AlertLimit, AlertSender
+from trellis.bus.wire.alerts import AlertLimit, AlertSender, Rates
 from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
@@ -58,6 +58,10 @@ from trellis.lifecycles.bus_job import BUS_JOB
 GROUP = "trellis"
 """The queue group of every process of the control plane."""
 TEXT_CHARS_MAX = 500
+REFUSALS = Rates(at_once=100, every_s=0.1, all_at_once=1_000, all_every_s=0.01)
+"""How many refusals are told as results; everybody hears all results, and a client of many requests needs all of its own."""
+REFUSED_ID_CHARS_MAX = 200
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _log = log_of("trellis.bus.scheduling.intake")
 
@@ -80,9 +84,11 @@ class Intake:
     _listening: list[Listening] = field(default_factory=list[Listening])
     _alerts: AlertSender = field(init=False)
     _early: EarlyCancels = field(init=False)
+    _refusals: AlertLimit = field(init=False)
 
     def __post_init__(self) -> None:
         self._alerts = AlertSender(bus=self.bus, limit=AlertLimit(self.clock))
+        self._refusals = AlertLimit(self.clock, REFUSALS)
         self._early = EarlyCancels(clock=self.clock, carry_out=self._cancel)
 
     async def start(self) -> None:
@@ -118,7 +124,7 @@ class Intake:
         if isinstance(answer, Mismatch):
             await self._refuse(packet, said.job_id, _used_before(answer), ErrorCode.DUPLICATE)
         elif answer.job_id != request.job_id:
-            await self._tell_refused(said.job_id, packet.trace_id, _done_already(answer), ErrorCode.DUPLICATE)
+            await self._tell_refused(packet, said.job_id, _done_already(answer), ErrorCode.DUPLICATE)
         else:
             await self._taken_in(packet, answer)
             await self._note_worker(packet.sender_id, request.parent_job_id)
@@ -173,7 +179,7 @@ class Intake:
     async def on_refused(self, subject: str, error: PacketRefused) -> None:
         """A packet that the bus dropped, after it has told people: the client of a request that does not fit is told too."""
         if subject == SUBMIT and error.error_code is ErrorCode.INVALID_INPUT:
-            await self._tell_refused(error.job_id, error.trace_id, error.detail, error.error_code)
+            await self._tell_refused(error, error.job_id, error.detail, error.error_code)
 
     async def on_cancel(self, received: Received) -> None:
         """A client does not want its job any more. What we tell workers is none of it."""
@@ -242,12 +248,17 @@ class Intake:
     async def _refuse(self, packet: Packet, job_id: str, reason: str, code: ErrorCode) -> None:
         """Say that it cannot be taken; to the client too, when the id is nobody else's job."""
         await self._alert(packet, job_id, code, reason)
-        await self._tell_refused(job_id, packet.trace_id, reason, code)
+        await self._tell_refused(packet, job_id, reason, code)
 
-    async def _tell_refused(self, job_id: str, trace_id: str, reason: str, code: ErrorCode) -> None:
-        """The client hears it under its own id, also one that no job can have; unless that is the id of somebody's job."""
-        usable = re.fullmatch(JOB_ID_PATTERN, job_id) is not None
-        if not job_id or (usable and await self.ledger.job(JobId(job_id)) is not None):
+    async def _tell_refused(self, packet: Packet | PacketRefused, named: str, reason: str, code: ErrorCode) -> None:
+        """The client hears it under its own id, also one that no job can have (cut, and without control characters); unless that is the
+        id or the wire id of somebody's job: everybody would take it for that job's result.
+        """
+        job_id = _CONTROL.sub("", named)[:REFUSED_ID_CHARS_MAX]
+        if not job_id or await self._is_anybodys(job_id):
+            return
+        if self._refusals.left_out(code, packet.sender_id) is None:
+            _log.info("refusal_not_told", sender=packet.sender_id, code=code.name)
             return
         result = JobResult(
             job_id=job_id,
@@ -257,7 +268,14 @@ class Intake:
             error_message=reason[:TEXT_CHARS_MAX],
             error_code_enum=code.value,
         )
-        await self.bus.publish(RESULT, result, trace_id=trace_id)
+        await self.bus.publish(RESULT, result, trace_id=packet.trace_id[:NAME_CHARS_MAX] or job_id)
+
+    async def _is_anybodys(self, named: str) -> bool:
+        """Whether a job has this id, or this wire id is of one."""
+        found = read_wire_id(named)
+        ids = [named] if found is None else [named, found[0]]
+        usable = [JobId(one) for one in ids if re.fullmatch(JOB_ID_PATTERN, one)]
+        return any([await self.ledger.job(one) is not None for one in usable])
 
     async def _alert(self, packet: Packet, job_id: str, code: ErrorCode, message: str) -> None:
         details = {"job_id": job_id, "trace_id": packet.trace_id}

@@ -179,6 +179,7 @@ class Workers:
     _given_to: dict[str, _Worker | _Subject] = field(default_factory=dict[str, "_Worker | _Subject"])
     _ended: Recent[str, str] = field(default_factory=lambda: Recent(ENDED_MAX))
     _listening: list[Listening] = field(default_factory=list[Listening])
+    _own_sender_id: str | None = None
     _looked_at: float = -math.inf
     _swept_at: float = -math.inf
     _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_TOLD_MAX))
@@ -322,6 +323,7 @@ class Workers:
 
     async def listen(self, bus: Bus) -> None:
         """Hear everything that tells of workers."""
+        self._own_sender_id = bus.sender_id
         for subject in (HEARTBEAT, HANDSHAKE):
             self._listening.append(await bus.listen(subject, self._take))
         # Who writes results down alerts about those that cannot be read: one alert for one packet.
@@ -339,6 +341,8 @@ class Workers:
             await self._tell(body.worker_id, now)
         elif isinstance(body, Handshake):
             self.met(body, now)
+        elif received.packet.sender_id == self._own_sender_id:
+            return  # what the control plane tells clients is no worker's word
         elif isinstance(body, JobResult) and body.status in ENDS and read_wire_id(body.job_id):
             self.settled(body.job_id, body.worker_id)
             self._call()
