@@ -47,10 +47,12 @@ TAKEN_BACK = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
 """Events that, out of a held state, end an attempt whose worker may still be at it."""
 DEAD = frozenset({"FAILED", "TIMEOUT", "DENIED"})
 """Ends of which `sys.job.dlq` is told too, unless the job is done again."""
-WORKERS_WORDS = frozenset(
-    {Status.FAILED_RETRYABLE, Status.FAILED_FATAL, Status.TIMEOUT, Status.DENIED, Status.CANCELLED}
-)
-"""What a worker may call a failure. In the ledger all of them are FAILED: a worker ends a job well or badly, and no more."""
+WORKERS_WORDS = frozenset({Status.FAILED_RETRYABLE, Status.FAILED_FATAL})
+"""What a worker may call a failure so that the client gets it as the status. In the ledger both are FAILED."""
+OUR_WORDS = frozenset({Status.TIMEOUT.name, Status.DENIED.name, Status.CANCELLED.name})
+"""Ends that only the control plane decides. A worker that reports one ends its job badly, and no more: its word is kept in the text."""
+OUR_NUMBERS = frozenset({ErrorCode.SAFETY_DENIED, ErrorCode.TIMEOUT})
+"""What a client takes for such an end of ours."""
 CODES = {
     "DENIED": ("SAFETY_DENIED", ErrorCode.SAFETY_DENIED),
     "TIMEOUT": ("TIMEOUT", ErrorCode.TIMEOUT),
@@ -282,6 +284,9 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
         code = report.error_code
         number = report.error_code_enum or error_number(code)
     message = report.error_message if report and report.error_message else event.cause or ""
+    if report is not None and event.target == "FAILED" and report.status in OUR_WORDS:
+        number = ErrorCode.UNSPECIFIED if number in OUR_NUMBERS else number
+        message = f"{message} (its worker reported {report.status})".strip()
     if again is not None:
         message = f"{message}; it is done again as job {again}, unless that is cancelled".removeprefix("; ")
     return JobResult(
@@ -301,6 +306,6 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
 
 
 def _status(event: Event, report: Report | None) -> Status:
-    """The state of the job; of one that its worker ended badly, the word that the worker has for it."""
+    """The state of the job; of one that its worker ended badly, whether the worker calls it retryable or fatal."""
     said = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
     return said if said is not None and said in WORKERS_WORDS else Status[event.target]
