@@ -42,6 +42,8 @@ FOLLOWS_AS = "bus-publisher"
 AT_ONCE = 32
 NOT_KEPT_S_MAX = 30.0
 """How long results wait for a stream that refuses them; from then on they are told only to those who listen, until it takes one again."""
+KEPT = frozenset({RESULT, DEAD_LETTERS})
+"""What counts as sent when a stream has kept it, where there are streams."""
 ENDS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
 TAKEN_BACK = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
 """Events that, out of a held state, end an attempt whose worker may still be at it."""
@@ -92,7 +94,8 @@ class Publisher:
     waits_for_events = True
     _sent: set[str] = field(default_factory=set[str])
     """Of what is not remembered yet: what the bus has taken."""
-    _not_kept_since: float | None = None
+    _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])
+    """By subject: since when its stream refuses packets."""
     _waking: Waking[Told] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -180,7 +183,7 @@ class Publisher:
 
     async def _has_gone(self, event: Event, note: _Note, span: tracing.Span) -> bool:
         """Whether the packet need not be sent again."""
-        kept = note.subject == RESULT
+        kept = note.subject in KEPT
         try:
             await self.bus.publish(
                 note.subject, note.body, trace_id=_trace(event), message_id=note.message_id, kept=kept
@@ -196,23 +199,23 @@ class Publisher:
             return True
         except NotKept as error:
             span.fail(str(error))
-            return self._goes_unkept(event, error)
+            return self._goes_unkept(event, note.subject, error)
         except BusError as error:
             # No bus will ever take it: those behind it must not wait for that.
             span.fail(str(error))
             _log.error("cannot_be_told", event_id=event.id, error=str(error))
             return True
         if kept:
-            self._not_kept_since = None
+            self._not_kept_since.pop(note.subject, None)
         return True
 
-    def _goes_unkept(self, event: Event, error: NotKept) -> bool:
+    def _goes_unkept(self, event: Event, subject: str, error: NotKept) -> bool:
         """A stream that is full for a moment is waited for; one that refuses for good must not silence everything."""
         now = self.follower.clock.monotonic()
-        if self._not_kept_since is None:
-            self._not_kept_since = now
+        if subject not in self._not_kept_since:
+            self._not_kept_since[subject] = now
             _log.warning("not_kept", event_id=event.id, error=str(error))
-        return now >= self._not_kept_since + NOT_KEPT_S_MAX
+        return now >= self._not_kept_since[subject] + NOT_KEPT_S_MAX
 
     async def _notes(self, event: Event) -> list[_Note]:
         notes: list[_Note] = []
