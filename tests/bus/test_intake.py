@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 
@@ -30,7 +31,9 @@ from trellis.bus.room import COUNT_S, Room
 from trellis.bus.scheduling.early_cancels import KEPT_MAX, SENDER_MAX
 from trellis.bus.scheduling.intake import REFUSALS, Intake
 from trellis.bus.topics import Topics
+from trellis.bus.wire import cap
 from trellis.bus.wire.local import LocalBus
+from trellis.bus.wire.signing import Keys
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.lifecycles import Role
@@ -377,3 +380,21 @@ async def test_a_sender_of_many_bad_requests_is_told_so_many_refusals_and_others
             await client.intake.on_refused(SUBMIT, error)
     told = [body.job_id for _, body in rig.bus.published if isinstance(body, JobResult)]
     assert (len(told), told[-1]) == (REFUSALS.at_once + 1, "quiet0")
+
+
+@pytest.mark.requirement("BUS-2", "BUS-9", "D68")
+@pytest.mark.parametrize("place", ["context_ref", "compensation/context_ref"])
+def test_a_reference_that_expires_at_no_time_is_refused_and_every_other_can_be_sent(place: str):
+    def asked(expires_at: str) -> JobRequest:
+        said: dict[str, object] = {"context_ref": {"uri": "objects://ctx/x", "expires_at": expires_at}}
+        return JobRequest.checked(
+            {"job_id": "j", "topic": TOPIC, **(said if "/" not in place else {"compensation": said})}
+        )
+
+    for wrong in ("tomorrow", "2030-01-31", "2030-02-31T00:00:00Z", "2030-01-31T12:00:00", "0001-01-01T00:00:00+23:00"):
+        with pytest.raises(RequestInvalid, match=f"{place}/expires_at: a time as in RFC 3339"):
+            asked(wrong)
+    for right in ("", "2030-01-31T12:00:00Z", "2030-01-31T12:00:00.123456789+05:30", "9999-12-31T23:59:59.9Z"):
+        sent = Order(request=asked(right), dispatch=Dispatch())
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        assert cap.encode(Packet(trace_id="t", sender_id="s", created_at=now, body=sent), Keys())

@@ -233,9 +233,9 @@ async def test_an_unusable_job_id_is_refused_under_that_id(plane: Plane):
     client = await plane.client()
     for job_id in ("a/b", "\u00e4", "a b", "x" * 250, "line\nbreak"):
         await client.submit(job_id)
-        job_id = job_id[:200].replace("\n", "")
-        await plane.told(client, job_id, "FAILED")
-        assert (told(client, job_id)[0].error_code_enum, await plane.jobs()) == (INVALID_INPUT, [])
+        heard_as = job_id[:200].replace("\n", "")
+        await plane.told(client, heard_as, "FAILED")
+        assert (told(client, heard_as)[0].error_code_enum, await plane.jobs()) == (INVALID_INPUT, [])
     assert client.alerts == [INVALID_INPUT] * 5
 
 

@@ -316,9 +316,7 @@ class Scheduler:
     async def _alert(self, job: Job, unfit: Unfit) -> None:
         if unfit.code is not None:
             trace_id, details = job.correlation_id or job.job_id, {"job_id": job.job_id, "topic": job.type}
-            await self._alerts.send(
-                unfit.code, unfit.reason, about=unfit.worker_id, trace_id=trace_id, details=details
-            )
+            await self._alerts.send(unfit.code, unfit.reason, about=unfit.worker_id, trace_id=trace_id, details=details)
 
     def _reserve(self, ready: _Ready, placed: Placed) -> None:
         if placed.worker_id:
