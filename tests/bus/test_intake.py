@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
+from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.messages import (
     ALERT,
@@ -26,9 +28,12 @@ from trellis.bus.messages import (
 from trellis.bus.port import Received
 from trellis.bus.requests import JobRequest
 from trellis.bus.room import COUNT_S, Room
-from trellis.bus.scheduling.intake import Intake
+from trellis.bus.scheduling.early_cancels import KEPT_MAX, SENDER_MAX
+from trellis.bus.scheduling.intake import REFUSALS, Intake
 from trellis.bus.topics import Topics
+from trellis.bus.wire import cap
 from trellis.bus.wire.local import LocalBus
+from trellis.bus.wire.signing import Keys
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.lifecycles import Role
@@ -304,3 +309,92 @@ async def test_a_request_that_finds_no_room_is_refused_aloud_and_may_come_again(
 def test_a_field_of_the_wrong_shape_is_refused_with_its_shape_in_words(said: dict[str, str], told: str):
     with pytest.raises(RequestInvalid, match=told):
         JobRequest.checked(said)
+
+
+# --- cancels that come before their requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_a_cancel_that_came_first_is_not_lost_when_the_ledger_is_away_for_a_moment(rig: Rig, client: Client):
+    class NoCancels:
+        """The ledger, whose cancels do not answer."""
+
+        def __getattr__(self, name: str) -> object:
+            if name == "cancel":
+                raise LedgerUnavailable(reason="away")
+            return getattr(rig.ledger, name)
+
+    await client.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
+    client.intake.ledger = NoCancels()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(LedgerUnavailable):
+        await client.send(SUBMIT, request())
+    client.intake.ledger = rig.ledger
+    await client.send(SUBMIT, request())  # as a stream brings it again
+    assert await rig.state("mine") == "CANCELLED"
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_a_sender_with_many_cancels_of_unknown_jobs_pushes_out_nobody_elses(rig: Rig, client: Client):
+    await client.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
+    early = client.intake._early
+    for sender in range(2 * KEPT_MAX // SENDER_MAX):
+        noisy = rig.sender(f"noisy-{sender}")
+        for number in range(SENDER_MAX + 1):
+            early.keep(noisy.packet(JobCancel(job_id=f"n{number}", requested_by="noisy"), "t"))
+    assert len(early._kept) == KEPT_MAX
+    await client.send(SUBMIT, request())
+    assert await rig.state("mine") == "CANCELLED"
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_a_job_that_is_submitted_after_a_cancel_of_its_id_runs(rig: Rig, client: Client):
+    await client.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
+    rig.clock.advance(20)
+    await client.send(SUBMIT, request())
+    rig.clock.advance(20)
+    await quiet()
+    assert await rig.state("mine") == "PENDING"
+
+
+# --- refusals under others' ids -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("BUS-11", "BUS-12", "D68")
+async def test_no_refusal_is_told_under_the_id_or_the_wire_id_of_a_job(rig: Rig, client: Client):
+    await rig.worker("silent", TOPIC, direct=False)
+    await rig.submit(job_id="mine")
+    await rig.run()
+    for named in ("mine", "mine@1", "mine@1\n", "mine\x00@7", "other@1"):
+        error = PacketRefused(ErrorCode.INVALID_INPUT, "bad", job_id=named, trace_id="t", sender_id="client-2")
+        await client.intake.on_refused(SUBMIT, error)
+    await quiet()
+    assert [result.job_id for result in client.results] == ["other@1"]
+    assert rig.workers.outstanding(TOPIC) == 1
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_a_sender_of_many_bad_requests_is_told_so_many_refusals_and_others_theirs(rig: Rig, client: Client):
+    for sender, number in (("noisy", 2 * REFUSALS.at_once), ("quiet", 1)):
+        for one in range(number):
+            error = PacketRefused(ErrorCode.INVALID_INPUT, "bad", job_id=f"{sender}{one}", sender_id=sender)
+            await client.intake.on_refused(SUBMIT, error)
+    told = [body.job_id for _, body in rig.bus.published if isinstance(body, JobResult)]
+    assert (len(told), told[-1]) == (REFUSALS.at_once + 1, "quiet0")
+
+
+@pytest.mark.requirement("BUS-2", "BUS-9", "D68")
+@pytest.mark.parametrize("place", ["context_ref", "compensation/context_ref"])
+def test_a_reference_that_expires_at_no_time_is_refused_and_every_other_can_be_sent(place: str):
+    def asked(expires_at: str) -> JobRequest:
+        said: dict[str, object] = {"context_ref": {"uri": "objects://ctx/x", "expires_at": expires_at}}
+        return JobRequest.checked(
+            {"job_id": "j", "topic": TOPIC, **(said if "/" not in place else {"compensation": said})}
+        )
+
+    for wrong in ("tomorrow", "2030-01-31", "2030-02-31T00:00:00Z", "2030-01-31T12:00:00", "0001-01-01T00:00:00+23:00"):
+        with pytest.raises(RequestInvalid, match=f"{place}/expires_at: a time as in RFC 3339"):
+            asked(wrong)
+    for right in ("", "2030-01-31T12:00:00Z", "2030-01-31T12:00:00.123456789+05:30", "9999-12-31T23:59:59.9Z"):
+        sent = Order(request=asked(right), dispatch=Dispatch())
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        assert cap.encode(Packet(trace_id="t", sender_id="s", created_at=now, body=sent), Keys())

@@ -7,7 +7,7 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import Rig, quiet
-from trellis.bus.messages import Heartbeat, direct_subject
+from trellis.bus.messages import Alert, ErrorCode, Heartbeat, direct_subject
 from trellis.bus.requests import JobRequest
 from trellis.bus.scheduling.placement import Placed, Placement, Stays, Unfit, Why, place
 from trellis.bus.scheduling.registry import Seen, Workers
@@ -28,9 +28,13 @@ PLAIN = Topics()
 class Subjects:
     quiet: set[str] = field(default_factory=set[str])
     under_way: int = 0
+    used: set[str] = field(default_factory=set[str])
 
     def silent(self, subject: str, /) -> bool:
         return subject in self.quiet
+
+    def proven(self, subject: str, /) -> bool:
+        return subject in self.used
 
     def outstanding(self, subject: str, /) -> int:
         return self.under_way
@@ -53,6 +57,23 @@ def put(*workers: Seen, topics: Topics = POOLED, subjects: Subjects | None = Non
 
 def to(worker_id: str) -> Placed:
     return Placed(subject=direct_subject(worker_id), worker_id=worker_id)
+
+
+@pytest.mark.requirement("BUS-3", "D68")
+def test_a_worker_of_another_version_stops_only_the_topics_that_it_names_or_that_nobody_else_serves():
+    later = replace(seen("later", pool=""), other_versions=(2,))
+    naming, wild = replace(later, ready_topics=(TOPIC,)), replace(later, ready_topics=(">",))
+    used = Subjects(used={TOPIC})
+    for unsaid in (later, wild):
+        assert isinstance(put(unsaid, topics=PLAIN), Unfit), "nobody is known who would understand the order"
+        placed = put(unsaid, topics=PLAIN, subjects=used)
+        assert isinstance(placed, Placed)
+        assert (placed.subject, placed.doubt and placed.doubt.worker_id) == (TOPIC, "later")
+        by_pool = put(unsaid, seen("able", pool=TOPIC), topics=PLAIN)
+        assert isinstance(by_pool, Placed)
+    for named in (naming, replace(later, pool=TOPIC)):
+        assert isinstance(put(named, topics=PLAIN, subjects=used), Unfit)
+    assert put(replace(later, pool="other"), topics=PLAIN) == Placed(subject=TOPIC)
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------
@@ -245,3 +266,16 @@ async def test_a_worker_that_speaks_and_does_not_hear_keeps_nobody_waiting(rig_o
             assert set(jobs) <= set(good.jobs), f"after {second} s"
             for order in good.orders[-2:]:
                 await good.finish(order)
+
+
+@pytest.mark.requirement("BUS-3", "D68")
+async def test_one_handshake_of_another_version_does_not_stop_a_topic_in_use_and_people_are_alerted(rig: Rig):
+    silent = await rig.worker("silent", TOPIC, direct=False)
+    await rig.submit(TOPIC)
+    await rig.run()
+    await (await rig.worker("intruder", direct=False)).shake(supported_versions=(2,))
+    await rig.submit(TOPIC)
+    await rig.run()
+    alerts = [body for _, body in rig.bus.published if isinstance(body, Alert)]
+    assert len(silent.orders) == 2
+    assert [(alert.code, alert.details["sender_id"]) for alert in alerts] == [(ErrorCode.VERSION_MISMATCH, "intruder")]

@@ -170,6 +170,24 @@ async def test_a_sender_hangs_jobs_below_its_own_and_below_what_it_works_on(rig:
     assert (await rig.state("step"), await rig.state("part")) == ("PENDING", "PENDING")
 
 
+@pytest.mark.requirement("D62", "BUS-6", "BUS-8")
+async def test_a_child_under_a_wire_id_shows_the_start_of_an_attempt_only_from_a_worker_of_its_topic(rig: Rig):
+    parts, stranger, worker = parts_of(rig), client_of(rig, "stranger"), client_of(rig, "worker-1")
+    for one in (stranger, worker):
+        one.intake.works_on = parts.results.works_on
+    held = await parts.dispatched(job_id="p", by="<bus>client-1")
+    elsewhere = await rig.worker("stranger", "job.other")
+    await elsewhere.shake("job.other")
+    await stranger.send(SUBMIT, request("theirs", parent_job_id=held.wire_id))
+    assert await rig.state("p") == "DISPATCHED"
+    serving = await rig.worker("worker-1", TOPIC)
+    await serving.shake(TOPIC)
+    await worker.send(SUBMIT, request("part", parent_job_id=held.wire_id))
+    started = (await rig.events("p"))[-1]
+    assert (started.type, started.actor) == ("job_started", "worker-1")
+    assert (await parts.result(held, "worker-1")).message == "accepted"
+
+
 @pytest.mark.on_both
 @pytest.mark.requirement("D62", "BUS-11")
 async def test_a_sender_takes_nobodys_key(rig: Rig):

@@ -424,6 +424,17 @@ async def test_what_is_not_kept_as_a_context_is_read_by_nobody_as_one(gateway: G
     assert (await gateway.client("owner").get(f"/jobs/{steps.job_id}/context")).status_code == status
 
 
+@pytest.mark.requirement("BUS-4", "BUS-9", "D68")
+@pytest.mark.parametrize("form", ["context_ptr", "context_ref"])
+async def test_with_a_redacted_context_that_one_is_shown_as_what_the_worker_is_given(gateway: Gateway, form: str):
+    await gateway.instance.objects.put("bus/ctx/clean", b"redacted", when=CREATE)
+    steps, pointer = await submitted(gateway, context_ptr="objects://ctx/secret"), "objects://ctx/clean"
+    redacted = {form: pointer if form == "context_ptr" else {"uri": pointer}}
+    await steps.move("SCHEDULED", delay_s=0)
+    await steps.move("DISPATCHED", decision={**DECISION, "redacted": redacted})
+    assert (await gateway.client("owner").get(f"/jobs/{steps.job_id}/context")).content == b"redacted"
+
+
 async def test_a_job_without_a_context_says_so(gateway: Gateway):
     owner, steps = gateway.client("owner"), await submitted(gateway)
     other = (await owner.post("/jobs", json={"type": "work"})).json()["job_id"]

@@ -106,12 +106,22 @@ def result_pointer(events: Sequence[Event]) -> str | None:
     return str(said) if said else None
 
 
-def context_pointer(job: Job) -> str | None:
-    """Where the payload of a job on a topic is; None for one that has none, or whose request is none of ours."""
+def context_pointer(job: Job, events: Sequence[Event]) -> str | None:
+    """Where the payload is that the worker of a job on a topic gets: the redacted one, if the safety kernel's last decision names one.
+
+    None for a job that has none, or whose request is none of ours.
+    """
     try:
-        return JobRequest.read(job.payload or b"").context or None
+        request = JobRequest.read(job.payload or b"")
     except RequestInvalid:
         return None
+    redacted = (decision_of(events) or {}).get("redacted")
+    if not isinstance(redacted, dict) or not redacted:
+        return request.context or None
+    told = cast("dict[str, Any]", redacted)
+    reference: Any = told.get("context_ref")
+    uri = cast("dict[str, Any]", reference).get("uri") if isinstance(reference, dict) else None
+    return str(told.get("context_ptr") or uri or "") or None
 
 
 def requeue_cause(job: Job) -> str | None:

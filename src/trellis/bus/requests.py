@@ -5,10 +5,13 @@ What the engine needs of it (topic, priority, deadline, key) is also in the job'
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import pydantic
+import pydantic_core
 
 from trellis.bus.errors import RequestInvalid
 from trellis.bus.topics import TENANT_KEY, Topics
@@ -38,6 +41,9 @@ REQUEUE_CAUSE = "trellis.requeue_cause"
 """The label with which an operator's new job says why it is run again; workers are not told."""
 COMPENSATES = "trellis.compensates"
 """The label of a job that undoes another."""
+TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})")
+"""How CAP's JSON form writes a time: what packets are made of reads nothing else."""
+TIME_FRACTION = re.compile(r"\.[0-9]+")
 NOT_TOPICS = ("sys.", "worker.", "_")
 """Subjects that begin so are the bus's own: a topic is the subject that its jobs are sent to, and nobody has us say anything there."""
 OUR_LABELS = "trellis."
@@ -97,6 +103,20 @@ class ResourceRef(_Shape):
     size_bytes: int = pydantic.Field(0, ge=0, lt=2**64)
     expires_at: str = pydantic.Field("", max_length=40)
     purpose: Name = ""
+
+    @pydantic.field_validator("expires_at")
+    @classmethod
+    def _is_a_time(cls, text: str) -> str:
+        """A time that no packet can carry would be noticed only when the job is handed out."""
+        if not text:
+            return text
+        try:
+            if TIME.fullmatch(text):
+                datetime.fromisoformat(TIME_FRACTION.sub("", text)).astimezone(UTC)
+                return text
+        except (ValueError, OverflowError):
+            pass
+        raise pydantic_core.PydanticCustomError("time", "a time as in RFC 3339, such as 2030-01-31T12:00:00Z")
 
 
 class IdentityBinding(_Shape):

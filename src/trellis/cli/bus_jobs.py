@@ -168,7 +168,7 @@ def bus_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> l
     """What `job show` says of a job on a topic beside what it says of any."""
     report, hold, decision = report_of(job, events), hold_of(job, events), decision_of(events)
     sent, worker = dispatch_of(events), worker_of(job, events)
-    given = context_pointer(job)
+    given = context_pointer(job, events)
     facts: list[tuple[str, str | Text]] = [
         ("context at", f"{given}: trellis job context {job.job_id}" if given else ""),
         ("run again", requeue_cause(job) or ""),

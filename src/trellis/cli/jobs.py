@@ -275,7 +275,8 @@ async def context(cli: Cli, id_: JobArgument) -> None:
     """Print what the worker of a job on a topic is given: what is at its pointer."""
     async with cli.open() as ledger:
         job = await _found(ledger, id_)
-    pointer = context_pointer(job) if job.lifecycle == BUS_JOB.name else None
+        events = await ledger.events(job.job_id)
+    pointer = context_pointer(job, events) if job.lifecycle == BUS_JOB.name else None
     if pointer is None:
         where = (
             "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}; `trellis job show` has its payload"

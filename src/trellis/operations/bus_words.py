@@ -99,7 +99,7 @@ def you_can(job: Job, events: Sequence[Event]) -> Iterator[str]:
         return
     hold = hold_of(job, events)
     if hold is not None and hold.kind == "human":
-        if context_pointer(job) is not None:
+        if context_pointer(job, events) is not None:
             yield f"trellis job context {job.job_id}\tsee what its worker would be given"
         yield f"trellis job approve {job.job_id}\tlet it go"
         yield f"trellis job deny {job.job_id} --note TEXT\trefuse it"

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +88,10 @@ class Peer:
             await self.shake(ready_topics=[topic])
             await self.beat(**beat)
 
-    async def say(self, subject: str, **payload: Any) -> None:
-        """One packet of ours, complete."""
+    async def say(self, subject: str, *, later_s: float = 0.0, **payload: Any) -> None:
+        """One packet of ours, complete; created so much later than now."""
         packet = packets.BusPacket(trace_id=f"t-{self.sender_id}", sender_id=self.sender_id, protocol_version=1)
-        packet.created_at.GetCurrentTime()
+        packet.created_at.FromDatetime(now() + timedelta(seconds=later_s))
         for name, body in payload.items():
             getattr(packet, name).CopyFrom(body)
         await self.throw(subject, finalize_packet(packet, self.key).SerializeToString(deterministic=True))
@@ -131,9 +131,9 @@ class Peer:
         await submit_job(self.client, request, f"t-{job_id}", self.sender_id, self.key)
         await caught_up(self.client)
 
-    async def cancel(self, job_id: str, **said: Any) -> None:
+    async def cancel(self, job_id: str, *, later_s: float = 0.0, **said: Any) -> None:
         wish = pb.JobCancel(job_id=job_id, reason="not wanted", requested_by=self.sender_id, **said)
-        await self.say(CANCEL, job_cancel=wish)
+        await self.say(CANCEL, later_s=later_s, job_cancel=wish)
 
     async def got(self, number: int) -> list[Any]:
         """The first so many orders."""

@@ -43,7 +43,7 @@ async def test_a_worker_without_our_version_that_names_no_topics_gets_nothing_by
     await plane.reaches("j1", "SCHEDULED")
     await plane.settle()
     assert "later names no topics" in (await plane.said("j1", "job_deferred"))["reason"]
-    assert later.orders == []
+    assert (later.orders, client.alerts) == ([], [100])
     able = await plane.peer("able")
     await able.serve(direct=True)
     await plane.heard_everything()
@@ -58,7 +58,8 @@ async def test_a_worker_without_our_version_that_names_no_topics_gets_nothing_by
 @pytest.mark.requirement("BUS-8", "D68")
 async def test_children_of_an_orchestrator_that_names_its_parent_by_the_wire_id_are_children_of_the_job(plane: Plane):
     client, orchestrator = await plane.client(), await plane.peer("orchestrator")
-    await orchestrator.serve()
+    await orchestrator.serve(direct=True)
+    await plane.heard_everything()
     order = await handed_out(plane, client, orchestrator, "p")
     await orchestrator.submit("child", "job.nobody", parent_job_id=order.job_id, workflow_id="wf")
     await plane.reaches("child", "SCHEDULED")
@@ -101,15 +102,17 @@ async def test_a_repeated_idempotency_key_under_a_second_job_id_is_refused_under
 async def test_a_cancel_that_overtakes_its_request_cancels_the_job(plane: Plane):
     client, worker, stranger = await plane.client(), await plane.peer("worker-1"), await plane.peer("stranger")
     await worker.serve()
-    await client.cancel("j1")
-    await stranger.cancel("j2")
+    await client.cancel("j1", later_s=30)  # created behind its request, and heard before it
+    await stranger.cancel("j2", later_s=30)
+    await client.cancel("j4")  # created before its request: that one is wanted
     await plane.heard_everything()
-    for job_id in ("j1", "j2"):
+    for job_id in ("j1", "j2", "j4"):
         await client.submit(job_id)
     await plane.told(client, "j1", "CANCELLED")
     await plane.reaches("j2", "DISPATCHED")  # whose job it is not does not cancel it
-    assert [order.env["job_id"] for order in worker.orders] == ["j2"]
-    await client.cancel("j3")
+    await plane.reaches("j4", "DISPATCHED")
+    assert sorted(order.env["job_id"] for order in worker.orders) == ["j2", "j4"]
+    await client.cancel("j3", later_s=300)
     await plane.heard_everything()
     await plane.pass_time(KEPT_S + 1, step_s=KEPT_S + 1)
     await client.submit("j3")
@@ -178,9 +181,12 @@ async def test_what_a_worker_calls_a_failure_reaches_the_client_and_the_dead_let
     await worker.serve()
     order = await handed_out(plane, client, worker)
     await worker.report(order.job_id, said, error_message="why")
-    await plane.told(client, "j1", said)
+    ours = said != "FAILED_FATAL"
+    await plane.told(client, "j1", "FAILED" if ours else said)
     assert await plane.state("j1") == "FAILED"
-    assert [(one.job_id, one.error_message) for one in told(tomb, "j1")] == [("j1", "why")]
+    message = f"why (its worker reported {said})" if ours else "why"
+    dead = [(one.job_id, one.error_message, one.error_code_enum) for one in told(tomb, "j1")]
+    assert dead == [("j1", message, 0)], "no number of a denial or timeout of ours"
 
 
 @pytest.mark.requirement("BUS-7", "BUS-12", "D68")
@@ -225,11 +231,12 @@ async def test_a_request_that_says_two_things_about_for_whom_it_acts_is_refused(
 @pytest.mark.requirement("BUS-11", "D68")
 async def test_an_unusable_job_id_is_refused_under_that_id(plane: Plane):
     client = await plane.client()
-    for job_id in ("a/b", "\u00e4", "a b", "x" * 250):
+    for job_id in ("a/b", "\u00e4", "a b", "x" * 250, "line\nbreak"):
         await client.submit(job_id)
-        await plane.told(client, job_id, "FAILED")
-        assert (told(client, job_id)[0].error_code_enum, await plane.jobs()) == (INVALID_INPUT, [])
-    assert client.alerts == [INVALID_INPUT] * 4
+        heard_as = job_id[:200].replace("\n", "")
+        await plane.told(client, heard_as, "FAILED")
+        assert (told(client, heard_as)[0].error_code_enum, await plane.jobs()) == (INVALID_INPUT, [])
+    assert client.alerts == [INVALID_INPUT] * 5
 
 
 @pytest.mark.requirement("BUS-2", "D68")
@@ -290,8 +297,12 @@ async def test_a_redacted_context_goes_out_in_place_of_the_requests_own(plane: P
     await worker.serve()
     plane.kernel.says(Kind.ALLOW, redacted={"context_ptr": "objects://ctx/clean"})
     secret = pb.ResourceRef(uri="objects://ctx/secret")
-    order = await handed_out(plane, client, worker, context_ptr="objects://ctx/secret", context_ref=secret)
+    undo = pb.Compensation(topic="job.undo", context_ptr="objects://ctx/secret", context_ref=secret)
+    order = await handed_out(
+        plane, client, worker, context_ptr="objects://ctx/secret", context_ref=secret, compensation=undo
+    )
     assert (order.context_ptr, order.HasField("context_ref")) == ("objects://ctx/clean", False)
+    assert order.compensation == pb.Compensation(topic="job.undo")
 
 
 # --- cancels of silent workers ---------------------------------------------------------------------------------------

@@ -231,17 +231,19 @@ async def _next_attempt(stage: Stage) -> None:
 
 @case("retries/worker-rejects-stale-attempt", "retries/worker-rejects-future-attempt", proves=("BUS-6", "D68"))
 async def _other_attempts(stage: Stage) -> None:
-    """While attempt 2 runs, and after it has ended."""
+    """While attempt 2 runs, and after it has ended. A jump forward is given back, and the scheduler goes on with the attempt after it."""
     await stage.order(attempt=2)
     await stage.has_begun(("j1", 2))
     for attempt in (1, 9):
         await stage.order(attempt=attempt)
-    await stage.ends(("j1", "SUCCEEDED"))
+    await stage.ends(("j1", "SUCCEEDED"), ("j1", "FAILED_RETRYABLE"))
     for attempt in (1, 9):
         await stage.order(attempt=attempt)
     await stage.order("after", dispatch_id="dsp-after")
     await until(lambda: ("after", "SUCCEEDED") in stage.results)
     assert [job for job in stage.begun if job[0] == "j1"] == [("j1", 2)]
+    await stage.order(attempt=10)
+    await until(lambda: ("j1", 10) in stage.begun)
 
 
 @case("retries/worker-rejects-wrong-worker-attempt", proves=("BUS-6", "D68"))

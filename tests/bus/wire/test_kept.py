@@ -22,7 +22,7 @@ from tests.servers.nats import NatsServer, caught_up, running_nats
 from tests.servers.nats_proxy import Frame, NatsProxy, Pipe
 from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusUnavailable, BusUncertain, NotKept, TooLargeToKeep
-from trellis.bus.messages import RESULT, JobResult, Status
+from trellis.bus.messages import DEAD_LETTERS, RESULT, JobResult, Status
 from trellis.bus.topics import Topics
 from trellis.bus.wire import nats as nats_bus
 from trellis.bus.wire import streams
@@ -77,10 +77,10 @@ async def silenced(server: NatsServer) -> AsyncIterator[Silencer]:
         await proxy.close()
 
 
-async def stored(url: str) -> int:
+async def stored(url: str, stream: str = STREAM) -> int:
     client = await nats.connect(url)
     try:
-        return (await client.jetstream().stream_info(STREAM)).state.messages
+        return (await client.jetstream().stream_info(stream)).state.messages
     finally:
         await client.close()
 
@@ -132,6 +132,16 @@ async def test_a_result_that_was_taken_and_not_kept_when_the_server_died_is_told
                 await SystemClock().sleep(0.01)
             assert (await parts.publisher.run_once()).events == 0
         assert await heard_by_a_client_that_was_away(server) == ["job-1"]
+
+
+async def test_a_dead_letter_is_kept_once_in_a_stream_of_its_own(tmp_path: Path):
+    with running_nats(jetstream=True) as server:
+        async with publishing(server, tmp_path) as (parts, _):
+            await parts.result(await parts.dispatched(job_id="bad"), "w1", Status.FAILED_FATAL)
+            await parts.tell()
+            again, event, bus = ended("bad"), await parts.last("bad"), parts.publisher.bus
+            await bus.publish(DEAD_LETTERS, again, trace_id="t", message_id=f"{event.id}:dlq", kept=True)
+            assert await stored(server.url, "TRELLIS-sys_job_dlq") == 1
 
 
 async def test_a_publisher_that_is_content_when_the_server_has_taken_it_is_noticed(

@@ -42,15 +42,19 @@ FOLLOWS_AS = "bus-publisher"
 AT_ONCE = 32
 NOT_KEPT_S_MAX = 30.0
 """How long results wait for a stream that refuses them; from then on they are told only to those who listen, until it takes one again."""
+KEPT = frozenset({RESULT, DEAD_LETTERS})
+"""What counts as sent when a stream has kept it, where there are streams."""
 ENDS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
 TAKEN_BACK = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
 """Events that, out of a held state, end an attempt whose worker may still be at it."""
 DEAD = frozenset({"FAILED", "TIMEOUT", "DENIED"})
 """Ends of which `sys.job.dlq` is told too, unless the job is done again."""
-WORKERS_WORDS = frozenset(
-    {Status.FAILED_RETRYABLE, Status.FAILED_FATAL, Status.TIMEOUT, Status.DENIED, Status.CANCELLED}
-)
-"""What a worker may call a failure. In the ledger all of them are FAILED: a worker ends a job well or badly, and no more."""
+WORKERS_WORDS = frozenset({Status.FAILED_RETRYABLE, Status.FAILED_FATAL})
+"""What a worker may call a failure so that the client gets it as the status. In the ledger both are FAILED."""
+OUR_WORDS = frozenset({Status.TIMEOUT.name, Status.DENIED.name, Status.CANCELLED.name})
+"""Ends that only the control plane decides. A worker that reports one ends its job badly, and no more: its word is kept in the text."""
+OUR_NUMBERS = frozenset({ErrorCode.SAFETY_DENIED, ErrorCode.TIMEOUT})
+"""What a client takes for such an end of ours."""
 CODES = {
     "DENIED": ("SAFETY_DENIED", ErrorCode.SAFETY_DENIED),
     "TIMEOUT": ("TIMEOUT", ErrorCode.TIMEOUT),
@@ -90,7 +94,8 @@ class Publisher:
     waits_for_events = True
     _sent: set[str] = field(default_factory=set[str])
     """Of what is not remembered yet: what the bus has taken."""
-    _not_kept_since: float | None = None
+    _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])
+    """By subject: since when its stream refuses packets."""
     _waking: Waking[Told] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,7 +183,7 @@ class Publisher:
 
     async def _has_gone(self, event: Event, note: _Note, span: tracing.Span) -> bool:
         """Whether the packet need not be sent again."""
-        kept = note.subject == RESULT
+        kept = note.subject in KEPT
         try:
             await self.bus.publish(
                 note.subject, note.body, trace_id=_trace(event), message_id=note.message_id, kept=kept
@@ -194,23 +199,23 @@ class Publisher:
             return True
         except NotKept as error:
             span.fail(str(error))
-            return self._goes_unkept(event, error)
+            return self._goes_unkept(event, note.subject, error)
         except BusError as error:
             # No bus will ever take it: those behind it must not wait for that.
             span.fail(str(error))
             _log.error("cannot_be_told", event_id=event.id, error=str(error))
             return True
         if kept:
-            self._not_kept_since = None
+            self._not_kept_since.pop(note.subject, None)
         return True
 
-    def _goes_unkept(self, event: Event, error: NotKept) -> bool:
+    def _goes_unkept(self, event: Event, subject: str, error: NotKept) -> bool:
         """A stream that is full for a moment is waited for; one that refuses for good must not silence everything."""
         now = self.follower.clock.monotonic()
-        if self._not_kept_since is None:
-            self._not_kept_since = now
+        if subject not in self._not_kept_since:
+            self._not_kept_since[subject] = now
             _log.warning("not_kept", event_id=event.id, error=str(error))
-        return now >= self._not_kept_since + NOT_KEPT_S_MAX
+        return now >= self._not_kept_since[subject] + NOT_KEPT_S_MAX
 
     async def _notes(self, event: Event) -> list[_Note]:
         notes: list[_Note] = []
@@ -282,6 +287,9 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
         code = report.error_code
         number = report.error_code_enum or error_number(code)
     message = report.error_message if report and report.error_message else event.cause or ""
+    if report is not None and event.target == "FAILED" and report.status in OUR_WORDS:
+        number = ErrorCode.UNSPECIFIED if number in OUR_NUMBERS else number
+        message = f"{message} (its worker reported {report.status})".strip()
     if again is not None:
         message = f"{message}; it is done again as job {again}, unless that is cancelled".removeprefix("; ")
     return JobResult(
@@ -301,6 +309,6 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
 
 
 def _status(event: Event, report: Report | None) -> Status:
-    """The state of the job; of one that its worker ended badly, the word that the worker has for it."""
+    """The state of the job; of one that its worker ended badly, whether the worker calls it retryable or fatal."""
     said = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
     return said if said is not None and said in WORKERS_WORDS else Status[event.target]

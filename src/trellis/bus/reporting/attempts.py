@@ -7,6 +7,7 @@ from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import CANCEL, JobCancel
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import Attempt, attempt_in
+from trellis.bus.topics import Topic
 from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Epoch, Hold, JobKey
 from trellis.engine.ledger import Ledger
@@ -39,6 +40,10 @@ class Signs(Protocol):
 
     def alive(self, worker_id: str) -> Sign | None:
         """A worker that is not lost; None for every other."""
+        ...
+
+    def serves(self, worker_id: str, topic: str, settings: Topic, /) -> bool:
+        """Whether it is a live worker of this topic that speaks our version of the protocol."""
         ...
 
     def settled(self, wire_id: str) -> None:

@@ -183,10 +183,22 @@ class Results:
         await _reply(received, said.job_id, answer)
 
     async def works_on(self, wire_id: str, worker_id: str) -> None:
-        """A worker has shown that it is at this attempt, otherwise than by a report: that counts as a sign of life."""
+        """A sender names this attempt, otherwise than by a report. That counts as a sign of life if the attempt was handed out to this
+        worker, or if it is a live worker of the topic: anybody can name a wire id.
+        """
         word = _word(wire_id, worker_id, None)
         async with self._room:
+            hold = None if word is None else await self._looks.put(word.job_id)
+            if hold is None or not await self._may_have(hold, worker_id):
+                return
             await self._progress(word, JobProgress(job_id=wire_id))
+
+    async def _may_have(self, hold: Hold, worker_id: str) -> bool:
+        """Whether this worker got the attempt, or serves the topic on which it went to whoever listens."""
+        attempt = await self.attempts.of(hold)
+        if attempt is not None and attempt.worker:
+            return attempt.worker == worker_id
+        return self.workers.serves(worker_id, hold.type, self.topics.of(hold.type))
 
     # --- results ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from trellis.bus.ends.families import Families
 from trellis.bus.ends.publisher import ENDS, result_of
-from trellis.bus.envelope import PacketRefused
+from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused
 from trellis.bus.errors import BusError, RequestInvalid, TopicFull
 from trellis.bus.messages import (
     CANCEL,
@@ -32,7 +32,7 @@ from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.room import Room
 from trellis.bus.scheduling.early_cancels import EarlyCancels
 from trellis.bus.topics import Topics
-from trellis.bus.wire.alerts import AlertLimit, AlertSender
+from trellis.bus.wire.alerts import AlertLimit, AlertSender, Rates
 from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
@@ -58,6 +58,10 @@ from trellis.lifecycles.bus_job import BUS_JOB
 GROUP = "trellis"
 """The queue group of every process of the control plane."""
 TEXT_CHARS_MAX = 500
+REFUSALS = Rates(at_once=100, every_s=0.1, all_at_once=1_000, all_every_s=0.01)
+"""How many refusals are told as results; everybody hears all results, and a client of many requests needs all of its own."""
+REFUSED_ID_CHARS_MAX = 200
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _log = log_of("trellis.bus.scheduling.intake")
 
@@ -74,15 +78,17 @@ class Intake:
     accepted: Callable[[], None] | None = None
     """Called when a new job is in the ledger."""
     works_on: Callable[[str, str], Awaitable[None]] | None = None
-    """Called with a wire id and its worker's id when a request shows that this worker has begun."""
+    """Called with a wire id and a sender's id when a request shows that this sender has begun, if it is the worker."""
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
     """How long after a soft cancel a job that goes on is ended."""
     _listening: list[Listening] = field(default_factory=list[Listening])
     _alerts: AlertSender = field(init=False)
     _early: EarlyCancels = field(init=False)
+    _refusals: AlertLimit = field(init=False)
 
     def __post_init__(self) -> None:
         self._alerts = AlertSender(bus=self.bus, limit=AlertLimit(self.clock))
+        self._refusals = AlertLimit(self.clock, REFUSALS)
         self._early = EarlyCancels(clock=self.clock, carry_out=self._cancel)
 
     async def start(self) -> None:
@@ -107,6 +113,7 @@ class Intake:
             return
         try:
             request = JobRequest.checked(said.model_dump(mode="json", exclude_defaults=True, warnings=False))
+            self._early.of_request(request.job_id, packet.sender_id, packet.created_at)  # forgets what is older than it
             answer = await self._submit(packet, request)
         except TopicFull as error:
             await self._refuse(packet, said.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
@@ -117,15 +124,16 @@ class Intake:
         if isinstance(answer, Mismatch):
             await self._refuse(packet, said.job_id, _used_before(answer), ErrorCode.DUPLICATE)
         elif answer.job_id != request.job_id:
-            await self._tell_refused(said.job_id, packet.trace_id, _done_already(answer), ErrorCode.DUPLICATE)
+            await self._tell_refused(packet, said.job_id, _done_already(answer), ErrorCode.DUPLICATE)
         else:
             await self._taken_in(packet, answer)
+            await self._note_worker(packet.sender_id, request.parent_job_id)
 
     async def _taken_in(self, packet: Packet, answer: Submitted) -> None:
         """The ledger has this job, now or since an earlier request."""
-        early = self._early.take(answer.job_id, packet.sender_id)
-        if early is not None:
-            await self._cancel(early)
+        early = self._early.of_request(answer.job_id, packet.sender_id, packet.created_at)
+        if early is not None and await self._cancel(early):
+            self._early.forget(early)
         if not answer.created:
             await self._tell_again(answer.job_id, packet.trace_id)
         elif self.accepted is not None:
@@ -154,26 +162,24 @@ class Intake:
             if not await may_link_on_bus(self.ledger, packet.sender_id, job.parent_id):
                 detail = f"parent_job_id: {packet.sender_id} neither submitted {job.parent_id} nor works on it"
                 raise RequestInvalid(detail=detail)
-            await self._note_worker(packet.sender_id, request.parent_job_id, job.parent_id)
             sender = Actor(role=Role.GATEWAY, name=sender_name(packet.sender_id))
             job = await scoped_key(self.ledger, job, sender.name)
             await self.room.take(job, self.topics)
             return (await self.ledger.submit(sender, [job]))[0]
 
-    async def _note_worker(self, sender_id: str, named: str, parent_id: JobId | None) -> None:
-        """Who submits parts of a job under its wire id has got its order and has begun. So its parts are the job's, also when it never
-        says anything else about it. A submitter's own parts are so anyway.
-        """
-        if parent_id is None or parent_id == named or self.works_on is None:
+    async def _note_worker(self, sender_id: str, named: str) -> None:
+        """A worker that submits parts of a job under its wire id has got its order and has begun. A submitter's own parts show nothing."""
+        found = read_wire_id(named)
+        if found is None or self.works_on is None:
             return
-        parent = await self.ledger.job(parent_id)
+        parent = await self.ledger.job(found[0])
         if parent is not None and not await is_of_sender(self.ledger, parent, sender_id):
             await self.works_on(named, sender_id)
 
     async def on_refused(self, subject: str, error: PacketRefused) -> None:
         """A packet that the bus dropped, after it has told people: the client of a request that does not fit is told too."""
         if subject == SUBMIT and error.error_code is ErrorCode.INVALID_INPUT:
-            await self._tell_refused(error.job_id, error.trace_id, error.detail, error.error_code)
+            await self._tell_refused(error, error.job_id, error.detail, error.error_code)
 
     async def on_cancel(self, received: Received) -> None:
         """A client does not want its job any more. What we tell workers is none of it."""
@@ -242,12 +248,17 @@ class Intake:
     async def _refuse(self, packet: Packet, job_id: str, reason: str, code: ErrorCode) -> None:
         """Say that it cannot be taken; to the client too, when the id is nobody else's job."""
         await self._alert(packet, job_id, code, reason)
-        await self._tell_refused(job_id, packet.trace_id, reason, code)
+        await self._tell_refused(packet, job_id, reason, code)
 
-    async def _tell_refused(self, job_id: str, trace_id: str, reason: str, code: ErrorCode) -> None:
-        """The client hears it under its own id, also one that no job can have; unless that is the id of somebody's job."""
-        usable = re.fullmatch(JOB_ID_PATTERN, job_id) is not None
-        if not job_id or (usable and await self.ledger.job(JobId(job_id)) is not None):
+    async def _tell_refused(self, packet: Packet | PacketRefused, named: str, reason: str, code: ErrorCode) -> None:
+        """The client hears it under its own id, also one that no job can have (cut, and without control characters); unless that is the
+        id or the wire id of somebody's job: everybody would take it for that job's result.
+        """
+        job_id = _CONTROL.sub("", named)[:REFUSED_ID_CHARS_MAX]
+        if not job_id or await self._is_anybodys(job_id):
+            return
+        if self._refusals.left_out(code, packet.sender_id) is None:
+            _log.info("refusal_not_told", sender=packet.sender_id, code=code.name)
             return
         result = JobResult(
             job_id=job_id,
@@ -257,7 +268,14 @@ class Intake:
             error_message=reason[:TEXT_CHARS_MAX],
             error_code_enum=code.value,
         )
-        await self.bus.publish(RESULT, result, trace_id=trace_id)
+        await self.bus.publish(RESULT, result, trace_id=packet.trace_id[:NAME_CHARS_MAX] or job_id)
+
+    async def _is_anybodys(self, named: str) -> bool:
+        """Whether a job has this id, or this wire id is of one."""
+        found = read_wire_id(named)
+        ids = [named] if found is None else [named, found[0]]
+        usable = [JobId(one) for one in ids if re.fullmatch(JOB_ID_PATTERN, one)]
+        return any([await self.ledger.job(one) is not None for one in usable])
 
     async def _alert(self, packet: Packet, job_id: str, code: ErrorCode, message: str) -> None:
         details = {"job_id": job_id, "trace_id": packet.trace_id}

@@ -37,7 +37,7 @@ def work_of(
 ) -> JobRequest:
     """The request as a worker is told it, within what the policy allows: everything but what only one handing-out knows.
 
-    With a `redacted` context the worker is told of no other: neither the pointer nor the reference of the request goes out.
+    With a `redacted` context the worker is told of no other: no pointer or reference of the request goes out, nor of its compensation.
 
     An order is made of this and nothing else, and an approval shows and binds it: a field that a worker is told cannot be left out.
     """
@@ -48,6 +48,8 @@ def work_of(
         ref = redacted.get("context_ref")
         changed["context_ptr"] = str(redacted.get("context_ptr", ""))
         changed["context_ref"] = None if ref is None else ResourceRef.model_validate(ref)
+        if request.compensation is not None:
+            changed["compensation"] = request.compensation.model_copy(update={"context_ptr": "", "context_ref": None})
     if constraints:
         env[CONSTRAINTS_IN_ENV] = json.dumps(constraints, sort_keys=True, default=str)
         changed["budget"] = _within(request.budget, constraints)

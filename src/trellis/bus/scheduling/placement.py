@@ -7,19 +7,21 @@ A label `worker.<name>` must be among the worker's labels; `preferred_worker` an
 submitter's own. What the job requires must be there, in the pool or in the worker.
 
 A worker that does not speak our version of CAP gets nothing. Who listens on a topic's own subject cannot be told apart, so
-that subject is not used while such a worker may listen there: the job waits, with VERSION_MISMATCH as its reason.
+that subject is not used while such a worker names the topic, or has it as its pool: the job waits, with VERSION_MISMATCH as its reason.
+One that names neither, or a pattern, may listen anywhere. It keeps jobs back only where no worker of our version is known, so that
+one such handshake does not stop every topic; people are alerted all the same.
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from trellis.bus.messages import ErrorCode, direct_subject
 from trellis.bus.requests import JobRequest
-from trellis.bus.scheduling.registry import Seen
-from trellis.bus.topics import Topic, Topics, patterns
+from trellis.bus.scheduling.registry import Seen, serves
+from trellis.bus.topics import Topics
 
 OVERLOADED_CPU = 95.0
 WORKER_LABEL = "worker."
@@ -33,6 +35,10 @@ class Subjects(Protocol):
 
     def silent(self, subject: str, /) -> bool:
         """Whether nobody listened there lately."""
+        ...
+
+    def proven(self, subject: str, /) -> bool:
+        """Whether somebody listened there when it was last used."""
         ...
 
     def outstanding(self, subject: str, /) -> int:
@@ -59,10 +65,11 @@ _REASONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """Where it goes; `worker_id` is empty when it is for whoever listens."""
+    """Where it goes; `worker_id` is empty when it is for whoever listens. With a `doubt` people are alerted about who may listen too."""
 
     subject: str
     worker_id: str = ""
+    doubt: "Unfit | None" = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,16 +105,29 @@ def place(
     serving: list[Seen] = []
     foreign: list[Seen] = []
     unsaid: list[Seen] = []
+    known = subjects.proven(request.topic)
     for seen in workers:
-        if _serves(seen, request.topic, topic):
-            (foreign if seen.other_versions else serving).append(seen)
-        elif seen.other_versions and not seen.ready_topics and seen.pool in {"", request.topic}:
-            unsaid.append(seen)  # it did not say where it listens; CAP calls a topic's own subject its pool
+        named = request.topic in seen.ready_topics or (seen.pool == request.topic and not seen.ready_topics)
+        fits = serves(seen, request.topic, topic)
+        if not seen.other_versions:
+            known = known or named
+            if fits:
+                serving.append(seen)
+        elif fits if topic.pools else named:
+            foreign.append(seen)
+        elif fits or not (seen.ready_topics or seen.pool):
+            unsaid.append(seen)
     placed = _among(request, topics, serving, subjects, subject_max)
     own_subject = isinstance(placed, Placed) and not placed.worker_id
     nobody = isinstance(placed, Stays) and placed.why is not Why.FULL
-    suspects = [*foreign, *unsaid] if own_subject or not topic.pools else foreign
-    return _mismatch(request.topic, suspects) if suspects and (own_subject or nobody) else placed
+    if foreign and (own_subject or nobody):
+        return _mismatch(request.topic, foreign)
+    if not unsaid or topic.pools or not (own_subject or nobody):
+        return placed
+    doubt = _mismatch(request.topic, unsaid)
+    if not known and not serving:
+        return doubt
+    return replace(placed, doubt=doubt) if isinstance(placed, Placed) else placed
 
 
 def _among(
@@ -156,12 +176,6 @@ def _hearing(request: JobRequest, workers: Sequence[Seen], subjects: Subjects) -
         return None
     chosen = _best(request, hearing)
     return Placed(subject=direct_subject(chosen.worker_id), worker_id=chosen.worker_id)
-
-
-def _serves(seen: Seen, topic: str, settings: Topic) -> bool:
-    if settings.pools and (seen.pool not in settings.pools or not seen.ready_topics):
-        return seen.pool in settings.pools
-    return patterns(seen.ready_topics).fit(topic)
 
 
 def _is_choosy(request: JobRequest) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from trellis.bus.messages import HANDSHAKE, HEARTBEAT, RESULT, Handshake, Heartbeat, JobResult, Status, direct_subject
 from trellis.bus.port import Bus, Listening, Received
-from trellis.bus.topics import is_wild, patterns
+from trellis.bus.topics import Topic, is_wild, patterns
 from trellis.bus.wire_ids import read_wire_id
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
@@ -179,6 +179,7 @@ class Workers:
     _given_to: dict[str, _Worker | _Subject] = field(default_factory=dict[str, "_Worker | _Subject"])
     _ended: Recent[str, str] = field(default_factory=lambda: Recent(ENDED_MAX))
     _listening: list[Listening] = field(default_factory=list[Listening])
+    _own_sender_id: str | None = None
     _looked_at: float = -math.inf
     _swept_at: float = -math.inf
     _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_TOLD_MAX))
@@ -270,6 +271,11 @@ class Workers:
         known = self._workers.get(worker_id)
         return _seen(known) if known and self.clock.monotonic() <= known.lost_at() else None
 
+    def serves(self, worker_id: str, topic: str, settings: Topic) -> bool:
+        """Whether it is a live worker of this topic that speaks our version of the protocol."""
+        seen = self.alive(worker_id)
+        return seen is not None and not seen.other_versions and serves(seen, topic, settings)
+
     def live(self) -> Iterator[Seen]:
         """Every worker that is not lost, also one that does not speak our version of the protocol."""
         now = self.clock.monotonic()
@@ -317,6 +323,7 @@ class Workers:
 
     async def listen(self, bus: Bus) -> None:
         """Hear everything that tells of workers."""
+        self._own_sender_id = bus.sender_id
         for subject in (HEARTBEAT, HANDSHAKE):
             self._listening.append(await bus.listen(subject, self._take))
         # Who writes results down alerts about those that cannot be read: one alert for one packet.
@@ -334,6 +341,8 @@ class Workers:
             await self._tell(body.worker_id, now)
         elif isinstance(body, Handshake):
             self.met(body, now)
+        elif received.packet.sender_id == self._own_sender_id:
+            return  # what the control plane tells clients is no worker's word
         elif isinstance(body, JobResult) and body.status in ENDS and read_wire_id(body.job_id):
             self.settled(body.job_id, body.worker_id)
             self._call()
@@ -427,6 +436,13 @@ class Workers:
     def _call(self) -> None:
         if self.appeared is not None:
             self.appeared()
+
+
+def serves(seen: Seen, topic: str, settings: Topic) -> bool:
+    """Whether a worker said that it serves this topic, by its name or by one of the topic's pools."""
+    if settings.pools and (seen.pool not in settings.pools or not seen.ready_topics):
+        return seen.pool in settings.pools
+    return patterns(seen.ready_topics).fit(topic)
 
 
 def _seen(known: _Worker) -> Seen:

@@ -309,12 +309,14 @@ class Scheduler:
         """It rests for a while, because nobody may have it; people are alerted when that is a fault of the workers."""
         job = ready.job
         did = await self._defer(job, "placement", placed.reason, resting.placement_s(ready.age_s))
-        if did is Did.DEFERRED and isinstance(placed, Unfit) and placed.code is not None:
-            trace_id, details = job.correlation_id or job.job_id, {"job_id": job.job_id, "topic": job.type}
-            await self._alerts.send(
-                placed.code, placed.reason, about=placed.worker_id, trace_id=trace_id, details=details
-            )
+        if did is Did.DEFERRED and isinstance(placed, Unfit):
+            await self._alert(job, placed)
         return did
+
+    async def _alert(self, job: Job, unfit: Unfit) -> None:
+        if unfit.code is not None:
+            trace_id, details = job.correlation_id or job.job_id, {"job_id": job.job_id, "topic": job.type}
+            await self._alerts.send(unfit.code, unfit.reason, about=unfit.worker_id, trace_id=trace_id, details=details)
 
     def _reserve(self, ready: _Ready, placed: Placed) -> None:
         if placed.worker_id:
@@ -325,6 +327,8 @@ class Scheduler:
     async def _take_on(self, ready: _Ready, placed: Placed) -> Did:
         """Ask the kernel, then dispatch; whatever does not go out makes room again."""
         did = Did.LOST
+        if placed.doubt is not None:
+            await self._alert(ready.job, placed.doubt)
         try:
             decision = await self._checks.check(self.kernel, ready.request)
             did = await self._decided(ready, placed, decision)

@@ -61,22 +61,33 @@ class _OfCode:
         return known
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """How many messages of one code go out at once and how often one does after that: for one sender, and for all together."""
+
+    at_once: int = ALERTS_AT_ONCE
+    every_s: float = ALERT_EVERY_S
+    all_at_once: int = ALL_AT_ONCE
+    all_every_s: float = ALL_EVERY_S
+
+
 class AlertLimit:
     """Lets a few alerts of each code about each sender through at once and then one in a while, so that a noisy sender mutes nobody."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, rates: Rates | None = None) -> None:
+        self._clock, self._rates = clock, rates or Rates()
         self._codes: dict[ErrorCode, _OfCode] = {}
 
     def left_out(self, code: ErrorCode, sender_id: str = "") -> int | None:
         """How many alerts of this code about this sender were left out since the last; None when this one is left out too."""
         now, of_code = self._clock.monotonic(), self._codes.setdefault(code, _OfCode())
-        own = of_code.of(sender_id)
-        if not own.takes(now, ALERTS_AT_ONCE, ALERT_EVERY_S) or not of_code.all.takes(now, ALL_AT_ONCE, ALL_EVERY_S):
+        own, rates = of_code.of(sender_id), self._rates
+        fits = own.takes(now, rates.at_once, rates.every_s)
+        if not fits or not of_code.all.takes(now, rates.all_at_once, rates.all_every_s):
             own.left_out += 1
             return None
-        own.take(now, ALERT_EVERY_S)
-        of_code.all.take(now, ALL_EVERY_S)
+        own.take(now, rates.every_s)
+        of_code.all.take(now, rates.all_every_s)
         before, own.left_out = own.left_out, 0
         return before
 

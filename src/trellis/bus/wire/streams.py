@@ -25,6 +25,8 @@ STREAM = "TRELLIS"
 CAPTURED = (SUBMIT, RESULT)
 KEPT_S = 7 * 24 * 3600.0
 KEPT_BYTES_MAX = 256 * 1024 * 1024
+OTHER_BYTES_MAX = KEPT_BYTES_MAX // 4
+"""Of the stream of any other subject, as of `sys.job.dlq`."""
 SAME_MESSAGE_S = 120.0
 API_S = 5.0
 ASK_AGAIN_S = 10.0
@@ -165,7 +167,9 @@ def _wanted(subject: str) -> StreamConfig:
         max_bytes=KEPT_BYTES_MAX,
         duplicate_window=SAME_MESSAGE_S,
     )
-    return wanted if subject in CAPTURED else replace(wanted, name=plain_name(f"{STREAM}-{subject}"))
+    if subject in CAPTURED:
+        return wanted
+    return replace(wanted, name=plain_name(f"{STREAM}-{subject}"), max_bytes=OTHER_BYTES_MAX)
 
 
 def refusal_in(acknowledgement: bytes) -> Refusal | None:

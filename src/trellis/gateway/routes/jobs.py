@@ -311,13 +311,15 @@ async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Call
 async def payload(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> Response:
-    """What the worker of a job on a topic is given: the bytes at its `context_ptr`.
+    """What the worker of a job on a topic is given: the bytes at its `context_ptr`, or at the redacted one that the safety kernel named.
 
     Who asks for a job may write any pointer. A payload that came with the request is for all who may read the job; what is kept under a name
     that somebody chose may be another's, and is for those alone who decide about held jobs.
     """
     job = await _found(caller, "jobs.read", instance.ledger, job_id)
-    pointer = context_pointer(job) if job.lifecycle == BUS_JOB.name else None
+    pointer = None
+    if job.lifecycle == BUS_JOB.name:
+        pointer = context_pointer(job, await instance.ledger.events(job.job_id))
     if pointer is None:
         where = "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}: its payload is in the job"
         raise Problem("NOT_FOUND", f"Only a job on a topic has a context; {job_id[:200]} {where}.")

@@ -169,16 +169,17 @@ class BusWorker:
             return
         attempt = Attempt(order, received.packet.trace_id, sender)
         kind = self._seen.note(attempt)
-        if kind is not OrderKind.NEW:
+        if kind not in {OrderKind.NEW, OrderKind.FUTURE}:
             await self._not_again(attempt, kind)
             return
         if len(self._tasks) >= self._held_max:
             _log.warning("order_dropped", job_id=attempt.wire_id, held=len(self._tasks))
             return
-        for older in [one for one in self.attempts.values() if _is_superseded(one, attempt)]:
-            self._let_go(older)
+        if kind is OrderKind.NEW:
+            for older in [one for one in self.attempts.values() if _is_superseded(one, attempt)]:
+                self._let_go(older)
         self.attempts[attempt.identity] = attempt
-        refusal = self._refusal(attempt)
+        refusal = self._refusal(attempt) if kind is OrderKind.NEW else self._out_of_turn(attempt)
         if refusal is None:
             self._spawn(attempt, self._execute(attempt, self.app.spec(order.request.topic)))
         else:
@@ -229,6 +230,13 @@ class BusWorker:
         else:
             return None
         return not_run(attempt, Status.FAILED_RETRYABLE, code.name, why, worker_id=self.worker_id)
+
+    def _out_of_turn(self, attempt: Attempt) -> JobResult:
+        """A jump forward is not executed; its scheduler is told, so that it does not wait for nothing."""
+        _log.info("order_not_executed", job_id=attempt.wire_id, why=OrderKind.FUTURE.value)
+        why = f"attempt {attempt.order.dispatch.attempt} does not follow the last one here; send the next attempt"
+        code = ErrorCode.WORKER_UNAVAILABLE.name
+        return not_run(attempt, Status.FAILED_RETRYABLE, code, why, worker_id=self.worker_id)
 
     # -- one job --------------------------------------------------------------------------------------------------
 
