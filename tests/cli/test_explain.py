@@ -270,6 +270,13 @@ def test_a_cancelled_queue_job_says_by_whom_and_why():
     assert "It was cancelled" not in story(job(**QUEUE_JOB, state="FAILED", due_at=NOW), spent)
 
 
+def test_a_run_that_failed_is_not_called_cancelled():
+    failed = step(
+        "run.failed", lifecycle="run", source="running", target="failed", role=Role.ORCHESTRATOR, cause="no answer"
+    )
+    assert "It was cancelled" not in story(job(lifecycle="run", state="failed", place=Place.ENDED), failed)
+
+
 def test_a_complete_queue_job_offers_its_artifact():
     done = step(
         "job_succeeded",

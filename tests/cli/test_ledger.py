@@ -272,6 +272,16 @@ def test_doctor_says_what_is_wrong_and_what_to_do(trellis: Terminal, work):
     assert {"python", "workers", "dead letters", "type double"} <= {finding["check"] for finding in findings}
 
 
+def test_a_command_on_a_ledger_says_that_it_does_not_go_through_the_gateway(
+    local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRELLIS_GATEWAY", "http://127.0.0.1:1")
+    monkeypatch.setenv("TRELLIS_LEDGER", f"sqlite:///{tmp_path / 'typo.db'}")
+    answer = local.bare("events", "some-job")
+    assert answer.code == 1
+    assert "does not go through the gateway http://127.0.0.1:1" in answer.err
+
+
 def test_doctor_reports_a_missing_ledger_without_making_it(local: Terminal, tmp_path: Path):
     answer = local("doctor", ledger=f"sqlite:///{tmp_path / 'typo.db'}")
     assert answer.code == 1

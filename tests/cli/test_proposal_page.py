@@ -88,6 +88,10 @@ def test_the_diff_of_a_comment_shows_the_annotation_and_leaves_the_source_alone(
 def test_an_approval_that_cannot_be_applied_fails_and_says_where_the_reason_is(boiler: Terminal):
     id_ = offered(boiler, "propose-comment", "sources/note.md")
     Path(f"objects/agents/{AGENT}/sources/note.md").write_text("somebody wrote this meanwhile\n")
+    page = boiler("proposals", "show", id_).out
+    assert f"warning: agents/{AGENT}/sources/note.md has changed since this was proposed" in page
+    assert "proposals approve" not in page
+    assert "has changed" in boiler("proposals", "show", id_, "--json").record["conflict"]
     answer = boiler("proposals", "approve", id_)
     assert f"{id_} is failed" in answer.out, answer.out
     assert answer.code == 1

@@ -9,7 +9,7 @@ from html import unescape
 from html.parser import HTMLParser
 
 from tests.gateway.conftest import Gateway
-from trellis.gateway.docs_page import render
+from trellis.gateway.docs_page import curl, render
 
 URLS = {"src", "href", "action", "srcset", "data", "poster"}
 
@@ -62,6 +62,13 @@ async def test_no_text_for_users_cites_our_own_decisions(gateway: Gateway):
     """Whoever calls the gateway has never seen our list of requirements and decisions."""
     described = json.dumps(gateway.app.openapi()["paths"]) + json.dumps(gateway.app.openapi()["components"])
     assert re.findall(r"\b(?:D\d{1,2}|(?:DJ|JQ|RUN|PIPE|AUTH|OBS|BUS|NLM)-\d+)\b", described) == []
+
+
+async def test_a_command_of_the_page_has_the_query_that_its_route_needs(gateway: Gateway):
+    described = gateway.app.openapi()
+    path = "/memory/{agent_id}/deep"
+    operation = described["paths"][path]["get"]
+    assert re.search(r"/deep\?part=[a-z-]+\"$", curl(described, path, "get", operation))
 
 
 def test_what_a_description_says_is_text_and_never_markup():

@@ -75,7 +75,10 @@ _FIELDS: dict[Tool, tuple[dict[str, Any], list[str]]] = {
             "text": _text("the proposed text, as Markdown"),
             "reasoning": _text("why", length_max=REASONING_CHARS_MAX),
             "citations": _list_of(_CITATION, "what it rests on"),
-            "operation": _one_of(*Change),
+            "operation": {
+                **_one_of(*Change),
+                "description": "append (the default) adds the text below what is there; replace takes its place, so give all of it",
+            },
             "section": _text("a section of a memory file"),
             "loop_id": _text("the open loop to close"),
             "resolution": _text("how the loop was resolved"),

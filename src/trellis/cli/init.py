@@ -13,7 +13,7 @@ from trellis.wiring import development_key_path, make_development_key
 
 SETTINGS_FILE = """\
 # Settings of this instance. The environment wins over this file: TRELLIS_LEDGER over `ledger`, and so on.
-# `trellis doctor` prints what is in force and what is wrong.
+# `trellis doctor` prints what is wrong, `trellis doctor --settings` also what is in force.
 
 # The ledger: an SQLite file in this folder, or postgresql://user@host/database.
 ledger = "sqlite:///trellis.db"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Output
 from trellis.client import Trellis
-from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid
+from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid, Refused
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -68,12 +68,17 @@ class Cli:
         return ledger_url(self.data) if self.data is not None else self.settings.ledger
 
     @property
+    def _is_named(self) -> bool:
+        """Whether an option names the ledger."""
+        return self.ledger is not None or self.data is not None
+
+    @property
     def gateway_url(self) -> str | None:
         """The gateway meant: `--gateway`, else the settings' unless a ledger is named.
 
         Raises OptionInvalid, SettingsInvalid.
         """
-        named = self.ledger is not None or self.data is not None
+        named = self._is_named
         if self.gateway is not None and named:
             raise OptionInvalid(option="--gateway", value=self.gateway, expected="give it or a ledger, not both")
         if self.gateway is not None or named:
@@ -103,7 +108,7 @@ class Cli:
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Ledger]:
         """The ledger, for reading. Reading needs no token, but one that is shown must be good."""
-        refuse_missing(self.url)
+        refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
         identify(self.url, self.settings)
         ledger = await open_ledger(self.url)
         try:
@@ -131,7 +136,7 @@ class Cli:
     @asynccontextmanager
     async def connect(self, *, operator: bool = False, app: App | None = None) -> AsyncGenerator[Trellis]:
         """The ledger, for acting in the caller's name."""
-        refuse_missing(self.url)
+        refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
         async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
             yield trellis
 
@@ -160,11 +165,17 @@ def sqlite_path(url: str) -> Path | None:
     return path
 
 
-def refuse_missing(url: str) -> None:
-    """A mistyped path must not become a new, empty ledger that nobody works on."""
+def refuse_missing(url: str, *, unused_gateway: str | None = None) -> None:
+    """A mistyped path must not become a new, empty ledger that nobody works on. `unused_gateway` is set where a command does not use it."""
     path = sqlite_path(url)
-    if path is not None and not path.exists():
-        raise LedgerMissing(path=path, url=url)
+    if path is None or path.exists():
+        return
+    if unused_gateway is not None:
+        raise Refused(
+            detail=f"This command works on a ledger and does not go through the gateway {unused_gateway}, and there is no"
+            f" ledger at {path}; run it where the ledger is, or name it with --ledger or --data."
+        )
+    raise LedgerMissing(path=path, url=url)
 
 
 def make_folder(url: str) -> Path | None:

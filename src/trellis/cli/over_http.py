@@ -206,12 +206,13 @@ async def list_proposals(cli: Cli, state: str | None, limit: int, ids: bool) -> 
 async def show_proposal(cli: Cli, id_: str) -> None:
     """One proposal: what it would change now, its sources with the words quoted, and what was decided."""
     async with cli.client() as client:
-        found, diff = await client.proposals.get(id_), None
+        found, diff, conflict = await client.proposals.get(id_), None, None
         try:
-            diff = (await client.proposals.diff(id_)).diff
+            preview = await client.proposals.diff(id_)
+            diff, conflict = preview.diff, preview.conflict
         except GatewayRefused as error:  # who may not decide sees what is proposed, and not what is there
             cli.out.note(f"no diff: {error}")
-    show_proposal_page(cli, found.model_dump(mode="json"), diff)
+    show_proposal_page(cli, found.model_dump(mode="json"), diff, conflict)
 
 
 async def approve(cli: Cli, id_: str, note: str | None) -> int:
@@ -368,7 +369,11 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
         cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", f"trellis job show {job_id}")
         return 1
     if not LIFECYCLES[ended.lifecycle].by_name[ended.status].success:
-        why = told_error(ended.error_code, ended.error_message) if isinstance(ended, BusJob) else ""
+        why = (
+            told_error(ended.error_code, ended.error_message)
+            if isinstance(ended, BusJob)
+            else getattr(ended, "error", "")
+        )
         told = f"job {job_id} ended as {ended.status}" + (f": {why}" if why else "")
         cli.out.error(told, f"trellis job show {job_id}")
         return 1

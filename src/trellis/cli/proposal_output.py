@@ -29,10 +29,10 @@ def what(document: Mapping[str, Any]) -> str:
     return f"{document['agent_slug']}: {document['action']} {document['target']}: {document['content'].get('summary')}"
 
 
-def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None) -> None:
+def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None, conflict: str | None) -> None:
     """The proposal as a page: what it is, what it would change now, its sources with their words, how to decide."""
     if cli.out.as_json:
-        cli.out.record({**record_of(document), "diff": diff})
+        cli.out.record({**record_of(document), "diff": diff, "conflict": conflict})
         return
     content: dict[str, Any] = document["content"]
     cli.out.facts(_facts(document))
@@ -48,11 +48,15 @@ def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None) 
     if hidden:
         cli.out.line()
         cli.out.line(f"warning: it has characters that cannot be seen, written out here: {', '.join(hidden)}", "yellow")
+    if conflict is not None:
+        cli.out.line()
+        cli.out.line(f"warning: {conflict}", "yellow")
     say_context(cli, content)
     if document["status"] == "pending":
         cli.out.line()
-        cli.out.line(f"{program_name()} proposals approve {document['id']}")
-        cli.out.line(f'{program_name()} proposals reject {document["id"]} --note "why not"')
+        if conflict is None:
+            cli.out.line(f"{program_name()} proposals approve {document['id']}")
+        cli.out.line(f'{program_name()} proposals reject {document["id"]} --note "why it is wrong"')
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

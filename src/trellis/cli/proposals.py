@@ -23,7 +23,7 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.errors import ProposalNotFound
-from trellis.runs.preview import ENDED, diff_of
+from trellis.runs.preview import ENDED, conflict_of, diff_of
 from trellis.wiring import new_id
 
 HELD_MAX = 500
@@ -107,20 +107,21 @@ async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
     """
     async with cli.open() as ledger:
         document = await _document(ledger, id_)
-    show_proposal_page(cli, document, await _diff(cli, document))
+    show_proposal_page(cli, document, *await _preview(cli, document))
 
 
-async def _diff(cli: Cli, document: dict[str, Any]) -> str | None:
-    """What it would change now; None, with a note, where the stores that would tell are not there."""
+async def _preview(cli: Cli, document: dict[str, Any]) -> tuple[str | None, str | None]:
+    """What it would change now, and why that would be refused; None, with a note, where the stores that would tell are not there."""
     if document["status"] in ENDED or approvals.job_of(document["id"]) is not None:
-        return None
+        return None, None
     try:
         async with opened(cli) as instance:
             now = await instance.ledger.now()
-            return await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
+            diff = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
+            return diff, await conflict_of(document, objects=instance.objects)
     except TrellisError as error:
         cli.out.note(f"no diff: {error}")
-        return None
+        return None, None
 
 
 async def approve(

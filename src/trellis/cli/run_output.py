@@ -40,6 +40,8 @@ def say_ended(cli: Cli, status: dict[str, Any]) -> int:
         cli.out.line(f"{status['run_id']} {status['status']}" + (f": {status['error']}" if status["error"] else ""))
         for proposal in status["proposals_created"]:
             cli.out.line(f"  {proposal}")
+        if status["status"] == "completed" and not status["proposals_created"]:
+            cli.out.line("  it proposes nothing")
     return 0 if status["status"] == "completed" else 1
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from typing import Any, cast
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
@@ -79,7 +80,8 @@ def render(described: Schema) -> str:
 
 
 _TOKENS = (
-    "<p>Most routes need a token: <code>trellis token issue --role owner</code> prints one. The commands below take the token "
+    "<p>Most routes need a token: <code>trellis token issue --role owner</code> prints one; what operators and components do needs one of "
+    "another role, such as <code>--role control-plane</code>, and a refusal names it. The commands below take the token "
     "and the address of the gateway from the environment:</p>"
 )
 _ENVIRONMENT = "export TRELLIS_GATEWAY=$(trellis wait)\nexport TRELLIS_TOKEN=$(trellis token issue --role owner)"
@@ -111,15 +113,20 @@ def curl(described: Schema, path: str, method: str, operation: Schema) -> str:
     if body:
         example = json.dumps(_example(described, body), ensure_ascii=False)
         words += ["-H 'Content-Type: application/json'", f"-d {shlex.quote(example)}"]
-    return " ".join([*words, f'"$TRELLIS_GATEWAY{_filled(path, operation)}"'])
+    return " ".join([*words, f'"$TRELLIS_GATEWAY{_filled(described, path, operation)}"'])
 
 
-def _filled(path: str, operation: Schema) -> str:
-    """The path with the examples of its parameters, or their names in capitals."""
+def _filled(described: Schema, path: str, operation: Schema) -> str:
+    """The path, and the query where one is required, with the examples of their parameters, or their names in capitals."""
+    query: list[str] = []
     for one in _parameters(operation):
         name, examples = str(one["name"]), _several(_part(one, "schema"), "examples")
-        path = path.replace(f"{{{name}}}", str(examples[0]) if examples else name.upper())
-    return path
+        value = str(examples[0]) if examples else name.upper()
+        path = path.replace(f"{{{name}}}", value)
+        if one["in"] == "query" and one.get("required"):
+            words = examples or _several(_resolved(described, _part(one, "schema")), "enum")
+            query.append(f"{name}={quote(str(words[0]) if words else value, safe='')}")
+    return f"{path}?{'&'.join(query)}" if query else path
 
 
 def _body(operation: Schema) -> Schema:

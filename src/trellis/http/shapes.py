@@ -221,6 +221,8 @@ class ProposalDiff(pydantic.BaseModel):
     """Of the proposal."""
     diff: str | None
     """A unified diff; null for what changes no text or will not be applied any more."""
+    conflict: str | None = None
+    """Why applying it would be refused now; null while it can be applied."""
 
 
 class MemoryRead(pydantic.BaseModel):

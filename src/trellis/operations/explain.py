@@ -256,13 +256,17 @@ def _when_due(job: Job) -> Transition | None:
 
 
 def _is_cancel(job: Job, last: Event) -> bool:
-    """Whether the last step was a cancel and can have been nothing else; of two that look alike, only a cancel sets no timer."""
+    """Whether the last step was a cancel and can have been nothing else.
+
+    Of two steps that look alike and lead to a state that waits, only a cancel sets no timer; at an end nothing tells them apart.
+    """
     declared = [
         t.trigger
         for t in LIFECYCLES[job.lifecycle].transitions
         if (t.source, t.target, t.event) == (last.source, last.target, last.type) and last.role in t.actors
     ]
-    return Trigger.CANCEL in declared and (len(declared) == 1 or job.due_at is None)
+    waits = job.place is not Place.ENDED and job.due_at is None
+    return Trigger.CANCEL in declared and (len(declared) == 1 or waits)
 
 
 def _taker(job: Job) -> str | None:

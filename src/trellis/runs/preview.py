@@ -13,7 +13,8 @@ from typing import Any
 from trellis.agents import annotations
 from trellis.runs import proposals
 from trellis.runs.applying import update_of
-from trellis.runs.targets import changed, file_change
+from trellis.runs.targets import changed, file_change, is_changed
+from trellis.storage.documents import sha256
 from trellis.storage.memory import MemoryRepository
 from trellis.storage.objects import ObjectStore
 
@@ -41,6 +42,19 @@ async def diff_of(
     there = await objects.get(change.key)
     before = None if there is None else there.body
     return unified(change.key, None if before is None else _text(before), _text(changed(change, before)))
+
+
+async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> str | None:
+    """Why applying it would be refused now; None when its target is still what it was proposed for. Raises TargetRefused."""
+    if document["status"] in ENDED or "change" not in document["content"]:
+        return None
+    change = file_change(document["agent_slug"], document)
+    there = await objects.get(change.key)
+    if there is not None and is_changed(change, document["target_hash"], there.body):
+        return None
+    if (None if there is None else sha256(there.body)) == document["target_hash"]:
+        return None
+    return f"{change.key} has changed since this was proposed, so it can no longer be applied: reject it and run the agent again"
 
 
 def unified(name: str, before: str | None, after: str) -> str:

@@ -24,7 +24,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.applying import APPLYING, FAILED, settled
 from trellis.runs.errors import ProposalNotFound
-from trellis.runs.preview import diff_of
+from trellis.runs.preview import conflict_of, diff_of
 from trellis.runs.proposals import NOTE_CHARS_MAX
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
@@ -106,7 +106,8 @@ async def difference(
     document = await _document(instance.ledger, proposal_id)
     now = await instance.ledger.now()
     diff = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
-    return {"id": document["id"], "version": document["version"], "diff": diff}
+    conflict = await conflict_of(document, objects=instance.objects)
+    return {"id": document["id"], "version": document["version"], "diff": diff, "conflict": conflict}
 
 
 @router.patch(
