@@ -1,6 +1,7 @@
 """Fixtures that every test can use. A server is started once per test process, and only if a test asks for it."""
 
 import asyncio
+import gc
 import importlib
 import os
 import signal
@@ -30,6 +31,12 @@ TEMPLATE = "trellis_template"
 TEMPLATE_MIGRATION = (
     "trellis.ledgers.postgres.migrate:migrate"  # async (url) -> None; makes the schema in an empty database
 )
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector need not look through all of it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

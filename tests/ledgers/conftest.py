@@ -7,6 +7,7 @@ only a member of the application role. Its clock is settable because the test te
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -25,7 +26,8 @@ IN_A_HURRY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "oldest_server: also runs on the oldest supported PostgreSQL, where the system has one"
+        "markers",
+        "oldest_server: the long proofs also run it on the oldest supported PostgreSQL, where the system has one",
     )
     config.addinivalue_line("markers", "only(kind): runs on this kind of ledger alone")
 
@@ -34,9 +36,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rig_server" not in metafunc.fixturenames:
         return
     only = metafunc.definition.get_closest_marker("only")
-    kinds: list[str] = list(only.args if only else KINDS)
+    kinds: list[Any] = list(only.args if only else KINDS)
     if metafunc.definition.get_closest_marker("oldest_server") and _oldest() is not None:
-        kinds.append(f"postgres{OLDEST}")
+        kinds.append(pytest.param(f"postgres{OLDEST}", marks=pytest.mark.prove))
     metafunc.parametrize("rig_server", kinds, indirect=True)
 
 
