@@ -55,9 +55,12 @@ async def test_whoever_decides_sees_what_would_change_now(gateway: Gateway):
         "id": note,
         "version": 1,
         "diff": f"--- /dev/null\n+++ {key}\n@@ -0,0 +1 @@\n+keep the humidity at 45 %\n",
+        "conflict": None,
     }
     await gateway.instance.objects.put(key, b"somebody was faster\n")
-    changed = (await owner.get(f"/proposals/{note}/diff")).json()["diff"]
+    answer = (await owner.get(f"/proposals/{note}/diff")).json()
+    changed = answer["diff"]
+    assert answer["conflict"].startswith(f"{key} has changed since this was proposed")
     assert changed == f"--- {key}\n+++ {key}\n@@ -1 +1 @@\n-somebody was faster\n+keep the humidity at 45 %\n"
     runtime = gateway.client("agent-runtime")
     fact = (await runtime.post(f"/memory/{VIOLIN}/propose", json=memory_wish(priority="high"))).json()["proposalId"]
