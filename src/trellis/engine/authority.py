@@ -18,6 +18,7 @@ Verb = Literal[
     "limit_key",
     "declare_types",
     "sweep",
+    "retain",
     "follow",
     "leave_behind",
     "restore",
@@ -37,6 +38,7 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         # A worker declares the options of the types that it serves.
         "declare_types": frozenset({Role.CONTROL_PLANE, Role.WORKER}),
         "sweep": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
+        "retain": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
         "leave_behind": frozenset({Role.CONTROL_PLANE}),
         "restore": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
@@ -46,9 +48,10 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
     }
 )
-"""Which roles may. Every ledger asks `require` first; PostgreSQL holds the same table for callers that bypass us."""
+"""Which roles may. Every ledger asks `require` first; PostgreSQL is loaded with this table
+for callers that bypass us."""
 
-_ACTIONS: Mapping[Verb, str] = MappingProxyType(
+ACTIONS: Mapping[Verb, str] = MappingProxyType(
     {
         "pause": "pause or resume a type",
         "limit_rate": "limit the rate of a type",
@@ -56,6 +59,7 @@ _ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "limit_held": "limit how many of a type are held",
         "declare_types": "declare the options of a type",
         "sweep": "sweep",
+        "retain": "remove finished work",
         "follow": "follow the feed under a name",
         "leave_behind": "let retention go on without a follower",
         "restore": "put lost jobs back",
@@ -71,7 +75,7 @@ def require(actor: Actor, verb: Verb) -> None:
     roles = ADMINISTRATION[verb]
     if actor.role not in roles:
         needed = " or ".join(sorted(role.value for role in roles))
-        raise NotAllowed(role=actor.role.value, action=_ACTIONS[verb], reason=f"it needs {needed}")
+        raise NotAllowed(role=actor.role.value, action=ACTIONS[verb], reason=f"it needs {needed}")
 
 
 def check_held_limit(limit: int | None) -> None:

@@ -1,4 +1,6 @@
-"""What the death of a worker means for the jobs it held. Pure; `45_claim.sql` and `80_sweep.sql` say the same to PostgreSQL.
+"""What the death of a worker means for the jobs it held. Pure; `engine/decide.py` uses it.
+
+PostgreSQL asks `_runs_alone` and `_sparable`, which migrating writes with the bounds of this module.
 
 A death counts for every job that the worker was running, because nobody can tell which of them killed it. So no job is condemned
 for a death in company: the death that reaches `max_deaths` (from 2 on) always finds the job alone in its worker.
@@ -23,10 +25,15 @@ def stage_in(state: State) -> Stage:
     return Stage.EXEC if state.runs_code else Stage.FETCH
 
 
-def spares_attempt(lifecycle: Lifecycle, state: State, attempt: int) -> bool:
-    """Whether a lease lost in this state costs no attempt: nothing ran there, and its holder could have given the job back."""
+def releasable(lifecycle: Lifecycle, state: State) -> bool:
+    """Whether nothing ran in this state and its holder could have given the job back: a lease lost there may cost no attempt."""
     released = any(t.source == state.name and t.trigger == Trigger.RELEASE for t in lifecycle.transitions)
-    return released and not state.runs_code and attempt < UNBEGUN_LOSSES_MAX
+    return released and not state.runs_code
+
+
+def sparable(attempt: int) -> bool:
+    """Whether so few attempts were lost that one more which never began costs none."""
+    return attempt < UNBEGUN_LOSSES_MAX
 
 
 def runs_alone(*, deaths: int, max_deaths: int, attempt: int, max_attempts: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from trellis.engine.deaths import spares_attempt
+from trellis.engine.deaths import releasable, sparable
 from trellis.engine.errors import HistoryBroken
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Epoch
 from trellis.engine.records import Event, Place, Recorded, Restored
@@ -150,7 +150,8 @@ def _spares(lifecycle: Lifecycle, event: Event) -> bool:
     if (
         source is not None
         and made_by == frozenset({Trigger.EXPIRE})
-        and spares_attempt(lifecycle, source, event.attempt - 1)
+        and releasable(lifecycle, source)
+        and sparable(event.attempt - 1)
     ):
         return True
     return made_by <= SPARING or (Trigger.RETRY in made_by and (cause == LET_GO_CAUSE or cause.startswith(GIVEN_BACK)))

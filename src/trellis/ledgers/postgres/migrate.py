@@ -11,6 +11,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, LiteralString, cast
 
+from trellis.engine.authority import ACTIONS, ADMINISTRATION
+from trellis.engine.deaths import COMPANY_DEATHS_MAX, UNBEGUN_LOSSES_MAX
+from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
 from trellis.engine.matrices import RULES
 from trellis.engine.reserved_ids import DERIVING_ROLES, RESERVED_ID_PATTERN
@@ -104,7 +107,7 @@ async def stored_version(connection: Connection) -> int:
 
 
 async def _load_contract(connection: Connection) -> None:
-    """The lifecycles as rows, the constants that functions read, the causes that are recorded, and who may derive job ids."""
+    """The lifecycles and decisions as rows, the constants and texts that functions read, and who may do what."""
     deriving = ", ".join(f"({LIFECYCLES[name].code}, {role.code})" for name, role in DERIVING_ROLES.items())
     await connection.execute(
         _script("contract")
@@ -113,6 +116,11 @@ async def _load_contract(connection: Connection) -> None:
         .replace("{causes}", cast("LiteralString", sql_cases()))
         .replace("{reserved}", RESERVED_ID_PATTERN)
         .replace("{deriving}", deriving)
+        .replace("{fact_names}", ", ".join(f"{fact.name} boolean default false".lower() for fact in Fact))
+        .replace("{fact_bits}", " | ".join(f"{fact.name}::int * {fact.value}".lower() for fact in Fact))
+        .replace("{unbegun_losses_max}", str(UNBEGUN_LOSSES_MAX))
+        .replace("{company_deaths_max}", str(COMPANY_DEATHS_MAX))
+        .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
     await connection.executemany(
         "insert into lifecycle (lifecycle, name, version, swept_by) values ($1, $2, $3, $4)"
@@ -149,7 +157,12 @@ async def _load_contract(connection: Connection) -> None:
     await connection.execute("delete from rule_grant")
     await connection.executemany(
         "insert into rule_grant (rule, role, reach) values ($1, $2, $3)",
-        [(rule.name, role.code, reach.value) for rule in RULES.values() for role, reach in rule.grants.items()],
+        [(rule.name, role.code, reach.value) for rule in RULES.values() for role, reach in rule.grants.items()]
+        + [(f"ledger.{verb}", role.code, "yes") for verb, roles in ADMINISTRATION.items() for role in roles],
+    )
+    await connection.execute("delete from decision")
+    await connection.executemany(
+        "insert into decision values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)", list(decision_rows())
     )
     await connection.executemany(
         "insert into event_type values ($1, $2) on conflict do nothing", [(event_code(n), n) for n in EVENT_TYPES]

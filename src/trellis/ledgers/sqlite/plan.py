@@ -6,6 +6,7 @@ Nothing in this module touches the database. The numbers are those of `migration
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trellis.engine.decide import NO_FACTS, Decision, Fact, Occasion, decision
 from trellis.engine.errors import UnknownLifecycle
 from trellis.engine.jobs import JobKey, lease_length_s
 from trellis.engine.records import Place
@@ -216,21 +217,16 @@ def landing(step: Step, *, keyed: bool, delay_us: int | None) -> tuple[int, int 
     return (PARKED if keyed else READY), None
 
 
-def wished_cancel(row: Standing) -> Step | None:
-    """The cancel that somebody asked the holder for, if the sweep's role may make it."""
-    if row.cancel_at is None:
+def decided(row: Standing, occasion: Occasion, facts: Fact = NO_FACTS) -> tuple[Decision, Step | None] | None:
+    """What happens to this job on an occasion, with the step it makes; None where nothing does."""
+    made = decision(row.lifecycle, row.state, occasion, facts)
+    if made is None:
         return None
-    step = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
-    return step if step is not None and swept(step) else None
+    return made, None if made.trigger is None else STEPS[row.lifecycle, row.state, made.trigger]
 
 
 def sweeping_role(lifecycle: int) -> int:
     return ROLE_CODES[BY_CODE[lifecycle].swept_by]
-
-
-def swept(step: Step) -> bool:
-    """Whether the lifecycle lets the role that sweeps it make this step."""
-    return step.allows(sweeping_role(step.lifecycle))
 
 
 def lease_length_us(lease_s: float, heartbeat_s: float) -> int:

@@ -12,6 +12,7 @@ from trellis.ledgers.refusals import check_death
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import READY, STEPS, Act, Standing, Who, state_of
 from trellis.lifecycles import Opens, Trigger
+from trellis.lifecycles.causes import Cause
 
 PROMOTED_MAX = 1_000
 """Jobs of one key that are handed slots at once; the sweep hands out the rest."""
@@ -186,5 +187,5 @@ def _record_compensation(tx: Transaction, row: Standing, who: Who) -> None:
     step = STEPS.get((original.lifecycle, original.state, Trigger.COMPENSATED))
     if step is None or not step.allows(who.role):
         return
-    cause = f"compensated by {job_id_of(tx, row.id)}"
+    cause = Cause.COMPENSATED % job_id_of(tx, row.id)
     write_act(tx, Act(step, who, original.place, None, cause=cause), [original.id])

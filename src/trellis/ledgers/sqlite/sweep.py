@@ -1,15 +1,14 @@
 """The sweep: amnesty after an outage, then soft cancels, expired leases, timers, deadlines and parked keys.
 
-Each decision is a pure function of the job's standing and its lifecycle; the role that acts is the lifecycle's own.
+What happens to each job is decided by `engine/decide.py`; the role that acts is the lifecycle's own.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import LiteralString
 
-from trellis.engine.deaths import spares_attempt, stage_in
-from trellis.engine.jobs import Actor, DeathCertificate, ReasonCode, Stage
+from trellis.engine.deaths import sparable
+from trellis.engine.decide import Decision, Fact, Occasion
+from trellis.engine.jobs import Actor, DeathCertificate
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
@@ -24,15 +23,13 @@ from trellis.ledgers.sqlite.plan import (
     Standing,
     Step,
     Who,
+    decided,
     landing,
     state_of,
     sweeping_role,
-    swept,
-    wished_cancel,
 )
 from trellis.ledgers.sqlite.steps import Batch, changed, promote, standings
-from trellis.lifecycles import BY_CODE, LeaseLoss, Trigger
-from trellis.lifecycles.causes import Cause, died_often
+from trellis.lifecycles import BY_CODE, Trigger
 
 DEADLINE_STATES = json.dumps(
     [step.lifecycle * 16 + step.source for step in STEPS.values() if step.trigger == Trigger.DEADLINE]
@@ -56,17 +53,6 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/sweep.sql"):
     healed_up_to: LiteralString
     write_healed: LiteralString
     next_due: LiteralString
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What happens to a job whose time has come: a step, or None to stay in its state."""
-
-    step: Step | None
-    death: DeathCertificate | None = None
-    cause: str | None = None
-    died: bool = False
-    spared: bool = False
 
 
 def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
@@ -117,11 +103,7 @@ def _amnesty(tx: Transaction, gap: int | None, interval: int) -> int:
 
 def _harden_cancels(tx: Transaction, actor: Actor, options: SweepOptions) -> int:
     keys = tx.db.execute(_Sql.overdue_cancels, (tx.now, options.batch)).fetchall()
-    return _carry_out(tx, actor, options, [key for (key,) in keys], _on_cancel_overdue)
-
-
-def _on_cancel_overdue(row: Standing) -> _Verdict:
-    return _Verdict(STEPS.get((row.lifecycle, row.state, Trigger.CANCEL)), cause=Cause.CANCEL_GRACE_OVER)
+    return _carry_out(tx, actor, options, [key for (key,) in keys], Occasion.CANCEL_GRACE_OVER)
 
 
 def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int, int]:
@@ -130,42 +112,35 @@ def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[i
     made = {Trigger.EXPIRE: 0, Trigger.EXHAUST: 0, Trigger.CANCEL: 0}
     batch = Batch()
     for row in standings(tx, max_deaths).values():
-        verdict = on_lease_lost(row, max_deaths[row.id])
-        if verdict.died:
+        what, step = _on_lease_lost(row, max_deaths[row.id])
+        if what.counts_death:
             tx.db.execute(_Sql.count_death, (row.id,))
-        if verdict.step is None:
+        if step is None:
             _lose_in_place(tx, batch, row)
         else:
-            _take_in(batch, tx, actor, options, row, verdict)
-        if verdict.spared:
+            _take_in(batch, tx, actor, options, row, what, step)
+        if what.spares_attempt:
             batch.spared.append(row.id)
-        made[Trigger.EXPIRE if verdict.step is None else verdict.step.trigger] += 1
+        made[Trigger.EXPIRE if step is None else step.trigger] += 1
     batch.write(tx)
     return made[Trigger.EXPIRE], made[Trigger.EXHAUST], made[Trigger.CANCEL]
 
 
-def on_lease_lost(row: Standing, max_deaths: int) -> _Verdict:
-    """What a lost lease means: a cancel that was asked for, the next attempt, or the end."""
-    state = state_of(row.lifecycle, row.state)
-    cancel = wished_cancel(row)
-    if cancel is not None:
-        return _Verdict(cancel, cause=Cause.CANCEL_HOLDER_GONE)
-    if state.lease_loss is LeaseLoss.STAY:
-        return _Verdict(None)
-    expire = STEPS[row.lifecycle, row.state, Trigger.EXPIRE]
-    if spares_attempt(BY_CODE[row.lifecycle], state, row.attempt):
-        return _Verdict(expire, cause="lease expired", spared=True)
-    exhaust = STEPS.get((row.lifecycle, row.state, Trigger.EXHAUST))
-    deaths = row.deaths + int(state.runs_code)
-    if exhaust is not None and 0 < max_deaths <= deaths:
-        error = Cause.WORKER_DIED % died_often(deaths)
-        death = DeathCertificate(reason_code=ReasonCode.INFRASTRUCTURE_FAILURE, stage=stage_in(state), last_error=error)
-        return _Verdict(exhaust, death, cause=error, died=state.runs_code)
-    if exhaust is not None and not row.attempts_left:
-        error = Cause.LEASE_EXPIRED
-        death = DeathCertificate(reason_code=ReasonCode.EXHAUSTED_RETRIES, stage=stage_in(state), last_error=error)
-        return _Verdict(exhaust, death, cause=error, died=state.runs_code)
-    return _Verdict(expire, cause=Cause.LEASE_EXPIRED, died=state.runs_code)
+def _on_lease_lost(row: Standing, max_deaths: int) -> tuple[Decision, Step | None]:
+    facts = Fact(0)
+    if row.cancel_at is not None:
+        facts |= Fact.CANCEL_REQUESTED
+    if row.attempts_left:
+        facts |= Fact.ATTEMPTS_LEFT
+    if not row.deaths:
+        facts |= Fact.FIRST_DEATH
+    if 0 < max_deaths <= row.deaths + 1:
+        facts |= Fact.LAST_DEATH
+    if sparable(row.attempt):
+        facts |= Fact.SPARABLE
+    made = decided(row, Occasion.LEASE_LOST, facts)
+    assert made is not None, "a held state always says what a lost lease means"
+    return made
 
 
 def _lose_in_place(tx: Transaction, batch: Batch, row: Standing) -> None:
@@ -183,30 +158,23 @@ def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[
     due = exhausted = 0
     batch = Batch()
     for row in standings(tx, (key for (key,) in keys)).values():
-        verdict = on_due(row, tx.now)
-        if verdict.step is None:
+        made = decided(row, Occasion.TIMER_DUE, _facts_when_due(row, tx.now))
+        what, step = made or (None, None)
+        if what is None or step is None:
             _end_rest(tx, batch, row)
-        else:
-            _take_in(batch, tx, actor, options, row, verdict)
-        run_out = verdict.step is not None and verdict.step.trigger == Trigger.EXHAUST
+            due += 1
+            continue
+        _take_in(batch, tx, actor, options, row, what, step)
+        run_out = step.trigger == Trigger.EXHAUST
         exhausted += run_out
         due += not run_out
     batch.write(tx)
     return due, exhausted
 
 
-def on_due(row: Standing, now: int) -> _Verdict:
-    """What a timer means where a job rests: the next attempt, the end, or only that the rest is over."""
-    due = STEPS.get((row.lifecycle, row.state, Trigger.DUE))
-    exhaust = STEPS.get((row.lifecycle, row.state, Trigger.EXHAUST))
-    if due is None or exhaust is None:
-        return _Verdict(due)
+def _facts_when_due(row: Standing, now: int) -> Fact:
     late = row.deadline_at is not None and row.deadline_at <= now
-    if row.attempts_left and not late:
-        return _Verdict(due)
-    error = Cause.DEADLINE_PASSED if late else Cause.ATTEMPTS_SPENT
-    reason = ReasonCode.TIMEOUT if late else ReasonCode.EXHAUSTED_RETRIES
-    return _Verdict(exhaust, DeathCertificate(reason_code=reason, stage=Stage.EXEC, last_error=error), cause=error)
+    return (Fact.DEADLINE_PASSED if late else Fact(0)) | (Fact.ATTEMPTS_LEFT if row.attempts_left else Fact(0))
 
 
 def _end_rest(tx: Transaction, batch: Batch, row: Standing) -> None:
@@ -224,13 +192,7 @@ def _end_rest(tx: Transaction, batch: Batch, row: Standing) -> None:
 def _pass_deadlines(tx: Transaction, actor: Actor, options: SweepOptions) -> int:
     values = {"now": tx.now, "states": DEADLINE_STATES, "limit": options.batch}
     keys = tx.db.execute(_Sql.past_deadline, values).fetchall()
-    return _carry_out(tx, actor, options, [key for (key,) in keys], _on_deadline)
-
-
-def _on_deadline(row: Standing) -> _Verdict:
-    stage = stage_in(state_of(row.lifecycle, row.state))
-    death = DeathCertificate(reason_code=ReasonCode.TIMEOUT, stage=stage, last_error=Cause.DEADLINE_PASSED)
-    return _Verdict(STEPS.get((row.lifecycle, row.state, Trigger.DEADLINE)), death, cause=Cause.DEADLINE_PASSED)
+    return _carry_out(tx, actor, options, [key for (key,) in keys], Occasion.DEADLINE)
 
 
 def _heal_keys(tx: Transaction, limit: int) -> int:
@@ -243,30 +205,30 @@ def _heal_keys(tx: Transaction, limit: int) -> int:
     return promote(tx, [key for (key,) in keys])
 
 
-def _carry_out(
-    tx: Transaction, actor: Actor, options: SweepOptions, keys: list[int], decide: Callable[[Standing], _Verdict]
-) -> int:
-    """Make the step that `decide` names for each job, where the lifecycle lets the sweep make it."""
-    batch, made = Batch(), 0
+def _carry_out(tx: Transaction, actor: Actor, options: SweepOptions, keys: list[int], occasion: Occasion) -> int:
+    """Make the step that is decided for each job, where the lifecycle has one for this occasion."""
+    batch, count = Batch(), 0
     for row in standings(tx, keys).values():
-        verdict = decide(row)
-        if verdict.step is not None and swept(verdict.step):
-            _take_in(batch, tx, actor, options, row, verdict)
-            made += 1
+        made = decided(row, occasion)
+        if made is not None and made[1] is not None:
+            _take_in(batch, tx, actor, options, row, made[0], made[1])
+            count += 1
     batch.write(tx)
-    return made
+    return count
 
 
 def _take_in(
-    batch: Batch, tx: Transaction, actor: Actor, options: SweepOptions, row: Standing, verdict: _Verdict
+    batch: Batch, tx: Transaction, actor: Actor, options: SweepOptions, row: Standing, what: Decision, step: Step
 ) -> None:
-    step = verdict.step
-    assert step is not None, "a verdict without a step is not written"
     who = Who(sweeping_role(row.lifecycle), tx.names.actor_id(actor.name))
     place, wait = landing(step, keyed=row.ckey is not None, delay_us=_rest_us(step, options))
     data = asked(tx, row) if step.trigger == Trigger.CANCEL else None
-    act = Act(step, who, place, wait, revokes=row.place == HELD, cause=verdict.cause, data=data)
-    batch.add(row, act, verdict.death if step.dead_letter else None)
+    cause = what.cause_after(row.deaths + 1)
+    death = None
+    if what.reason_code is not None and what.stage is not None and cause is not None:
+        death = DeathCertificate(reason_code=what.reason_code, stage=what.stage, last_error=cause)
+    act = Act(step, who, place, wait, revokes=row.place == HELD, cause=cause, data=data)
+    batch.add(row, act, death)
 
 
 def _rest_us(step: Step, options: SweepOptions) -> int | None:

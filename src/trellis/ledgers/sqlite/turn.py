@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from trellis.engine.decide import Occasion
 from trellis.engine.errors import InvalidTransition, UnknownLifecycle
 from trellis.engine.jobs import Actor, Advance, Applied, JobKey, LeaseLost, Turn, TurnResult
 from trellis.ledgers.refusals import check_death, not_advanced
@@ -20,13 +21,12 @@ from trellis.ledgers.sqlite.plan import (
     Standing,
     Step,
     Who,
+    decided,
     landing,
     sweeping_role,
-    wished_cancel,
 )
 from trellis.ledgers.sqlite.steps import Batch, Sql, standings
 from trellis.lifecycles import LIFECYCLES, Trigger
-from trellis.lifecycles.causes import Cause
 
 STOP = "stop"
 """The trigger by which a holder obeys a soft cancel."""
@@ -62,12 +62,10 @@ def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance])
         if advance.finalizes is not None:
             batch.finalized.append((key, _staged(tx, actor, advance, step)))
         asked_to_stop = row.cancel_at is not None and _lets_go(step, _later(advances, number))
-        wish = wished_cancel(row) if asked_to_stop else None
-        if wish is None:
+        cancelled = asked_to_stop and _obey(tx, batch, row, who)
+        if not cancelled:
             _decide(tx, batch, row, step, who, advance)
-        else:
-            _obey(tx, batch, row, wish, who)
-        refused = wish is not None and step.trigger == Trigger.START
+        refused = cancelled and step.trigger == Trigger.START
         outcomes.append(LeaseLost(advance.lease) if refused else Applied(row.version + 1))
     batch.write(tx)
     return outcomes
@@ -131,11 +129,18 @@ def _lets_go(step: Step, later: int) -> bool:
     return (step.trigger == Trigger.START and not later) or not (step.held or step.ended)
 
 
-def _obey(tx: Transaction, batch: Batch, row: Standing, wish: Step, who: Who) -> None:
-    """The holder was asked to stop and no user code runs: it must not begin, or begin once more."""
+def _obey(tx: Transaction, batch: Batch, row: Standing, who: Who) -> bool:
+    """Cancel a job whose holder was asked to stop and runs no user code: it must not begin, or begin once more. False where the
+    lifecycle has no cancel here.
+    """
+    made = decided(row, Occasion.CANCEL_LET_GO)
+    what, step = made or (None, None)
+    if what is None or step is None:
+        return False
     sweeper = Who(sweeping_role(row.lifecycle), who.actor)
-    place, wait = landing(wish, keyed=row.ckey is not None, delay_us=None)
-    batch.add(row, Act(wish, sweeper, place, wait, revokes=True, cause=Cause.CANCEL_LET_GO, data=asked(tx, row)))
+    place, wait = landing(step, keyed=row.ckey is not None, delay_us=None)
+    batch.add(row, Act(step, sweeper, place, wait, revokes=True, cause=what.cause, data=asked(tx, row)))
+    return True
 
 
 def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, advance: Advance) -> None:

@@ -10,12 +10,11 @@ begin
   end if;
 end $$;
 
--- Some verbs are no transition of a lifecycle; who may use them is said here and in engine/authority.py.
-create or replace function _require(p_role smallint, p_action text, p_roles text[]) returns void language plpgsql stable
-set search_path from current as $$
+-- Some verbs are no transition of a lifecycle; engine/authority.py says who may use them, and `rule_grant` holds what it says.
+create or replace function _require(p_role smallint, p_verb text) returns void language plpgsql stable set search_path from current as $$
 begin
-  if not exists (select from role r where r.role = p_role and r.name = any(p_roles)) then
-    raise exception 'role % may not %', (select r.name from role r where r.role = p_role), p_action using errcode = 'TR002';
+  if not exists (select from rule_grant g where g.rule = 'ledger.' || p_verb and g.role = p_role and g.reach = 'yes') then
+    raise exception 'role % may not %', (select r.name from role r where r.role = p_role), _action(p_verb) using errcode = 'TR002';
   end if;
 end $$;
 
@@ -206,7 +205,7 @@ begin
   update ended n set version = n.version + 1 where n.id = original;
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause)
   values (original, p_batch, p_now, e.version + 1, p_actor, e.epoch, x.event, e.lifecycle, e.state, e.state, e.generation,
-          e.attempt, p_role, 'compensated by ' || by_job);
+          e.attempt, p_role, format(_cause('compensated'), by_job));
 end $$;
 
 -- Who asked for the soft cancel that is being carried out, and why; null when nobody did. `p_epoch` is the job's epoch now: that of

@@ -17,7 +17,7 @@ declare
   a record := _actor(p_actor);
   d record;
 begin
-  perform _require(a.role, 'declare the options of a type', array['control-plane', 'worker']);
+  perform _require(a.role, 'declare_types');
   if _is_limited() then
     raise exception 'what a type declares holds for everybody: only a member of trellis_app may declare it, and % is none', session_user
       using errcode = 'TR002';

@@ -1,12 +1,6 @@
 -- Claim. Rows of `ready` are never updated, so a ctid locked here stays good for the delete. The low-water marks let a
 -- claimer start behind the rows it took before, which matters while an old snapshot keeps those rows from being removed.
 
--- Whether a job must have its worker to itself; why, and the same for SQLite: engine/deaths.py.
-create or replace function _runs_alone(p_deaths smallint, p_max_deaths smallint, p_attempt int, p_max_attempts int) returns boolean
-language sql immutable as $$
-  select p_deaths > 0 and (p_deaths >= 2 or p_max_deaths between 1 and p_deaths + 1 or p_attempt + 1 >= p_max_attempts)
-$$;
-
 -- The one job that must run alone and may be handed out now: the first of them, while nobody holds another. The lock lasts until the
 -- claim commits, so that two claimers do not both find that nobody does.
 create or replace function _next_alone(p_lifecycle smallint, p_types int[]) returns bigint language plpgsql set search_path from current as $$

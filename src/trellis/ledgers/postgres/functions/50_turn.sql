@@ -84,7 +84,7 @@ begin
                      and l.cancel_at is not null and (o.version is null or l.version = o.version)) then
       -- Somebody asked for a stop and no user code runs, before a start or when the holder lets go: nothing has to be waited for. A start
       -- that is told together with what came after it has been, and so has the work.
-      cancelled := _cancel_now(o.id, p_actor, p_now, p_batch, 'cancel_let_go');
+      cancelled := _cancel_now(o.id, p_actor, p_now, p_batch, ((_decide(o.lifecycle, o.source, 'cancel_let_go', 0)).d).cause);
       if cancelled is not null then
         return query select case when x.trigger = 'start' then 1 else 3 end::smallint, o.id, cancelled;
         continue;
@@ -206,12 +206,14 @@ begin
     )
     select array_agg(x.id), array_agg(x.version) into got, got_versions from x;
     if coalesce(cardinality(got), 0) < cardinality(p_starts) then
-      for told in select w.*, c.cancel_at from (select u.id, u.epoch from unnest(p_starts, p_start_epochs) u(id, epoch)
+      for told in select w.*, c.cancel_at, c.lifecycle, c.state from (select u.id, u.epoch from unnest(p_starts, p_start_epochs) u(id, epoch)
           where got is null or u.id <> all(got)) m
         left join lease c on c.id = m.id and c.epoch = m.epoch,
         lateral _was_applied(m.id, m.epoch, null, c.state, l.start_event[array_position(l.start_to, c.state)], null, null, 0) w loop
         -- Somebody asked for a stop before user code began: nothing has to be waited for.
-        if told.cancel_at is not null and told.kind = 1 then perform _cancel_now(told.id, p_actor, now_at, batch_no, 'cancel_let_go'); end if;
+        if told.cancel_at is not null and told.kind = 1 then
+          perform _cancel_now(told.id, p_actor, now_at, batch_no, ((_decide(told.lifecycle, told.state, 'cancel_let_go', 0)).d).cause);
+        end if;
         kind := told.kind; id := told.id; version := told.version; part := 0;
         return next;
       end loop;

@@ -79,7 +79,7 @@ declare
   a record := _actor(p_actor);
   of_job bigint;
 begin
-  perform _require(a.role, 'say something about a job', array['scheduler', 'reconciler', 'worker', 'gateway', 'control-plane']);
+  perform _require(a.role, 'remark');
   select j.id into of_job from job j where j.job_id = p_job_id;
   if not found then return false; end if;
   perform pg_advisory_xact_lock(hashtext('trellis.remark'), hashint8(of_job));

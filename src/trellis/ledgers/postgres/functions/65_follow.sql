@@ -8,7 +8,7 @@ declare
   a record := _actor(p_actor);
   now_at timestamptz := trellis.now();
 begin
-  perform _require(a.role, 'follow the feed under a name', array['projector', 'control-plane']);
+  perform _require(a.role, 'follow');
   return query
   insert into follower as f (name, epoch, actor, until, place)
   values (p_name, 1, p_actor, now_at + p_lease_s * interval '1 s', case when p_reads then '' end)
@@ -34,7 +34,7 @@ declare
   a record := _actor(p_actor);
   waited boolean;
 begin
-  perform _require(a.role, 'let retention go on without a follower', array['control-plane']);
+  perform _require(a.role, 'leave_behind');
   select left(f.place, 1) <> '!' into waited from follower f where f.name = p_name and f.place is not null for update;
   if waited then
     update follower f set place = '!' || f.place where f.name = p_name;

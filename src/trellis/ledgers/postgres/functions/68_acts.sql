@@ -15,7 +15,7 @@ set search_path from current as $$
 declare
   a record := _actor(p_actor);
 begin
-  perform _require(a.role, 'record an administrative act', array['owner', 'control-plane']);
+  perform _require(a.role, 'record_act');
   if length(p_event) > 100 or length(p_subject) > 500 or greatest(length(p_source), length(p_target), length(p_cause)) > 2000
      or length(p_correlation) > 200 then
     raise exception 'an administrative act has at most 100 characters of event, 500 of subject and 2000 of any other text'
@@ -29,7 +29,7 @@ set search_path from current as $$
 declare
   a record := _actor(p_actor);
 begin
-  perform _require(a.role, 'publish administrative acts', array['owner', 'projector', 'control-plane']);
+  perform _require(a.role, 'publish_acts');
   update act c set published = true where c.no = any(p_nos) and not c.published;
 end $$;
 
@@ -39,7 +39,7 @@ set search_path from current as $$
 declare
   a record := _actor(p_actor);
 begin
-  perform _require(a.role, 'put lost acts back', array['owner', 'control-plane']);
+  perform _require(a.role, 'restore');
   if not pg_has_role(session_user, 'trellis_owner', 'member') then
     raise exception 'only a member of trellis_owner may put lost acts back, and % is none', session_user using errcode = 'TR002';
   end if;

@@ -70,12 +70,12 @@ begin
   outcome := 'moved'; target := (d.x).target; version := t.version; epoch := t.epoch;
 end $$;
 
--- Carry out a wish to cancel, in the name of the lifecycle's sweep. `p_cause` names one of the causes.
+-- Carry out a request to cancel, in the name of the lifecycle's sweep.
 create or replace function _cancel_now(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint, p_cause text) returns int language sql
 set search_path from current as $$
   select case when m.outcome = 'moved' then m.version end from _move_one(
     p_id, null, 'cancel', p_actor, (select c.swept_by from lifecycle c join job j on j.lifecycle = c.lifecycle where j.id = p_id), p_now,
-    p_batch, null, null, null, null, null, _cause(p_cause), null, null, null, null) m
+    p_batch, null, null, null, null, null, p_cause, null, null, null, null) m
 $$;
 
 -- Moves of many callers, each in the name of its own actor, in one transaction. They go by job, so that two of these never wait for each
@@ -174,7 +174,7 @@ declare
   a record := _actor(p_actor);
   of_type int := type_id(p_type);
 begin
-  perform _require(a.role, 'pause a type', array['control-plane']);
+  perform _require(a.role, 'pause');
   update job_type t set paused = p_paused where t.id = of_type and t.paused <> p_paused;
   if found then
     perform _record_act(p_actor, a.role, case when p_paused then 'type.paused' else 'type.resumed' end, p_type,
@@ -193,7 +193,7 @@ declare
   of_type int := type_id(p_type);
   before job_type;
 begin
-  perform _require(a.role, 'limit a rate', array['control-plane', 'worker', 'orchestrator']);
+  perform _require(a.role, 'limit_rate');
   select * into before from job_type t where t.id = of_type for no key update;
   if before.rate_per_s is distinct from p_rate or before.burst <> p_burst then
     update job_type t set rate_per_s = p_rate, burst = p_burst, tokens = least(t.tokens, p_burst) where t.id = of_type;
@@ -211,7 +211,7 @@ declare
   of_type int := type_id(p_type);
   before int;
 begin
-  perform _require(a.role, 'limit how many of a type are held', array['control-plane', 'orchestrator']);
+  perform _require(a.role, 'limit_held');
   select t.held_max into before from job_type t where t.id = of_type for no key update;
   if before is distinct from p_max then
     update job_type t set held_max = p_max where t.id = of_type;
@@ -226,7 +226,7 @@ declare
   key_id bigint := _key_hash(p_key);
   before int;
 begin
-  perform _require(a.role, 'limit a key', array['control-plane', 'orchestrator']);
+  perform _require(a.role, 'limit_key');
   select k.cap into before from concurrency_key k where k.id = key_id for update;
   insert into concurrency_key as k (id, name, cap, set_by) values (key_id, p_key, p_cap, p_actor)
     on conflict (id) do update set cap = p_cap, set_by = p_actor;

@@ -1,64 +1,55 @@
 -- The sweep: what time does to jobs. One of many sweepers is elected by the row in `sweeper`.
 
--- The reason for a dead letter, where a step leads to a state that has one: what only ends leaves none.
-create or replace function _if_buried(x transition, p_reason text) returns text language sql stable set search_path from current as $$
-  select p_reason from state s where s.lifecycle = x.lifecycle and s.state = x.target and s.dead_letter
-$$;
-
--- How far a job was: user code ran, or not yet (`stage_in` of engine/deaths.py).
-create or replace function _stage_of(x transition) returns text language sql stable set search_path from current as $$
-  select case when s.runs_code then 'exec' else 'fetch' end from state s where s.lifecycle = x.lifecycle and s.state = x.source
-$$;
+-- What happens to a job in this state on this occasion, with the step that it makes. The table `decision` holds every answer of
+-- engine/decide.py; a null occasion in `d` means that nothing happens, a null trigger that the job keeps its state.
+create or replace function _decide(p_lifecycle smallint, p_state smallint, p_occasion text, p_facts int, out d decision, out x transition)
+language plpgsql stable set search_path from current as $$
+begin
+  select r.* into d from decision r
+   where r.lifecycle = p_lifecycle and r.state = p_state and r.occasion = p_occasion and r.facts = p_facts;
+  select r.* into x from transition r where r.lifecycle = p_lifecycle and r.source = p_state and r.trigger = d.trigger;
+end $$;
 
 create or replace function _reap(l lease, p_actor int, p_now timestamptz, p_batch bigint) returns text language plpgsql
 set search_path from current as $$
 declare
   t token := (l.id, l.ckey, l.until, l.type, l.version, l.epoch + 1, l.owner, l.generation, l.attempt, l.max_attempts, l.deaths, l.state,
               l.lifecycle, l.prio, l.flags)::token;
-  s state;
-  x transition;
+  v record;
+  d decision;
   by_role smallint;
   deaths_max smallint;
-  poison boolean;
-  spared boolean;
-  died text;
+  cause text;
 begin
-  select n.* into s from state n where n.lifecycle = l.lifecycle and n.state = l.state;
   select c.swept_by into by_role from lifecycle c where c.lifecycle = l.lifecycle;
   select j.max_deaths into deaths_max from job j where j.id = l.id;
-  if l.cancel_at is not null and _cancel_now(l.id, p_actor, p_now, p_batch, 'cancel_holder_gone') is not null then return 'cancelled'; end if;
-  if s.runs_code then t.deaths := t.deaths + 1; end if;
-  delete from lease d where d.id = l.id;
-  if s.stays and exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0) then
+  v := _decide(l.lifecycle, l.state, 'lease_lost', _facts(
+    cancel_requested => l.cancel_at is not null, attempts_left => t.attempt + 1 < t.max_attempts, first_death => t.deaths = 0,
+    last_death => deaths_max between 1 and t.deaths + 1, sparable => _sparable(t.attempt)));
+  d := v.d;
+  if d.trigger = 'cancel' then
+    perform _cancel_now(l.id, p_actor, p_now, p_batch, d.cause);
+    return 'cancelled';
+  end if;
+  delete from lease o where o.id = l.id;
+  if d.trigger is null and exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0) then
     -- Its key hands out nothing now: it waits with the others, without a slot.
     delete from slot o where o.id = t.id;
     perform _put_waiting(t, true, null, p_now);
     return 'stayed';
   end if;
-  if s.stays then
+  if d.trigger is null then
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
                        flags)
     values (t.id, t.ckey, t.until, t.type, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state,
             t.lifecycle, t.prio, t.flags);
     return 'stayed';
   end if;
-  poison := s.runs_code and deaths_max > 0 and t.deaths >= deaths_max;
-  -- Claimed and never started: nothing ran, so no attempt is spent; engine/deaths.py says why not for ever.
-  spared := not s.runs_code and t.attempt < 100
-            and exists (select from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'release');
-  if poison or (t.attempt + 1 >= t.max_attempts and not spared) then
-    select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'exhaust';
-  end if;
-  if x.trigger is not null then
-    died := case when t.deaths = 1 then 'once' else format('%s times', t.deaths) end;
-    died := case when poison then format(_cause('worker_died'), died) else _cause('lease_expired') end;
-    perform _step(t, x, p_actor, by_role, p_now, p_batch, null, false, died,
-                  null, null, _if_buried(x, case when poison then 'infrastructure_failure' else 'exhausted_retries' end), _stage_of(x), died);
-    return 'exhausted';
-  end if;
-  select r.* into x from transition r where r.lifecycle = l.lifecycle and r.source = l.state and r.trigger = 'expire';
-  perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, spared, _cause('lease_expired'));
-  return 'expired';
+  if d.counts_death then t.deaths := t.deaths + 1; end if;
+  cause := replace(d.cause, '%s', t.deaths::text);
+  perform _step(t, v.x, p_actor, by_role, p_now, p_batch, case when d.trigger = 'expire' then p_now end, d.spares_attempt, cause,
+                null, null, d.reason_code, d.stage, cause);
+  return case when d.trigger = 'expire' then 'expired' else 'exhausted' end;
 end $$;
 
 -- A waiting job whose timer fell due. Returns whether that was the end of its attempts; null when it no longer rests.
@@ -67,30 +58,21 @@ language plpgsql set search_path from current as $$
 declare
   k record := _find(p_id);
   t token := k.t;
-  x transition;
-  give_up transition;
+  v record;
+  d decision;
   by_role smallint;
   late boolean;
-  spent boolean := false;
-  why text;
 begin
   if k.place <> 'resting' then return null; end if;
-  select r.* into x from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'due';
-  if not found then return null; end if;
-  select r.* into give_up from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'exhaust';
-  if found then
-    select coalesce(j.deadline_at <= p_now, false) into late from job j where j.id = p_id;
-    spent := late or t.attempt + 1 >= t.max_attempts;
-    if spent then
-      x := give_up;
-      why := _cause(case when late then 'deadline_passed' else 'attempts_spent' end);
-    end if;
-  end if;
+  select coalesce(j.deadline_at <= p_now, false) into late from job j where j.id = p_id;
+  v := _decide(t.lifecycle, t.state, 'timer_due', _facts(attempts_left => t.attempt + 1 < t.max_attempts, deadline_passed => late));
+  d := v.d;
+  if d.occasion is null then return null; end if;
   select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
   perform _remove(p_id, 'resting');
-  perform _step(t, x, p_actor, by_role, p_now, p_batch, _own_timer(t.lifecycle, x.target, p_now, p_windows), false, why, null, null,
-                _if_buried(x, case when late then 'timeout' else 'exhausted_retries' end), 'exec', why);
-  return spent;
+  perform _step(t, v.x, p_actor, by_role, p_now, p_batch, _own_timer(t.lifecycle, (v.x).target, p_now, p_windows), false, d.cause, null,
+                null, d.reason_code, d.stage, d.cause);
+  return d.trigger = 'exhaust';
 end $$;
 
 -- When a state's own timer falls due, if the lifecycle gives it one or the sweep sets another: the operator's window of a failed job.
@@ -150,26 +132,26 @@ set search_path from current as $$
 declare
   d record;
   k record;
-  x transition;
+  v record;
   t token;
   done int := 0;
   by_role smallint;
 begin
   for d in select o.id from deadline o join job_status s on s.id = o.id
-             left join transition r on r.lifecycle = s.lifecycle and r.source = s.state and r.trigger = 'deadline'
-            where o.at <= p_now and (r.trigger is not null or s.place = 'ended') order by o.at limit p_limit
+             left join decision r on r.lifecycle = s.lifecycle and r.state = s.state and r.occasion = 'deadline'
+            where o.at <= p_now and (r.occasion is not null or s.place = 'ended') order by o.at limit p_limit
               for update of o skip locked loop
     begin
       k := _find(d.id);
       t := k.t;
-      select r.* into x from transition r where r.lifecycle = t.lifecycle and r.source = t.state and r.trigger = 'deadline';
-      if found then
+      v := _decide(t.lifecycle, t.state, 'deadline', 0);
+      if (v.d).occasion is not null then
         select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
         perform _remove(d.id, k.place);
         if k.place = 'held' then t.epoch := t.epoch + 1; end if;
         -- Into a state that has a timer: it falls due at once, and the timer finds that the deadline has passed.
-        perform _step(t, x, p_actor, by_role, p_now, p_batch, p_now, false, _cause('deadline_passed'), null, null,
-                      _if_buried(x, 'timeout'), _stage_of(x), _cause('deadline_passed'));
+        perform _step(t, v.x, p_actor, by_role, p_now, p_batch, p_now, false, (v.d).cause, null, null, (v.d).reason_code, (v.d).stage,
+                      (v.d).cause);
         done := done + 1;
       end if;
       delete from deadline o where o.id = d.id;
@@ -185,9 +167,10 @@ declare
   d record;
   done int := 0;
 begin
-  for d in select l.id from lease l where l.cancel_at <= p_now order by l.id limit p_limit for update skip locked loop
+  for d in select l.id, l.lifecycle, l.state from lease l where l.cancel_at <= p_now order by l.id limit p_limit
+              for update skip locked loop
     begin
-      perform _cancel_now(d.id, p_actor, p_now, p_batch, 'cancel_grace_over');
+      perform _cancel_now(d.id, p_actor, p_now, p_batch, ((_decide(d.lifecycle, d.state, 'cancel_grace_over', 0)).d).cause);
       done := done + 1;
     exception when others then raise warning 'trellis: job % could not be cancelled: %', d.id, sqlerrm;
     end;
@@ -244,7 +227,7 @@ declare
   what text;
   l lease;
 begin
-  perform _require(a.role, 'sweep', array['sweeper', 'control-plane']);
+  perform _require(a.role, 'sweep');
   elected := false; amnesty := 0; expired := 0; exhausted := 0; due := 0; deadlines := 0; cancelled := 0; promoted := 0;
   if p_elect and _is_quiet(now_at, p_interval_s) then
     return next;

@@ -67,7 +67,7 @@ declare
   made jsonb;
   apart text;
 begin
-  perform _require(a.role, 'put lost jobs back', array['owner', 'control-plane']);
+  perform _require(a.role, 'restore');
   if not pg_has_role(session_user, 'trellis_owner', 'member') then
     raise exception 'only a member of trellis_owner may put lost jobs back, and % is none', session_user using errcode = 'TR002';
   end if;

@@ -89,9 +89,9 @@ declare
   held bigint[];
   renewals int;
 begin
-  if not exists (select from authority g join role r on r.role = g.role and r.name in ('sweeper', 'control-plane')
+  if not exists (select from authority g join rule_grant r on r.role = g.role and r.rule = 'ledger.retain' and r.reach = 'yes'
                   where pg_has_role(session_user, g.db_role, 'member')) then
-    raise exception 'database role % may not remove finished work', session_user using errcode = 'TR002';
+    raise exception 'database role % may not %', session_user, _action('retain') using errcode = 'TR002';
   end if;
   jobs := 0; events := 0; results := 0; signals := 0; keys := 0; more := false; unread := 0;
   -- One at a time: a second remover would only wait for the first.
