@@ -279,6 +279,14 @@ class Ledger(Protocol):
         """Every event of a job, oldest first."""
         ...
 
+    async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
+        """Every event of several jobs, of each the oldest first, in one query. Jobs that are unknown or gone are left out."""
+        ...
+
+    async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
+        """The payloads of several jobs, in one query. Jobs that are unknown or gone are left out."""
+        ...
+
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
         """The last signals of a job, oldest first."""
         ...
@@ -316,6 +324,10 @@ class Ledger(Protocol):
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
         """Dead letters that nobody requeued, newest first; `cursor` is the job id of the last one seen."""
+        ...
+
+    async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
+        """The dead letter of a job that ended with one and was not requeued."""
         ...
 
     async def queues(self) -> list[QueueDepth]:

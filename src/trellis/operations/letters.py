@@ -140,8 +140,9 @@ async def _queue(ledger: Ledger, where: JobFilter, limit: int, begins: str | Non
     if begins == _OVER or where.lifecycle not in {None, QUEUE_JOB.name}:
         return _QueuePart(where=dead, begins=_OVER)
     page = await ledger.jobs(dead, limit=limit, cursor=begins)
-    letters = [queue_letter(job, await ledger.events(job.job_id)) for job in page.jobs]
-    meant = [(at, one) for at, one in enumerate(letters) if where.reason_code in {None, one.reason_code}]
+    events = await ledger.events_of([job.job_id for job in page.jobs])
+    letters = [(at, queue_letter(job, events[job.job_id])) for at, job in enumerate(page.jobs) if job.job_id in events]
+    meant = [(at, one) for at, one in letters if where.reason_code in {None, one.reason_code}]
     more = len(page.jobs) == limit
     return _QueuePart(where=dead, begins=begins, looked=len(page.jobs), more=more, found=tuple(meant))
 
@@ -178,14 +179,7 @@ async def letter_of(ledger: Ledger, job: Job) -> DeadLetter | None:
         return None
     if job.lifecycle == QUEUE_JOB.name:
         return queue_letter(job, await ledger.events(job.job_id)) if job.state == QUEUE_DEAD else None
-    where = JobFilter(type=job.type, correlation_id=job.correlation_id)
-    cursor: JobId | None = None
-    while letters := await ledger.dead_letters(where, limit=LETTERS_PAGE, cursor=cursor):
-        for letter in letters:
-            if letter.job_id == job.job_id:
-                return letter
-        cursor = letters[-1].job_id
-    return None
+    return await ledger.dead_letter(job.job_id)
 
 
 async def requeue_dead(

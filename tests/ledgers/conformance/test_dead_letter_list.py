@@ -6,7 +6,19 @@ import pytest
 
 from tests.artifacts.desk import ORCHESTRATOR, advance, call_nlm, queue_job
 from tests.ledgers.conformance.rig import SUBMITTER, Rig
-from trellis.engine.jobs import Actor, DeathCertificate, JobId, Move, Moved, NewJob, ReasonCode, RequestId, Stage
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import (
+    Actor,
+    CancelMode,
+    DeathCertificate,
+    JobId,
+    Move,
+    Moved,
+    NewJob,
+    ReasonCode,
+    RequestId,
+    Stage,
+)
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
 from trellis.operations.letters import dead_letters, requeue_dead
@@ -74,3 +86,29 @@ async def test_a_job_that_was_submitted_first_and_died_last_is_on_one_page(rig: 
         await rig.advance(1.0)
     for limit in (1, 2, 3):
         assert sorted(await paged(rig, limit)) == ["first", "queue-1", "queue-2", "second"]
+
+
+@pytest.mark.requirement("DJ-12")
+async def test_the_dead_letter_of_one_job_is_asked_for_by_its_id(rig: Rig):
+    for job_id in ("other", "dead", "newer"):
+        await dead_leased(rig, job_id)
+    waiting = await rig.submit_one()
+    listed = {letter.job_id: letter for letter in await rig.ledger.dead_letters(JobFilter(), limit=10)}
+    assert await rig.ledger.dead_letter(JobId("dead")) == listed[JobId("dead")]
+    assert await rig.ledger.dead_letter(waiting) is None
+    assert await rig.ledger.dead_letter(JobId("nobody's")) is None
+    await rig.ledger.requeue(OPERATOR, [JobId("dead")], RequestId("again"), limit=1, cause=None)
+    assert await rig.ledger.dead_letter(JobId("dead")) is None
+
+
+async def test_a_cursor_that_names_no_job_is_refused(rig: Rig):
+    with pytest.raises(OptionInvalid, match="cursor"):
+        await rig.ledger.dead_letters(JobFilter(), limit=1, cursor="nobody's")
+
+
+async def test_the_payloads_and_events_of_several_jobs_are_those_of_each(rig: Rig):
+    jobs = await rig.submit(2, payload=b'{"n": 1}')
+    await rig.cancel(jobs[0], CancelMode.HARD)
+    asked = [*jobs, JobId("nobody's")]
+    assert await rig.ledger.events_of(asked) == {job_id: await rig.ledger.events(job_id) for job_id in jobs}
+    assert await rig.ledger.payloads(asked) == {job_id: (await rig.job(job_id)).payload for job_id in jobs}

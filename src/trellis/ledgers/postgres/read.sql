@@ -124,6 +124,13 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join job j on j.id = e.id join actor a on a.id = e.actor where e.id = any($1::bigint[]) order by e.id, e.version
 
+-- name: events_of_jobs
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+  from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = any($1::text[]) order by e.id, e.version
+
+-- name: payloads
+select j.job_id, j.payload from job j where j.job_id = any($1::text[])
+
 -- name: events_by_type
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join job j on j.id = e.id join actor a on a.id = e.actor
@@ -188,6 +195,12 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.
    and ($5::text is null or d.correlation_id = $5) and ($6::smallint is null or j.lifecycle = $6)
    and ($7::text is null or j.parent_id = $7)
  order by d.id desc limit $2
+
+-- name: dead_letter
+select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
+  from job j join ended n on n.id = j.id join dead_letter d on d.id = j.id and d.requeued_at is null
+  join job_type t on t.id = j.type left join actor a on a.id = d.last_owner
+ where j.job_id = $1 order by d.version desc limit 1
 
 -- name: dead_letters_of
 select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, null::smallint as state

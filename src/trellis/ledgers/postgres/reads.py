@@ -71,6 +71,8 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     jobs_oldest: LiteralString
     events: LiteralString
     events_of: LiteralString
+    events_of_jobs: LiteralString
+    payloads: LiteralString
     events_by_type: LiteralString
     count_events: LiteralString
     events_by_correlation: LiteralString
@@ -83,6 +85,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     key_used: LiteralString
     journal: LiteralString
     dead_letters: LiteralString
+    dead_letter: LiteralString
     dead_letters_of: LiteralString
     requeueable: LiteralString
     requested: LiteralString
@@ -253,6 +256,15 @@ class Reads:
     async def events(self, job_id: JobId) -> list[Event]:
         return [rows.event(row) for row in await self.fetch(Read.events, job_id)]
 
+    async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
+        found: dict[JobId, list[Event]] = {}
+        for row in await self.fetch(Read.events_of_jobs, list(job_ids)):
+            found.setdefault(JobId(row["job_id"]), []).append(rows.event(row))
+        return found
+
+    async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
+        return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(Read.payloads, list(job_ids))}
+
     async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
         query = Read.acts_unpublished if unpublished else Read.acts
         return [rows.act(row) for row in await self.fetch(query, after, min(limit, ACTS_MAX))]
@@ -362,7 +374,9 @@ class Reads:
             return []
         if cursor is not None:
             found = await self.fetch("select id from job where job_id = $1", cursor)
-            before = found[0]["id"] if found else ID_MAX
+            if not found:
+                raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
+            before = found[0]["id"]
         found = await self.fetch(
             Read.dead_letters,
             before,
@@ -374,6 +388,10 @@ class Reads:
             where.parent_id,
         )
         return [rows.dead_letter(row) for row in found]
+
+    async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
+        found = await self.fetch(Read.dead_letter, job_id)
+        return rows.dead_letter(found[0]) if found else None
 
     async def queues(self) -> list[QueueDepth]:
         return [rows.queue_depth(row) for row in await self.fetch(Read.queues)]

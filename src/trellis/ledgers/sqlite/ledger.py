@@ -345,6 +345,12 @@ class SqliteLedger:
     async def events(self, job_id: JobId) -> list[Event]:
         return await self._reader.run(lambda tx: reads.events(tx, job_id))
 
+    async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
+        return await self._reader.run(lambda tx: reads.events_of(tx, job_ids))
+
+    async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
+        return await self._reader.run(lambda tx: reads.payloads(tx, job_ids))
+
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
         return await self._reader.run(lambda tx: reads.signals(tx, job_id, limit=limit))
 
@@ -374,6 +380,9 @@ class SqliteLedger:
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
         return await self._reader.run(lambda tx: reads.dead_letters(tx, where, limit=limit, cursor=cursor))
+
+    async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
+        return await self._reader.run(lambda tx: reads.dead_letter(tx, job_id))
 
     async def queues(self) -> list[QueueDepth]:
         return await self._reader.run(reads.queues)

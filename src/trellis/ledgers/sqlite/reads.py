@@ -65,6 +65,8 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     children_below: LiteralString
     children_above: LiteralString
     events: LiteralString
+    events_of: LiteralString
+    payloads: LiteralString
     feed: LiteralString
     feed_end: LiteralString
     events_by_type: LiteralString
@@ -74,6 +76,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     result: LiteralString
     journal: LiteralString
     dead_letters: LiteralString
+    dead_letter: LiteralString
     dead_letters_of: LiteralString
     depths: LiteralString
     types: LiteralString
@@ -142,6 +145,18 @@ def expiring(tx: Transaction, lifecycle: str, *, within_s: float, limit: int) ->
 def events(tx: Transaction, job_id: JobId) -> list[Event]:
     key = _key_of(tx, job_id)
     return [] if key is None else [rows.event(row) for row in tx.db.execute(_Sql.events, (key,))]
+
+
+def events_of(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
+    found: dict[JobId, list[Event]] = {}
+    for row in tx.db.execute(_Sql.events_of, (json.dumps(job_ids),)):
+        event = rows.event(row)
+        found.setdefault(event.job_id, []).append(event)
+    return found
+
+
+def payloads(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
+    return dict(tx.db.execute(_Sql.payloads, (json.dumps(job_ids),)).fetchall())
 
 
 def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None) -> FeedPage:
@@ -225,6 +240,11 @@ def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str |
         raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
     values = _filter(where) | {"before": before, "limit": page_size(limit)}
     return [rows.dead_letter(row) for row in tx.db.execute(_Sql.dead_letters, values)]
+
+
+def dead_letter(tx: Transaction, job_id: JobId) -> DeadLetter | None:
+    found = tx.db.execute(_Sql.dead_letter, (job_id,)).fetchall()
+    return rows.dead_letter(found[0]) if found else None
 
 
 def queues(tx: Transaction) -> list[QueueDepth]:

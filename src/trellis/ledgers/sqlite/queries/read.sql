@@ -161,6 +161,16 @@ SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.ty
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
 JOIN trellis_actor a ON a.id = e.actor WHERE e.job = ? ORDER BY e.version;
 
+-- name: events_of
+SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
+FROM json_each(?) AS wanted CROSS JOIN trellis_submission s ON s.job_id = wanted.value
+JOIN trellis_job j ON j.id = s.id JOIN trellis_event e ON e.job = s.id
+JOIN trellis_actor a ON a.id = e.actor ORDER BY e.job, e.version;
+
+-- name: payloads
+SELECT s.job_id, s.payload FROM json_each(?) AS wanted CROSS JOIN trellis_submission s ON s.job_id = wanted.value;
+
 -- name: feed
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
   e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
@@ -218,6 +228,13 @@ WHERE d.job < :before
   AND (:parent IS NULL OR s.parent = :parent)
   AND (:reason IS NULL OR d.reason = :reason)
 ORDER BY d.job DESC LIMIT :limit;
+
+-- name: dead_letter
+SELECT s.job_id, t.name, j.lifecycle, j.state, d.reason, d.stage, d.last_error, d.attempts, d.last_owner,
+  d.last_lease_expires_at, coalesce(s.correlation, s.job_id), d.at, d.version
+FROM trellis_submission s JOIN trellis_job j ON j.id = s.id
+JOIN trellis_dead_letter d ON d.job = j.id AND d.version = j.version JOIN trellis_job_type t ON t.id = j.type
+WHERE s.job_id = ?;
 
 -- name: dead_letters_of
 SELECT s.job_id, t.name, j.lifecycle, e.target, d.reason, d.stage, d.last_error, d.attempts, d.last_owner,
