@@ -2,8 +2,8 @@
 # Only make and python3 (3.11 or newer, with pip or venv) have to be there. `make help` lists the targets.
 
 PYTHON ?= python3
-# One more than the cores of a small machine: the tests wait for disks, servers and processes a third of their time.
-TEST_WORKERS ?= 3
+# Twice the cores of a small machine: half of the time a test waits, for servers, processes and leases that end.
+TEST_WORKERS ?= 4
 ARGS ?=
 BIN := .venv/bin
 APT_LINE := sudo apt-get install -y python3 python3-pip python3-venv

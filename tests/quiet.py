@@ -1,19 +1,21 @@
 """Keeps tests marked `quiet` away from busy ones although the suite runs in several processes.
 
 A quiet test is judged by the clock and mostly waits. Quiet tests run beside each other, and never beside any other test.
-Each test holds a shared lock of its own group while it runs. To get in, a test waits until no test of the other group
-runs. A gate lets one test in at a time: whoever waits behind it cannot be overtaken, so nobody waits for ever. Waiting happens
-outside the test's own time limit. Quiet tests come last, so that the two groups change places once.
+A process holds a shared lock of a group from its first test of that group to its last before one of the other. To get in, it
+waits until no process holds the lock of the other group. A gate lets one process in at a time: whoever waits behind it cannot be
+overtaken, so nobody waits for ever. Waiting happens outside the test's own time limit. Quiet tests come last, and none begins before
+every process has done its busy ones: then they run beside each other, and not one after the other between busy ones.
 """
 
-import contextlib
 import fcntl
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 LOCK_FOLDER = pytest.StashKey[Path]()
+HELD = pytest.StashKey[IO[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,25 +39,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     folder = item.config.stash.get(LOCK_FOLDER, None)
     if folder is None:
         return (yield)
-    own, other = ("quiet", "busy") if _is_quiet(item) else ("busy", "quiet")
-    with _held(folder, own, other):
+    if HELD not in item.config.stash:
+        item.config.stash[HELD] = _entered(folder, *(("quiet", "busy") if _is_quiet(item) else ("busy", "quiet")))
+    try:
         return (yield)
+    finally:
+        if nextitem is None or _is_quiet(nextitem) != _is_quiet(item):
+            item.config.stash[HELD].close()
+            del item.config.stash[HELD]
 
 
 def _is_quiet(item: pytest.Item) -> bool:
     return item.get_closest_marker("quiet") is not None
 
 
-@contextlib.contextmanager
-def _held(folder: Path, own: str, other: str) -> Iterator[None]:
-    with (folder / "gate").open("w") as gate, (folder / own).open("w") as ours, (folder / other).open("w") as theirs:
+def _entered(folder: Path, own: str, other: str) -> IO[str]:
+    """A file that holds the lock of a group as long as it is open."""
+    ours = (folder / own).open("w")
+    with (folder / "gate").open("w") as gate, (folder / other).open("w") as theirs:
         fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(theirs, fcntl.LOCK_EX)  # once nobody of the other group runs; behind the gate nobody new begins
         fcntl.flock(theirs, fcntl.LOCK_UN)
         fcntl.flock(ours, fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
-        yield
+    return ours

@@ -50,6 +50,24 @@ APART = """
 """
 
 
+TURNS = """
+    import os, pathlib, pytest
+
+    notes, process = pathlib.Path(os.environ["RUNNING"]), os.environ["PYTEST_XDIST_WORKER"]
+
+    @pytest.mark.parametrize("number", range(12))
+    @pytest.mark.parametrize("kind", ["busy", pytest.param("quiet", marks=pytest.mark.quiet)])
+    def test_runs(kind, number):
+        (notes / process).touch()
+        while len(list(notes.glob("gw*"))) < 2:
+            pass  # until both processes are at work
+        for _ in range(500 if process == "gw1" else 0):  # one of them is slower
+            list(notes.iterdir())
+        with (notes / "order").open("a") as order:
+            order.write(f"{kind} ")
+"""
+
+
 FIRST = """
     import pytest
 
@@ -104,6 +122,12 @@ def test_quiet_tests_run_beside_each_other_alone(suite, tmp_path: Path, monkeypa
     monkeypatch.setenv("RUNNING", str(tmp_path))
     result = suite(APART, "-n", "2", "--dist", "worksteal")
     result.assert_outcomes(passed=40)
+
+
+def test_no_quiet_test_begins_before_every_process_has_done_its_busy_ones(suite, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("RUNNING", str(tmp_path))
+    suite(TURNS, "-n", "2").assert_outcomes(passed=24)
+    assert (tmp_path / "order").read_text().split() == ["busy"] * 12 + ["quiet"] * 12
 
 
 def test_quiet_tests_come_last(suite):

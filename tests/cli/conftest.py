@@ -77,12 +77,17 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         address = f"sqlite:///{tmp_path / 'ledger.db'}"
         assert main(["migrate", "--ledger", address]) == 0
         return address
-    server: PostgresServer = request.getfixturevalue("postgres_server")
+    server: PostgresServer = request.getfixturevalue("server_with_login")
     made: Callable[..., str] = request.getfixturevalue("new_postgres_database")
     name = made(template=request.getfixturevalue("postgres_template")).rpartition("/")[2]
-    if not server.sql(f"SELECT 1 FROM pg_roles WHERE rolname = '{LOGIN}'"):
-        server.sql(f"CREATE ROLE {LOGIN} LOGIN IN ROLE trellis_app")
     return server.url(name, LOGIN)
+
+
+@pytest.fixture(scope="session")
+def server_with_login(postgres_server: PostgresServer, postgres_template: str) -> PostgresServer:
+    """The server with a login role that is only a member of the application role, as in production."""
+    postgres_server.sql(f"CREATE ROLE {LOGIN} LOGIN IN ROLE trellis_app")
+    return postgres_server
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ ASKING = ROOT / "docs" / "how-to" / "submit-queue-jobs.md"
 PYTHON = ROOT / "docs" / "reference" / "python.md"
 
 
-def test_the_readme_does_what_it_says(tmp_path: Path):
-    output = run(README, tmp_path, {})
+def test_the_readme_does_what_it_says(tmp_path: Path, environment: dict[str, str]):
+    output = run(README, tmp_path, environment)
     assert "hello world" in output
     assert "completed" in output
     assert "\nSources\n" in output
@@ -29,8 +29,8 @@ def test_the_readme_does_what_it_says(tmp_path: Path):
     assert "## Conclusions" in output
 
 
-def test_the_tutorial_does_what_it_says(tmp_path: Path):
-    output = run(TUTORIAL, tmp_path, {})
+def test_the_tutorial_does_what_it_says(tmp_path: Path, environment: dict[str, str]):
+    output = run(TUTORIAL, tmp_path, environment)
     for text in ("validation_failed", "1 passed", "no violation", "scan-2 was asked to stop", "no result, exit code 1"):
         assert text in output, output
     assert "attempt 2 did pages 20 to 60" in output
@@ -48,8 +48,8 @@ def test_the_operators_guide_does_what_it_says(tmp_path: Path, new_postgres_data
     assert "the token of shop gives submitter" in output
 
 
-def test_the_guide_to_the_gateway_does_what_it_says(tmp_path: Path):
-    output = run(CALLING, tmp_path, {"TRELLIS_PORT": "0"})
+def test_the_guide_to_the_gateway_does_what_it_says(tmp_path: Path, environment: dict[str, str]):
+    output = run(CALLING, tmp_path, environment)
     assert "completed 4 of 4" in output
     assert "rule jobs.requeue" in output
     assert "cancelled" in output

@@ -1,6 +1,5 @@
 """How a command is declared: a function that takes a `Cli` and its own parameters; the shared options are added here."""
 
-import asyncio
 import contextlib
 import inspect
 import os
@@ -20,7 +19,6 @@ if TYPE_CHECKING:  # the engine is loaded by a command that runs: telling the ve
 
 PIPE_CLOSED = 141
 """128 + SIGPIPE: whoever read the output had enough."""
-SECTIONS = ("Begin", "Agents", "Jobs", "Queues", "Workers", "Ledger", "Reference")
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 1_000_000
 
@@ -39,23 +37,6 @@ IdsOption = Annotated[bool, typer.Option("--ids", help="Print the ids alone, one
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", help="At most this many.")]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-class Sections(TyperGroup):
-    """The commands of the program under headings, in the order in which a person meets them."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """One list per heading."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            found = self.get_command(ctx, name)
-            if found is not None and not found.hidden:
-                heading = str(getattr(found, "rich_help_panel", None) or "")
-                sections.setdefault(heading, []).append((name, found.get_short_help_str(limit=72)))
-        for heading in sorted(sections, key=SECTIONS.index):
-            rows = sections[heading]
-            with formatter.section(heading):
-                formatter.write_dl(rows)
 
 
 class ListByDefault(TyperGroup):
@@ -146,6 +127,8 @@ def _invoke(
         chosen = function if over_http is None or cli.gateway_url is None else over_http
         code = chosen(cli, **given)
         if inspect.iscoroutine(code):
+            import asyncio
+
             code = asyncio.run(_finish(code))
     except TrellisError as error:
         if debug:

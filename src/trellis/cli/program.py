@@ -2,15 +2,16 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import version as installed_version
+from itertools import groupby
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from trellis.cli.commands import DataOption, DebugOption, LedgerOption, Sections
+from trellis.cli.commands import DataOption, DebugOption, LedgerOption
 
 PROGRAM = "trellis"
 PACKAGE = "trellis-engine"
@@ -18,39 +19,101 @@ VERSION = "--version"
 COMPLETING = "_TRELLIS_COMPLETE"
 """Set by a shell that asks how a line may go on."""
 
-NOUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
-        "init": ("init",),
-        "demo": ("demo",),
-        "agents": ("agents",),
-        "runs": ("run", "runs"),
-        "proposals": ("proposals",),
-        "artifacts": ("artifacts",),
-        "memory": ("memory",),
-        "schedules": ("schedules",),
-        "submitting": ("submit",),
-        "jobs": ("jobs", "job"),
-        "policy": ("policy",),
-        "events": ("events",),
-        "queues": ("queues",),
-        "dlq": ("dlq",),
-        "workers": ("worker", "workers"),
-        "up": ("up",),
-        "waiting": ("wait",),
-        "ledgers": ("migrate", "verify", "sweep", "followers", "doctor", "version"),
-        "rebuild": ("rebuild",),
-        "tokens": ("token",),
-        "lifecycles": ("lifecycles",),
-        "completion": ("completion",),
+        "init": ("init", "Begin", "Make an embedded instance in this folder, or in the folder of --data."),
+        "demo": ("demo", "Begin", "Run an agent from trigger to proposals that wait for your decision."),
+        "run": ("runs", "Agents", "Begin a run of an agent."),
+        "schedules": (
+            "schedules",
+            "Agents",
+            "List the agents that run by themselves, with the next and the last time.",
+        ),
+        "agents": ("agents", "Agents", "The agents: make one, let it run, or stop it."),
+        "runs": ("runs", "Agents", "Runs of agents: list, show, cancel."),
+        "proposals": ("proposals", "Agents", "What agents propose; approve or reject it."),
+        "artifacts": ("artifacts", "Agents", "What queue jobs left behind; clean up what is old."),
+        "memory": ("memory", "Agents", "What agents remember: list, read, history."),
+        "submit": ("submitting", "Jobs", "Submit one job and print its id."),
+        "jobs": ("jobs", "Jobs", "List jobs, newest first."),
+        "events": ("events", "Jobs", "Show events, of one job or of all, oldest first."),
+        "job": ("jobs", "Jobs", "Show, explain, cancel, dead-letter, requeue, approve or deny one job."),
+        "policy": ("policy", "Jobs", "What the safety policy lets go; check, explain, simulate."),
+        "queues": ("queues", "Queues", "Depth of each job type; pause and resume one."),
+        "dlq": ("dlq", "Queues", "Dead letters: list, show, requeue."),
+        "worker": ("workers", "Workers", "Run the jobs of an application until stopped."),
+        "workers": ("workers", "Workers", "List worker processes seen lately: alive, silent since when, or drained."),
+        "up": ("up", "Workers", "Serve the gateway and run the services of an instance until stopped."),
+        "wait": ("waiting", "Workers", "Wait until the gateway of `trellis up` answers, and print its address."),
+        "migrate": ("ledgers", "Ledger", "Make the ledger, or bring it to this program's schema."),
+        "verify": ("ledgers", "Ledger", "Check every job's history against its lifecycle and its row."),
+        "sweep": ("ledgers", "Ledger", "Sweep once, now."),
+        "doctor": ("ledgers", "Ledger", "Check this installation and its ledger, and print what is wrong and..."),
+        "rebuild": ("rebuild", "Ledger", "Make again what was lost, from the side that is left."),
+        "followers": ("ledgers", "Ledger", "Who follows what happens, and how far it is behind."),
+        "token": ("tokens", "Ledger", "Tokens that say who a program is and what it may do."),
+        "version": ("ledgers", "Reference", "Print the versions of the program and of what it stands on."),
+        "lifecycles": ("lifecycles", "Reference", "Show what may happen to a job: states and transitions."),
+        "completion": (
+            "completion",
+            "Reference",
+            "Print the script that makes your shell complete `trellis` commands.",
+        ),
     }
 )
-"""Which module brings which commands, in the order in which help lists them. Only the one that is asked for is imported: that is
-half of the time a command takes.
+"""Every command, in the order of the help: its module, its heading, and its line in the help. Only the module of the command
+that is asked for is imported, which is half of the time a command takes; the help of the program needs none. A test compares
+the headings and the lines with the commands.
 """
+
+
+def commands_of(module: str) -> Mapping[str, Any]:
+    """The commands that a module brings, by name."""
+    part = typer.Typer(rich_markup_mode=None)
+    import_module(f"trellis.cli.{module}").add_to(part)
+    return typer.main.get_group(part).commands
+
+
+class Commands(Mapping[str, Any]):
+    """The commands by name; the module of one is imported when that command is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made |= commands_of(LISTED[name][0])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(LISTED)
+
+    def __len__(self) -> int:
+        return len(LISTED)
+
+
+class Program(TyperGroup):
+    """The program; its help has the commands under headings, in the order in which a person meets them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = Commands()  # pyright: ignore[reportIncompatibleVariableOverride, reportAttributeAccessIssue]
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the library's signature
+        """Their names."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the library's signature
+        """One list per heading."""
+        for heading, names in groupby(LISTED, lambda name: LISTED[name][1]):
+            with formatter.section(heading):
+                formatter.write_dl([(name, LISTED[name][2]) for name in names])
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of a callback
     if wanted:
+        from importlib.metadata import version as installed_version
+
         typer.echo(f"{PROGRAM} {installed_version(PACKAGE)}")
         raise typer.Exit
 
@@ -72,13 +135,10 @@ def root(
     ctx.obj = {"ledger": ledger, "data": data, "debug": debug}
 
 
-def make_program(word: str | None = None) -> typer.Typer:
-    """The program with the command that is called `word`; with all commands when there is none of that name.
-
-    Its version it tells without any.
-    """
+def make_program() -> typer.Typer:
+    """The program with all of its commands."""
     program = typer.Typer(
-        cls=Sections,
+        cls=Program,
         name=PROGRAM,
         rich_markup_mode=None,
         no_args_is_help=True,
@@ -86,9 +146,6 @@ def make_program(word: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     program.callback()(root)
-    wanted = [noun for noun, words in NOUNS.items() if word in words]
-    for noun in () if word == VERSION else wanted or NOUNS:
-        import_module(f"trellis.cli.{noun}").add_to(program)
     return program
 
 
@@ -100,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         prepare()
     try:
-        program = typer.main.get_command(make_program(chosen[0] if chosen else None))
+        program = typer.main.get_command(make_program())
         answer = program.main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:
         return _misused(error)

@@ -32,9 +32,9 @@ COLUMNS = "100"
 
 
 def pages(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every command, in the order of the help."""
+    """Every command in the order of the help, those without verbs first."""
     children: dict[str, Any] = getattr(command, "commands", {})
-    for name, child in children.items():
+    for name, child in sorted(children.items(), key=lambda item: hasattr(item[1], "commands")):
         yield (*path, name)
         yield from pages(child, (*path, name))
 
