@@ -86,6 +86,8 @@ from trellis.worker.kinds import Making, read_job
 PROBE_KEY = "agents/index.json"
 """What the object store is asked for to see whether it answers."""
 SEED_RUN = "garden"
+JUDGED_PAGES_MAX = 1_000
+"""Pages of events that are judged before a command goes on; what is left is for the next process."""
 DAY_S = 24 * 3600.0
 
 
@@ -364,12 +366,7 @@ class Instance:
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
             Schedules(ledger=self.ledger, layer=layer, timetable=layer.timetable),
             AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
-            AgentHealth(
-                ledger=self.ledger,
-                actor=self.actor(Role.CONTROL_PLANE),
-                catalog=self.catalog,
-                publisher=Publisher(self.objects),
-            ),
+            self.agent_health(),
             InboxKeeper(inbox=self.inbox(self.actor(Role.GATEWAY))),
             ArtifactCollector(artifacts=self.artifacts, is_recorded=partial(finalizing.is_recorded, self.objects)),
             Sweeper(
@@ -380,6 +377,28 @@ class Instance:
             Retention(ledger=self.ledger),
             self.bus_collector(),
         ]
+
+    def agent_health(self) -> AgentHealth:
+        """What stops agents that keep failing."""
+        return AgentHealth(
+            ledger=self.ledger,
+            actor=self.actor(Role.CONTROL_PLANE),
+            catalog=self.catalog,
+            publisher=Publisher(self.objects),
+        )
+
+    async def judge_agents(self) -> None:
+        """Come back when every run that has ended by now is judged: an agent that failed three times in a row is stopped then.
+
+        Where another process does this, it is left to that one.
+        """
+        health = self.agent_health()
+        try:
+            for _ in range(JUDGED_PAGES_MAX):
+                if not (await health.run_once()).events:
+                    return
+        finally:
+            await health.let_go()
 
     def bus_collector(self) -> BusCollector:
         """What removes contexts and results of jobs on topics that retention has removed."""

@@ -71,6 +71,12 @@ def test_a_file_is_read_with_its_defaults():
 
 
 @pytest.mark.requirement("D24")
+def test_the_same_bytes_are_parsed_once_and_judged_for_each_folder():
+    data = agent_file()
+    assert read_definition(data, slug="gardener") is read_definition(bytes(bytearray(data)), slug="gardener")
+    assert isinstance(read_definition(data, slug="other"), AgentMalformed)
+
+
 def test_every_optional_field_is_read():
     read = good(
         agent_file(

@@ -85,7 +85,7 @@ def test_queue_jobs_that_wait_or_failed_are_counted_with_what_to_do():
     (found,) = queue_findings({"PENDING": [late], "FAILED": [failed, cancelled]}, 100, NOW)
     assert (found.severity, found.detail) == (Severity.WARNING, "1 PENDING, 1 FAILED")
     assert "start `trellis up`" in found.remedy
-    assert "--state FAILED" in found.remedy
+    assert "--status FAILED" in found.remedy
 
 
 def test_a_type_that_no_worker_takes_needs_none():

@@ -20,6 +20,7 @@ def test_listings_filter_and_page(trellis: Terminal, work):
     work(trellis.url)
     waiting = trellis.submit("other.type", "--correlation", "case-9")
     assert [r["job_id"] for r in trellis("jobs", "--json", "--state", "succeeded").records] == ids[::-1]
+    assert trellis("jobs", "--ids", "--status", "succeeded").out.split() == ids[::-1]
     assert [r["job_id"] for r in trellis("jobs", "--json", "--type", "other.type").records] == [waiting]
     assert [r["job_id"] for r in trellis("jobs", "--json", "--correlation", "case-9").records] == [waiting]
     assert trellis("jobs", "--json", "--lifecycle", "run").records == []
@@ -33,7 +34,7 @@ def test_listings_filter_and_page(trellis: Terminal, work):
 def test_a_table_is_for_people_and_is_whole_in_a_pipe(trellis: Terminal):
     job_id = trellis.submit("a.type.with.a.long.name." + "x" * 100)
     header, row = trellis("jobs").out.splitlines()
-    assert header.split() == ["JOB", "TYPE", "STATE", "TRY", "AGE", "WAITS", "FOR"]
+    assert header.split() == ["JOB", "TYPE", "STATUS", "TRY", "AGE", "WAITS", "FOR"]
     assert row.split()[:4] == [job_id, "a.type.with.a.long.name." + "x" * 100, "queued", "1/5"]
     assert "\x1b" not in row
     assert row == row.rstrip()
@@ -116,6 +117,7 @@ def test_age_counts_from_the_submit():
 def test_what_a_job_says_in_brackets_is_shown_as_it_is(local: Terminal, work):
     job_id = local.submit("mutter", "--correlation", "[/red]")
     work(local.url)
+    assert local("dlq", "--ids").out == f"{job_id}\n"
     for arguments in (["job", "show", job_id], ["job", "explain", job_id], ["events", job_id], ["dlq"]):
         assert "expected [bold] or [/nothing]" in local(*arguments).out
     assert "[/red]" in local("job", "show", job_id).out

@@ -68,7 +68,15 @@ def test_ids_have_one_name_in_listing_and_page(boiler: Terminal):
     (listed,) = boiler("proposals", "--json").records
     shown = boiler("proposals", "show", id_, "--json").record
     assert listed["id"] == listed["job_id"] == shown["id"] == shown["job_id"] == id_
-    assert boiler("proposals", "--state", "pending", "--ids").out == f"{id_}\n"
+    assert boiler("proposals", "--status", "pending", "--ids").out == f"{id_}\n"
+    assert listed["conflict"] is None
+    folder = Path(boiler.url.removeprefix("sqlite:///")).parent / "objects" / "agents" / AGENT
+    (folder / "sources" / "note.md").write_text("changed\n")
+    assert "conflict" in boiler("proposals").out
+    assert (
+        boiler("proposals", "--json").record["conflict"]
+        == boiler("proposals", "show", id_, "--json").record["conflict"]
+    )
     assert [boiler("proposals", *words).out.split()[0].lower() for words in ([], ["show", id_])] == ["proposal"] * 2
 
 

@@ -118,6 +118,18 @@ def test_a_queue_job_that_retries_by_itself_is_not_requeued_and_says_when_it_goe
     assert "1 RETRY_BACKOFF" in planted("doctor").out
 
 
+def test_a_job_of_a_paused_agent_says_who_paused_it_why_and_how_it_goes_on(planted: Terminal):
+    job_id = planted.submit(*RESEARCH)
+    assert f"Agent {VIOLIN}" not in planted("job", "explain", job_id).out
+    assert planted("agents", "pause", VIOLIN, "--reason", "its notes are being sorted").code == 0
+    told = planted("job", "explain", job_id, "--json").record
+    assert told["why"][-1].startswith(f"Agent {VIOLIN} is paused, and only an active agent runs: ")
+    assert told["why"][-1].endswith(" ago): its notes are being sorted.")
+    assert told["you_can"][0] == f"trellis agents resume {VIOLIN}\tlet the agent run again"
+    assert planted("agents", "resume", VIOLIN).out == f"{VIOLIN} is active (it was paused)\n"
+    assert f"agents resume {VIOLIN}" not in planted("job", "explain", job_id).out
+
+
 def test_failed_queue_jobs_are_told_of_beside_the_dead_letters(planted: Terminal):
     failed, cancelled = planted.submit(*RESEARCH), planted.submit("RESEARCH", QUESTION, "--agent", "architect-guardian")
     assert planted("job", "cancel", cancelled).code == 0
@@ -134,9 +146,12 @@ def test_failed_queue_jobs_are_told_of_beside_the_dead_letters(planted: Terminal
 
     asyncio.run(give_up())
     told = planted("dlq").err
-    assert "1 queue-job is FAILED, without a dead letter: trellis jobs --lifecycle queue-job --state FAILED" in told
+    assert "1 queue-job is FAILED, without a dead letter: trellis jobs --lifecycle queue-job --status FAILED" in told
     assert re.search(r"a person, for 1[45] min", planted("jobs").out)
     assert "NLM_UNAVAILABLE: no answer" in planted("job", "explain", failed).out
+    planted("agents", "pause", VIOLIN)
+    (again,) = [one for one in planted("job", "explain", failed, "--json").record["you_can"] if "requeue" in one]
+    assert again.endswith("run it again with fresh attempts, once the agent is active")
 
 
 @pytest.mark.requirement("DJ-12", "JQ-4")

@@ -181,7 +181,7 @@ def test_workers_are_told_apart_by_whether_they_live_left_or_fell_silent():
         return WorkerSeen(name="w", seen_at=now - timedelta(seconds=silent_s), held=1, info=info)
 
     columns = {column.title: column.cell for column in _columns(now)}
-    states = [str(columns["STATE"](one)) for one in (seen(5), seen(300), seen(300, drained=True))]
+    states = [str(columns["STATUS"](one)) for one in (seen(5), seen(300), seen(300, drained=True))]
     assert states == ["alive", "silent for 5m", "drained 5m ago"]
     assert (columns["ROOM"](seen(5)), columns["TYPES"](seen(5))) == ("4", "double")
     assert columns["TYPES"](seen(5, alone="j-1")) == "double; runs j-1 alone"

@@ -123,8 +123,9 @@ class Stand:
 
     async def proposal_of(self, run_id: str, slug: str = "archivist-violin") -> JobId:
         draft = proposals.Draft(action="file-create", target=f"{next(self._numbers)}.md", content={"text": "new"})
-        (made,) = await proposals.store(self.ledger, ORCHESTRATOR, [proposals.make(run_id, slug, 1, draft)])
-        return made
+        made = proposals.make(run_id, slug, 1, draft)
+        assert await proposals.store(self.ledger, ORCHESTRATOR, [made]) == [made.id]
+        return made.id
 
     async def jobs(self, number: int, *, by: str = "submitter@test", type_: str = "index") -> list[JobId]:
         """Submitted and no more: one event each."""

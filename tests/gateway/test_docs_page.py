@@ -8,7 +8,7 @@ import shlex
 from html import unescape
 from html.parser import HTMLParser
 
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import VIOLIN, Gateway
 from trellis.gateway.docs_page import curl, render
 
 URLS = {"src", "href", "action", "srcset", "data", "poster"}
@@ -69,6 +69,16 @@ async def test_a_command_of_the_page_has_the_query_that_its_route_needs(gateway:
     path = "/memory/{agent_id}/deep"
     operation = described["paths"][path]["get"]
     assert re.search(r"/deep\?part=[a-z-]+\"$", curl(described, path, "get", operation))
+
+
+async def test_the_command_that_changes_an_agents_status_leaves_the_demos_agent_as_it_is(gateway: Gateway):
+    described, path = gateway.app.openapi(), "/agents/{slug}/status"
+    words = shlex.split(curl(described, path, "patch", described["paths"][path]["patch"]))
+    body, url = words[words.index("-d") + 1], words[-1].removeprefix("$TRELLIS_GATEWAY")
+    before = await gateway.instance.catalog.load(VIOLIN)
+    answer = await gateway.client("owner").patch(url, json=json.loads(body))
+    assert (answer.status_code, answer.json()["status"]) == (200, "active")
+    assert await gateway.instance.catalog.load(VIOLIN) == before
 
 
 def test_what_a_description_says_is_text_and_never_markup():

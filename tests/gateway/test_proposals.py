@@ -72,6 +72,30 @@ async def test_whoever_decides_sees_what_would_change_now(gateway: Gateway):
     assert (await owner.get(f"/proposals/{fact}/diff")).json()["diff"] is None
 
 
+@pytest.mark.requirement("D22", "PIPE-11")
+async def test_what_waits_for_a_person_is_not_proposed_twice_over_http(gateway: Gateway):
+    await make_world(gateway, "mine")
+    client, wish = gateway.client("agent-runtime"), {"summary": "ask first", "text": "1. Ask.\n"}
+    path, key = f"/logic/{LOGICIAN}/propose", {"Idempotency-Key": "once"}
+    first = (await client.post(path, json=wish, headers=key)).json()["proposalId"]
+    refused = await client.post(path, json={**wish, "summary": "said otherwise"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "DUPLICATE_ENTRY")
+    assert f"{first} is pending" in refused.json()["detail"]
+    replayed = await client.post(path, json=wish, headers=key)
+    assert (replayed.status_code, replayed.json()["proposalId"]) == (202, first)
+    no = {"decision": "reject", "note": "it asks too often"}
+    assert (await gateway.client("owner").patch(f"/proposals/{first}", json=no)).status_code == 200
+    assert (await client.post(path, json=wish)).status_code == 202, "whoever asks for it by hand means it"
+
+
+async def test_a_list_of_proposals_names_those_that_can_no_longer_be_applied(gateway: Gateway):
+    client, (gone, good) = gateway.client("owner"), [await proposal(gateway) for _ in range(2)]
+    await gateway.instance.objects.put(f"agents/{VIOLIN}/notes/{gone}.md", b"somebody was faster\n")
+    items = (await client.get("/proposals?conflicts=true")).json()["items"]
+    assert {one["id"]: bool(one["conflict"]) for one in items} == {gone: True, good: False}
+    assert not any(one["conflict"] for one in (await client.get("/proposals")).json()["items"])
+
+
 @pytest.mark.requirement("D22", "AUTH-6")
 async def test_a_person_approves_what_was_seen_and_it_is_applied_once(gateway: Gateway):
     id_, client = await proposal(gateway), gateway.client("owner", name="iryna")

@@ -180,8 +180,15 @@ async def test_an_engine_that_died_after_storing_a_comment_leaves_one_annotation
 @pytest.mark.requirement("D22")
 async def test_an_undecided_or_rejected_proposal_is_never_applied(workshop: Workshop):
     await workshop.objects.put(NOTE, BEFORE)
-    draft = Draft(action="propose-edit", target="sources/bows.md", content=edit("new"), target_hash=sha256(BEFORE))
-    pending, rejected = (proposals.make(RUN, SLUG, ordinal, draft) for ordinal in (1, 2))
+    pending, rejected = (
+        proposals.make(
+            RUN,
+            SLUG,
+            1,
+            Draft(action="propose-edit", target="sources/bows.md", content=edit(text), target_hash=sha256(BEFORE)),
+        )
+        for text in ("new", "newer")
+    )
     await proposals.store(workshop.stand.ledger, ORCHESTRATOR, [pending, rejected])
     await proposals.decide(
         workshop.stand.ledger, OWNER, rejected.id, approve=False, note="not convincing", request_id=RequestId("r")

@@ -13,7 +13,7 @@ from trellis.agents.definition import SafeOutput
 from trellis.agents.desk import Limits
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
-from trellis.agents.output import Change
+from trellis.agents.output import AgentOutput, Change, Refusal, RefusalCode
 from trellis.agents.output import Draft as AgentDraft
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.lifecycles import Role
@@ -169,6 +169,62 @@ async def test_what_a_person_approves_is_applied_and_nothing_else_is(garden: Gar
     assert (stored["text"], stored["approved_by"]) == (chosen["content"]["change"]["text"], "anna")
     for other in others:
         assert (await garden.document(ids.proposal_key(VIOLIN, other["id"])))["status"] == "pending"
+
+
+@pytest.mark.requirement("PIPE-11", "PIPE-15", "D22")
+async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again_when_a_source_changed(garden: Garden):
+    file = f"agents/{VIOLIN}/_agent.md"
+    await garden.objects.put(file, (await garden.text(file)).replace(", memory-update]", "]").encode())
+    first, _ = await garden.run(VIOLIN)
+    waiting = [
+        body
+        for body in (await garden.document(ids.output_key(VIOLIN, first)))["proposals"]
+        if first not in body["target"]  # a summary is a file of its run
+    ]
+    no, owner = waiting[0]["id"], Actor(role=Role.OWNER, name="anna")
+    await proposals.decide(
+        garden.stand.ledger, owner, no, approve=False, note="nobody needs it", request_id=RequestId("no")
+    )
+    second, _ = await garden.run(VIOLIN)
+    status = await garden.document(ids.status_key(VIOLIN, second))
+    manifest = await garden.document(ids.manifest_key(VIOLIN, second))
+    states = {one["id"]: one["status"] for one in status["already_proposed"]}
+    assert states == {body["id"]: "rejected" if body["id"] == no else "pending" for body in waiting}
+    assert manifest["already_proposed"] == status["already_proposed"]
+    assert manifest["proposals_created"] == status["proposals_created"]
+    output = await garden.document(ids.output_key(VIOLIN, second))
+    assert [body["id"] for body in output["proposals"]] == status["proposals_created"]
+    assert not {body["target"] for body in output["proposals"]} & {body["target"] for body in waiting}
+    ref = waiting[0]["content"]["citations"][0]["ref"]
+    key = f"agents/{VIOLIN}/{ref}"
+    await garden.objects.put(key, (await garden.text(key) + "\nOne line more.\n").encode())
+    third, _ = await garden.run(VIOLIN)
+    told = await garden.document(ids.status_key(VIOLIN, third))
+    assert no not in {one["id"] for one in told.get("already_proposed", ())}
+
+
+@pytest.mark.requirement("PIPE-11")
+async def test_what_a_file_already_says_is_not_proposed_again(garden: Garden, monkeypatch: pytest.MonkeyPatch):
+    """A model that always wants the same note, as models do that keep no memory."""
+    note = AgentDraft(
+        action=SafeOutput.PROPOSE_NOTE, target="notes/bow.md", change=Change.CREATE, summary="bow", text="By Voirin."
+    )
+
+    async def always(*_: Any, **__: Any) -> AgentOutput:
+        refused = Refusal(tool="create-proposal", code=RefusalCode.ACTION_NOT_ALLOWED, detail="no")
+        return AgentOutput(proposals=(note,), summary="one note", refused=(refused,))
+
+    monkeypatch.setattr("trellis.runs.work.run_agent", always)
+    first, _ = await garden.run(VIOLIN)
+    status = await garden.document(ids.status_key(VIOLIN, first))
+    (made,) = status["proposals_created"]
+    assert (status["refused_actions"], "already_proposed" in status) == (1, False)
+    owner = Actor(role=Role.OWNER, name="anna")
+    await proposals.decide(garden.stand.ledger, owner, made, approve=True, note=None, request_id=RequestId("yes"))
+    await garden.engine.run_once()
+    second, _ = await garden.run(VIOLIN)
+    (equal,) = (await garden.document(ids.manifest_key(VIOLIN, second)))["already_proposed"]
+    assert equal == {"id": made, "status": "applied", "action": "propose-note", "target": "notes/bow.md"}
 
 
 @pytest.mark.requirement("D63")

@@ -20,8 +20,8 @@ MEMORY = Draft(action="memory-update", target="facts.md", content={"operation": 
 LOGIC = Draft(action="logic-update", target="logic", content={"text": "do otherwise"})
 
 
-async def stored(stand: Stand, draft: Draft, **options: str) -> Proposal:
-    proposal = proposals.make(RUN, "archivist-violin", 1, draft, **options)
+async def stored(stand: Stand, draft: Draft, *, priority: str = "normal") -> Proposal:
+    proposal = proposals.make(RUN, "archivist-violin", 1, draft, priority=priority)
     assert await proposals.store(stand.ledger, ORCHESTRATOR, [proposal]) == [proposal.id]
     return proposal
 
@@ -42,7 +42,8 @@ async def test_storing_the_same_proposals_again_makes_no_second_one(stand: Stand
 
 async def test_another_body_under_the_same_id_is_refused(stand: Stand):
     proposal = await stored(stand, EDIT)
-    forged = Proposal(id=proposal.id, agent_slug="archivist-violin", run_id=RUN, body=b"{}")
+    other = proposals.make(RUN, "archivist-violin", 2, LOGIC)
+    forged = Proposal(id=proposal.id, agent_slug="archivist-violin", run_id=RUN, body=other.body)
     with pytest.raises(ProposalConflict):
         await proposals.store(stand.ledger, ORCHESTRATOR, [forged])
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 
 from trellis.agents import frontmatter
 from trellis.agents.cron import EXPECTED as CRON_EXPECTED
@@ -30,6 +31,8 @@ MAX_SOURCES_MAX = 50
 NAME_CHARS_MAX = 100
 DESCRIPTION_CHARS_MAX = 1_000
 SOURCES_FOLDER = "sources"
+FILES_REMEMBERED = 128
+"""Files whose meaning a process remembers, by their bytes: at most 8 MiB."""
 
 SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}")
@@ -164,7 +167,15 @@ def checked_slug(slug: str) -> str:
 
 
 def read_definition(data: bytes, *, slug: str | None = None) -> AgentDefinition | AgentMalformed:
-    """What the file says. `slug` is the folder it lies in: the file must name the same one."""
+    """What the file says. `slug` is the folder it lies in: the file must name the same one.
+
+    The same bytes are read once: parsing takes some 10 ms, and a gateway asks for the agent with every request about it.
+    """
+    return _read(data, slug)
+
+
+@lru_cache(maxsize=FILES_REMEMBERED)
+def _read(data: bytes, slug: str | None) -> AgentDefinition | AgentMalformed:
     return _judged(frontmatter.read(data), data, slug)
 
 

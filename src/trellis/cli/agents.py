@@ -15,7 +15,7 @@ from trellis.agents.errors import SourceRefused
 from trellis.agents.models import OFFLINE, ModelOptions, check_model
 from trellis.agents.runtime_errors import ModelSettingInvalid
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, owner, person
 from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import Column
@@ -51,13 +51,20 @@ def add_to(program: typer.Typer) -> None:
     command(agents, "create")(create)
     command(agents, "activate", over_http=at_gateway("activate"))(activate)
     command(agents, "pause", over_http=at_gateway("pause"))(pause)
+    command(agents, "resume", over_http=at_gateway("activate"))(resume)
 
 
-async def list_agents(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
+async def list_agents(
+    cli: Cli,
+    limit: LimitOption = LIMIT_DEFAULT,
+    ids: IdsOption = False,  # noqa: FBT002 - a flag
+) -> None:
     """List the agents; a malformed one says what to correct, and one in error what went wrong."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with opened(cli) as instance:
         agents = (await instance.catalog.list()).agents[:wanted]
+        if cli.out.ids_alone(ids, [agent.slug for agent in agents if agent.slug]):
+            return
         found = [
             _Listed(agent, await last_failure(instance.ledger, agent.slug) if _in_error(agent) and agent.slug else None)
             for agent in agents
@@ -188,7 +195,7 @@ def _say_created(cli: Cli, slug: str, folder: str, keys: Sequence[str], missing:
         cli.out.line(f"put texts (.md, .txt, .json) that it may read and quote into {folder}/sources/")
     cli.out.line("Its purpose, questions and limits stand in _agent.md; edit them there. Then:")
     cli.out.line(f"  {program_name()} run {slug} --watch")
-    cli.out.line(f"  {program_name()} proposals --state pending")
+    cli.out.line(f"  {program_name()} proposals --status pending")
 
 
 async def activate(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:
@@ -197,8 +204,13 @@ async def activate(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) 
 
 
 async def pause(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:
-    """Let no further run of an agent begin; `activate` ends it."""
+    """Let no further run of an agent begin, and no job of it be executed; `resume` ends it."""
     await _change(cli, agent, AgentStatus.PAUSED, reason)
+
+
+async def resume(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:
+    """Let a paused agent run again; the same as `activate`."""
+    await _change(cli, agent, AgentStatus.ACTIVE, reason)
 
 
 async def _change(cli: Cli, slug: str, status: AgentStatus, reason: str | None) -> None:

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import Column, age, as_record
@@ -55,6 +55,7 @@ async def list_letters(
     lifecycle: LifecycleOption = None,
     limit: LimitOption = LIMIT_DEFAULT,
     cursor: Annotated[str | None, typer.Option("--cursor", metavar="TEXT", help="Go on after an earlier page.")] = None,
+    ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List dead letters that nobody requeued, newest first: dead-lettered jobs, and DEAD jobs of the job queue.
 
@@ -74,13 +75,14 @@ async def list_letters(
             title="TYPE: ERROR", cell=lambda letter: f"{letter.type}: {letter.last_error}", gives_way=True
         ),
     ]
-    cli.out.listing(found, columns, empty="No dead letters.")
+    if not cli.out.ids_alone(ids, [letter.job_id for letter in found]):
+        cli.out.listing(found, columns, empty="No dead letters.")
     if more is not None:
         cli.out.note(f"there are more: --cursor {more}")
     for name, state, count in elsewhere:
         many = f"{counted(count, name)}{' or more' if count == COUNTED_MAX else ''}"
         are = "is" if count == 1 else "are"
-        cli.out.note(f"{many} {are} {state}, without a dead letter: trellis jobs --lifecycle {name} --state {state}")
+        cli.out.note(f"{many} {are} {state}, without a dead letter: trellis jobs --lifecycle {name} --status {state}")
 
 
 async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:

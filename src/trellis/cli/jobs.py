@@ -11,14 +11,14 @@ from rich.text import Text
 from trellis.bus.documents import context_pointer, hold_of, result_pointer
 from trellis.cli import approvals, values
 from trellis.cli.bus_jobs import bus_facts, with_retry
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, age, as_record, event_record, state_text
 from trellis.cli.reading import open_wait, signal_lines, surroundings
 from trellis.client import Trellis, cancelling
 from trellis.engine.dead_letters import BY_OPERATORS
-from trellis.engine.errors import JobNotFound, Refused
+from trellis.engine.errors import JobNotFound, Refused, TrellisError
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
 from trellis.engine.jobs import (
     Actor,
@@ -33,10 +33,12 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import permit
 from trellis.engine.records import Event, Job, JobFilter, Place
-from trellis.lifecycles import Role
+from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.lifecycles.run import RUN
 from trellis.operations.bus_words import HOLDS
-from trellis.operations.explain import duration, explain, goes_on, waits_for
+from trellis.operations.explain import Explanation, duration, explain, goes_on, waits_for
 from trellis.operations.letters import letter_of
 from trellis.wiring import new_id
 
@@ -72,15 +74,16 @@ def add_to(program: typer.Typer) -> None:
 # --- look ------------------------------------------------------------------------------------------------------------
 
 
-async def list_jobs(
+async def list_jobs(  # noqa: PLR0917 - the options of one command
     cli: Cli,
-    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    state: Annotated[str | None, typer.Option("--status", "--state", help="Only jobs of this status.")] = None,
     type_: Annotated[str | None, typer.Option("--type", help="Only this job type.")] = None,
     lifecycle: Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Only this lifecycle.")] = None,
     correlation: Annotated[str | None, typer.Option("--correlation", help="Only what belongs to this.")] = None,
     key: Annotated[str | None, typer.Option("--concurrency-key", help="Only jobs of this key.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
     cursor: Annotated[str | None, typer.Option("--cursor", help="Go on after an earlier page.")] = None,
+    ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List jobs, newest first. --lifecycle nlm-job lists those of the NLM backend, which has a ledger of its own."""
     chosen_state, chosen_lifecycle = values.state(state, values.lifecycle(lifecycle))
@@ -98,7 +101,9 @@ async def list_jobs(
         while wanted > 0:
             page = await ledger.jobs(where, limit=min(wanted, PAGE_MAX), cursor=cursor)
             wanted, cursor = wanted - len(page.jobs), page.cursor
-            if cli.out.as_json:
+            if cli.out.ids_alone(ids, [job.job_id for job in page.jobs]):
+                pass
+            elif cli.out.as_json:
                 for job in page.jobs:
                     cli.out.record(_listed(job))
             else:
@@ -106,7 +111,7 @@ async def list_jobs(
             if cursor is None:
                 break
         holds = await _holds(ledger, found)
-    if not cli.out.as_json:
+    if not ids and not cli.out.as_json:
         cli.out.listing(found, _columns(now, holds), empty="No job is like that.")
     if cursor is not None:
         cli.out.note(f"there are more: --cursor {cursor}")
@@ -136,7 +141,7 @@ def _columns(now: datetime, holds: Mapping[JobId, str]) -> list[Column[Job]]:
     return [
         Column(title="JOB", cell=lambda job: job.job_id),
         Column(title="TYPE", cell=lambda job: job.type, gives_way=True),
-        Column(title="STATE", cell=lambda job: state_text(job.lifecycle, job.state)),
+        Column(title="STATUS", cell=lambda job: state_text(job.lifecycle, job.state)),
         Column(title="TRY", cell=lambda job: f"{job.attempts_spent + 1}/{job.attempts_allowed}", right=True),
         Column(title="AGE", cell=lambda job: age(job.created_at, now), right=True),
         Column(title="WAITS FOR", cell=lambda job: holds.get(job.job_id) or _waits_for(job, now), gives_way=True),
@@ -211,7 +216,7 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
     facts: list[tuple[str, str | Text]] = [
         ("job", job.job_id),
         ("type", f"{job.type} ({job.lifecycle}, {Priority(job.priority).name.lower()})"),
-        ("state", Text.assemble(state_text(job.lifecycle, job.state), f", {job.place.value}")),
+        ("status", Text.assemble(state_text(job.lifecycle, job.state), f", {job.place.value}")),
         (
             "attempt",
             f"{job.attempts_spent + 1} of {job.attempts_allowed}"
@@ -304,6 +309,7 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
             from trellis.operations.run_waits import with_wait  # no other job needs the parts that runs have
 
             told = with_wait(told, wait, await ledger.followers(), await ledger.now())
+    told = await _with_agent(cli, job, told)
     if cli.out.as_json:
         cli.out.record({"job_id": job.job_id, **as_record(told)})
         return
@@ -317,6 +323,35 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         order, _, meaning = what.partition("\t")
         cli.out.line(f"  {order}", style="cyan")
         cli.out.line(f"      {meaning}")
+
+
+async def _with_agent(cli: Cli, job: Job, told: Explanation) -> Explanation:
+    """The explanation, with what is to be known of a stopped agent whose job or run this is; as it is where no agent is meant."""
+    slug = _agent_of(job)
+    if slug is None:
+        return told
+    from trellis.cli.instances import opened  # no other job needs what agents have
+    from trellis.operations.stopped_agents import stopped_agent, with_stopped_agent
+
+    try:
+        async with opened(cli) as instance:
+            stopped = await stopped_agent(instance.catalog, instance.ledger, slug)
+    except TrellisError as error:
+        cli.out.note(f"whether agent {slug} may run is not known: {error}")
+        return told
+    return told if stopped is None else with_stopped_agent(told, stopped)
+
+
+def _agent_of(job: Job) -> str | None:
+    """The agent that a run or a queue job is of, if it has something left to do."""
+    if job.lifecycle not in {RUN.name, QUEUE_JOB.name} or (job.place is Place.ENDED and not _may_be_requeued(job)):
+        return None
+    payload: dict[str, Any] = json_.loads(job.payload or b"{}")
+    return payload.get("agent_slug")
+
+
+def _may_be_requeued(job: Job) -> bool:
+    return LIFECYCLES[job.lifecycle].pull(job.state, Trigger.REQUEUE) is not None
 
 
 # --- steer -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -223,7 +223,12 @@ def _written_out(code: int) -> str:
 
 
 def as_record(item: Any) -> dict[str, Any]:
-    """A value of the engine as JSON, in the words of the gateway: a state is a status, attempts count from 1 as people do."""
+    """A value of the engine as JSON, in the words of the gateway: a state is a status, attempts count from 1 as people do.
+
+    What is a record already stays as it is.
+    """
+    if isinstance(item, Mapping):
+        return dict(cast("Mapping[str, Any]", item))
     if isinstance(item, Event):
         return event_record(item)
     if isinstance(item, Job):
@@ -255,6 +260,13 @@ def age(moment: datetime, now: datetime) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def age_column(title: str, now: datetime | None) -> Column[Mapping[str, Any]]:
+    """How long ago a record was created; where the ledger's time is not known, when, under this title."""
+    if now is None:
+        return Column(title=title, cell=lambda record: record["created_at"])
+    return Column(title="AGE", cell=lambda record: age(datetime.fromisoformat(record["created_at"]), now), right=True)
 
 
 class _Console(Console):

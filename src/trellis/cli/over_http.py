@@ -18,14 +18,24 @@ from trellis.cli.bus_waiting import at_gateway, last_retry, told_error
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column, state_text
-from trellis.cli.proposal_output import show_proposal_page, what
+from trellis.cli.proposal_output import show_proposal_page, show_proposals
 from trellis.cli.queue_jobs import ForAgent, is_queue_job, say_made, say_undriven
-from trellis.cli.run_output import run_facts, say_decided, say_ended, step_bar, still_at_work, took, wait_s
+from trellis.cli.run_output import (
+    refusals,
+    run_facts,
+    say_decided,
+    say_ended,
+    show_runs,
+    step_bar,
+    still_at_work,
+    took,
+    wait_s,
+)
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
 from trellis.http.errors import GatewayRefused
 from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobSubmitted
-from trellis.http.shapes import AgentShape, ArtifactListed, ProposalShape, RunListed
+from trellis.http.shapes import AgentShape, ArtifactListed, ProposalShape
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
@@ -77,10 +87,12 @@ def _refuse(**options: Any) -> None:
 # --- agents and runs -------------------------------------------------------------------------------------------------
 
 
-async def list_agents(cli: Cli, limit: int) -> None:
+async def list_agents(cli: Cli, limit: int, ids: bool) -> None:  # noqa: FBT001 - as its namesake
     """List the agents."""
     async with cli.client() as client:
         found = (await client.agents.list(limit=values.limit(limit, LIMIT_MAX))).items
+    if cli.out.ids_alone(ids, [one.slug for one in found if one.slug]):
+        return
     columns = [
         Column[AgentShape](title="AGENT", cell=lambda one: one.slug or "?"),
         Column[AgentShape](title="STATUS", cell=lambda one: one.status),
@@ -132,18 +144,20 @@ async def run(
     return say_ended(cli, status)
 
 
-async def list_runs(cli: Cli, agent: str | None, state: str | None, archived: bool, limit: int) -> None:  # noqa: FBT001 - as the command has it
+async def list_runs(
+    cli: Cli,
+    agent: str | None,
+    state: str | None,
+    archived: bool,  # noqa: FBT001 - as the command has it
+    limit: int,
+    ids_: bool,  # noqa: FBT001 - as the command has it
+) -> None:
     """List runs, newest first."""
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, RUN.name)
     async with cli.client() as client:
         found = (await client.runs.list(agent=agent, status=status, archived=archived, limit=wanted)).items
-    columns = [
-        Column[RunListed](title="RUN", cell=lambda one: one.run_id),
-        Column[RunListed](title="AGENT", cell=lambda one: one.agent_slug),
-        Column[RunListed](title="STATUS", cell=lambda one: state_text(RUN.name, one.status)),
-        Column[RunListed](title="REQUESTED", cell=lambda one: one.created_at),
-    ]
-    _listing(cli, found, columns, empty="No runs.")
+    if not cli.out.ids_alone(ids_, [one.run_id for one in found]):
+        show_runs(cli, [_record(one) for one in found], None)
 
 
 async def show_run(cli: Cli, id_: str) -> None:
@@ -152,7 +166,8 @@ async def show_run(cli: Cli, id_: str) -> None:
         status = await client.runs.get(id_)
         done = await client.runs.steps(id_)
     steps = [{name: getattr(step, name) for name in ("step", "name", "started_at", "finished_at")} for step in done]
-    record = {**status.model_dump(mode="json"), "steps": steps}
+    refused = refusals([step.model_dump(mode="json") for step in done])
+    record = {**status.model_dump(mode="json"), "steps": steps, "refused": refused}
     if cli.out.as_json:
         cli.out.record(record)
         return
@@ -191,16 +206,9 @@ async def list_proposals(cli: Cli, state: str | None, limit: int, ids: bool) -> 
     """List proposals, newest first."""
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, PROPOSAL.name)
     async with cli.client() as client:
-        found = (await client.proposals.list(status=status, limit=wanted)).items
-    if cli.out.ids_alone(ids, [one.id for one in found]):
-        return
-    columns = [
-        Column[ProposalShape](title="PROPOSAL", cell=lambda one: one.id),
-        Column[ProposalShape](title="STATUS", cell=lambda one: one.status),
-        Column[ProposalShape](title="CREATED", cell=lambda one: one.created_at),
-        Column[ProposalShape](title="WHAT", cell=lambda one: what(one.model_dump()), gives_way=True),
-    ]
-    _listing(cli, found, columns, empty="No proposals.")
+        found = (await client.proposals.list(status=status, limit=wanted, conflicts=not ids)).items
+    if not cli.out.ids_alone(ids, [one.id for one in found]):
+        show_proposals(cli, [one.model_dump(mode="json") for one in found], None)
 
 
 async def show_proposal(cli: Cli, id_: str) -> None:
@@ -387,7 +395,7 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
     return 0
 
 
-async def list_jobs(
+async def list_jobs(  # noqa: PLR0917 - as its namesake
     cli: Cli,
     state: str | None,
     type_: str | None,
@@ -396,6 +404,7 @@ async def list_jobs(
     key: str | None,
     limit: int,
     cursor: str | None,
+    ids: bool,  # noqa: FBT001 - as its namesake
 ) -> None:
     """List jobs, newest first."""
     _refuse(concurrency_key=key)
@@ -412,11 +421,12 @@ async def list_jobs(
     columns = [
         Column[JobDocument](title="JOB", cell=lambda job: job.job_id),
         Column[JobDocument](title="TYPE", cell=lambda job: job.type, gives_way=True),
-        Column[JobDocument](title="STATE", cell=lambda job: state_text(job.lifecycle, job.status)),
+        Column[JobDocument](title="STATUS", cell=lambda job: state_text(job.lifecycle, job.status)),
         Column[JobDocument](title="TRY", cell=_try, right=True),
         Column[JobDocument](title="SUBMITTED", cell=lambda job: job.created_at),
     ]
-    _listing(cli, page.items, columns, empty="No job is like that.")
+    if not cli.out.ids_alone(ids, [job.job_id for job in page.items]):
+        _listing(cli, page.items, columns, empty="No job is like that.")
     if page.next_cursor is not None:
         cli.out.note(f"there are more: --cursor {page.next_cursor}")
 

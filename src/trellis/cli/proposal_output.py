@@ -6,12 +6,15 @@ out as `\u202e`, and a line says that there are some.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, cast
+
+from rich.text import Text
 
 from trellis.agents import annotations
 from trellis.cli.bus_jobs import say_context
 from trellis.cli.invocation import Cli, program_name
-from trellis.cli.output import harmless
+from trellis.cli.output import Column, age_column, harmless
 
 GROUNDS = frozenset({"reasoning", "citations", "flags"})
 """What a proposal gives as its reasons, of its content."""
@@ -27,6 +30,29 @@ def record_of(document: Mapping[str, Any]) -> dict[str, Any]:
 def what(document: Mapping[str, Any]) -> str:
     """One line: whose it is, what it would do and why."""
     return f"{document['agent_slug']}: {document['action']} {document['target']}: {document['content'].get('summary')}"
+
+
+def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
+    """Proposals as a listing, from the ledger or, without its time, over HTTP. What must be known before deciding has a column."""
+    columns = [
+        Column[Mapping[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
+        Column[Mapping[str, Any]](title="STATUS", cell=lambda one: one["status"]),
+        age_column("CREATED", now),
+        Column[Mapping[str, Any]](title="FLAGS", cell=_flags),
+        Column[Mapping[str, Any]](title="WHAT", cell=what, gives_way=True),
+    ]
+    cli.out.listing([record_of(document) for document in documents], columns, empty="No proposals.")
+
+
+def _flags(document: Mapping[str, Any]) -> Text:
+    """`conflict` where it can no longer be applied, then the kinds of its flags; `proposals show` has them in full."""
+    kinds = dict.fromkeys(str(flag).partition(":")[0] for flag in flags_of(document["content"]))
+    return Text(" ".join((["conflict"] if document.get("conflict") else []) + list(kinds)), "yellow")
+
+
+def flags_of(content: Mapping[str, Any]) -> list[Any]:
+    """What was found odd about a proposal when it was made."""
+    return [flag for ground in content.get("grounds") or [content] for flag in ground.get("flags") or ()]
 
 
 def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None, conflict: str | None) -> None:

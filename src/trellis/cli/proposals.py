@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +11,7 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column, age
-from trellis.cli.proposal_output import record_of, show_proposal_page, what
+from trellis.cli.proposal_output import show_proposal_page, show_proposals
 from trellis.cli.run_output import say_decided
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor, JobId, Moved, RequestId
@@ -23,7 +21,7 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.errors import ProposalNotFound
-from trellis.runs.preview import ENDED, conflict_of, diff_of
+from trellis.runs.preview import ENDED, conflict_of, conflicts_of, diff_of
 from trellis.wiring import new_id
 
 HELD_MAX = 500
@@ -42,11 +40,16 @@ def add_to(program: typer.Typer) -> None:
 
 async def list_proposals(
     cli: Cli,
-    state: Annotated[str | None, typer.Option("--state", help="Only those in this state, such as pending.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--status", "--state", help="Only those of this status, such as pending.")
+    ] = None,
     limit: LimitOption = LIMIT_DEFAULT,
     ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """List proposals, newest first; before them the jobs that the safety kernel held for a person."""
+    """List proposals, newest first; before them the jobs that the safety kernel held for a person.
+
+    FLAGS says `conflict` where the target has changed since, so that it can no longer be applied, and what was found odd.
+    """
     wanted = values.limit(limit, LIMIT_MAX)
     chosen, lifecycle = values.state(state, PROPOSAL.name)
     async with cli.open() as ledger:
@@ -58,17 +61,20 @@ async def list_proposals(
             found += [await _document(ledger, job.job_id) for job in page.jobs]
     if cli.out.ids_alone(ids, [document["id"] for document in found]):
         return
-    if cli.out.as_json:
-        for document in found:
-            cli.out.record(record_of(document))
-        return
-    columns = [
-        Column[dict[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
-        Column[dict[str, Any]](title="STATUS", cell=lambda one: one["status"]),
-        Column[dict[str, Any]](title="AGE", cell=lambda one: age(_moment(one["created_at"]), now), right=True),
-        Column[dict[str, Any]](title="WHAT", cell=what, gives_way=True),
-    ]
-    cli.out.listing(found, columns, empty="No proposals.")
+    show_proposals(cli, await _with_conflicts(cli, found), now)
+
+
+async def _with_conflicts(cli: Cli, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, each with why it can no longer be applied; without, and with a note, where the object store is not there."""
+    open_ = [one for one in found if one["status"] not in ENDED and "change" in one["content"]]
+    conflicts: dict[str, str] = {}
+    try:
+        if open_:
+            async with opened(cli) as instance:
+                conflicts = await conflicts_of(open_, objects=instance.objects)
+    except TrellisError as error:
+        cli.out.note(f"conflicts are not known: {error}")
+    return [{**one, "conflict": conflicts.get(one["id"])} for one in found]
 
 
 async def _held(ledger: Ledger, limit: int) -> list[dict[str, Any]]:
@@ -94,10 +100,6 @@ async def _document(ledger: Ledger, id_: str) -> dict[str, Any]:
     if document is None:
         raise ProposalNotFound(proposal=id_)
     return document
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:

@@ -1,7 +1,7 @@
 """How a run and a decision about a proposal are shown; the same from the ledger and over HTTP."""
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -10,11 +10,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from trellis.cli import values
-from trellis.cli.invocation import Cli
-from trellis.cli.output import state_text
+from trellis.cli.invocation import Cli, program_name
+from trellis.cli.output import Column, age_column, state_text
 from trellis.engine.errors import OptionInvalid, Refused
 from trellis.lifecycles.run import RUN
-from trellis.operations.explain import duration
+from trellis.operations.explain import counted, duration
 from trellis.runs import ids
 
 
@@ -40,9 +40,50 @@ def say_ended(cli: Cli, status: dict[str, Any]) -> int:
         cli.out.line(f"{status['run_id']} {status['status']}" + (f": {status['error']}" if status["error"] else ""))
         for proposal in status["proposals_created"]:
             cli.out.line(f"  {proposal}")
+        for equal in status.get("already_proposed", ()):
+            cli.out.line(f"  {_already(equal)}")
         if status["status"] == "completed" and not status["proposals_created"]:
-            cli.out.line("  it proposes nothing")
+            cli.out.line("  it proposes nothing" + (" new" if status.get("already_proposed") else ""))
+        if status.get("refused_actions"):
+            number = counted(status["refused_actions"], "action")
+            cli.out.line(f"  {number} of its model refused: {program_name()} runs show {status['run_id']}")
     return 0 if status["status"] == "completed" else 1
+
+
+def _already(equal: Mapping[str, Any]) -> str:
+    """That nothing new was proposed, and what stands in its place."""
+    why = {"rejected": ", and its sources are as they were", "applied": ": the file is as it would be"}
+    told = f"{equal['status']}{why.get(equal['status'], '')}"
+    return f"{equal['id'] or 'done'} ({told}): {equal['action']} {equal['target']} was not proposed again"
+
+
+def _refused(refusal: Mapping[str, Any]) -> str:
+    """What the model wanted and may not do."""
+    what = " ".join(str(refusal[name]) for name in ("tool", "action", "target") if refusal.get(name))
+    return f"{what}: {refusal['detail']}"
+
+
+def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What was refused to the agent's model, from the files of a run's steps."""
+    return [refusal for step in steps for refusal in step["result"].get("refused") or ()]
+
+
+def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
+    """Runs as a listing, from the ledger or, without its time, over HTTP; what a run has none of is left empty."""
+    columns = [
+        Column[Mapping[str, Any]](title="RUN", cell=lambda run: run["run_id"]),
+        Column[Mapping[str, Any]](title="AGENT", cell=lambda run: run["agent_slug"]),
+        Column[Mapping[str, Any]](title="STATUS", cell=lambda run: state_text(RUN.name, run["status"])),
+        age_column("REQUESTED", now),
+        Column[Mapping[str, Any]](title="PROPOSALS", cell=lambda run: _number(run["proposals"]), right=True),
+        Column[Mapping[str, Any]](title="REPEATED", cell=lambda run: _number(run["already_proposed"]), right=True),
+        Column[Mapping[str, Any]](title="REFUSED", cell=lambda run: _number(run["refused_actions"]), right=True),
+    ]
+    cli.out.listing(runs, columns, empty="No runs.")
+
+
+def _number(count: int) -> str:
+    return str(count) if count else ""
 
 
 def wait_s(wait: str | None, *, watch: bool) -> float | None:
@@ -85,6 +126,8 @@ def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
     if record["error"]:
         facts.append(("error", Text(record["error"], "red")))
     facts += [("proposal", proposal) for proposal in record["proposals_created"]]
+    facts += [("already proposed", _already(equal)) for equal in record.get("already_proposed", ())]
+    facts += [("refused", Text(_refused(refusal), "yellow")) for refusal in record["refused"]]
     return [*facts, ("folder", record["folder"])] if "folder" in record else facts
 
 

@@ -8,13 +8,13 @@ import typer
 
 from trellis.cli import values
 from trellis.cli.agents import AgentArgument
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, at_gateway, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.instances import opened, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
-from trellis.cli.output import Column, age, state_text
+from trellis.cli.output import Column
 from trellis.cli.reading import open_wait
-from trellis.cli.run_output import run_facts, say_ended, step_bar, still_at_work, took, wait_s
+from trellis.cli.run_output import refusals, run_facts, say_ended, show_runs, step_bar, still_at_work, took, wait_s
 from trellis.cli.tracing import configure_tracing
 from trellis.cli.values import params_of
 from trellis.engine.errors import Refused
@@ -27,7 +27,7 @@ from trellis.runs import documents, ids
 from trellis.runs.documents import Facts, Request
 from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import TriggerKind
-from trellis.runs.lookup import find_run
+from trellis.runs.lookup import find_run, listed_run
 from trellis.wiring import new_id
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
@@ -102,7 +102,7 @@ async def _waited(cli: Cli, instance: "Instance", slug: str, run_id: JobId, pati
 
 
 async def watched(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> dict[str, Any]:
-    """Work on runs in this process until this one has ended; its last status.json."""
+    """Work on runs in this process until this one has ended and its agent is judged by it; its last status.json."""
     stop = asyncio.Event()
     serving = asyncio.ensure_future(instance.serve(stop, queue_jobs=False))
     try:
@@ -110,6 +110,7 @@ async def watched(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> d
     finally:
         stop.set()
         await serving
+        await instance.judge_agents()
 
 
 async def _watch(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> int:
@@ -134,9 +135,12 @@ async def _until_ended(
 async def list_runs(
     cli: Cli,
     agent: Annotated[str | None, typer.Option("--agent", metavar="SLUG", help="Only runs of this agent.")] = None,
-    state: Annotated[str | None, typer.Option("--state", help="Only those in this state, such as running.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--status", "--state", help="Only those of this status, such as running.")
+    ] = None,
     archived: Annotated[bool, typer.Option("--archived", help="Only those that have ended.")] = False,  # noqa: FBT002 - a flag
     limit: LimitOption = LIMIT_DEFAULT,
+    ids_: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List runs, newest first. A run is archived when it has ended: nothing of it changes any more."""
     wanted = values.limit(limit, LIMIT_MAX)
@@ -149,32 +153,11 @@ async def list_runs(
     )
     async with cli.open() as ledger:
         now = await ledger.now()
-        found = await _pages(ledger, where, wanted)
-        if cli.out.as_json:
-            for job in found:
-                cli.out.record(await _listed(ledger, job))
+        jobs = await _pages(ledger, where, wanted)
+        if cli.out.ids_alone(ids_, [job.job_id for job in jobs]):
             return
-    columns = [
-        Column[Job](title="RUN", cell=lambda job: job.job_id),
-        Column[Job](title="AGENT", cell=lambda job: (job.concurrency_key or "").removeprefix("run:")),
-        Column[Job](title="STATUS", cell=lambda job: state_text(job.lifecycle, job.state)),
-        Column[Job](title="AGE", cell=lambda job: age(job.created_at, now), right=True),
-    ]
-    cli.out.listing(found, columns, empty="No runs.")
-
-
-async def _listed(ledger: Ledger, job: Job) -> dict[str, Any]:
-    """A run in the words of the gateway."""
-    whole = await ledger.job(job.job_id)
-    return {
-        "run_id": job.job_id,
-        "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
-        "status": job.state,
-        "trigger": None if whole is None or whole.payload is None else Request.read(whole.payload).trigger,
-        "archived": documents.is_archived(job.state),
-        "created_at": documents.timestamp(job.created_at),
-        "updated_at": documents.timestamp(job.updated_at),
-    }
+        found = [await listed_run(ledger, job.job_id) for job in jobs]
+    show_runs(cli, found, now)
 
 
 async def _pages(ledger: Ledger, where: JobFilter, wanted: int) -> list[Job]:
@@ -218,8 +201,13 @@ async def _record(instance: "Instance", run_id: JobId) -> dict[str, Any]:
     done = [json.loads(event.data) for event in events if event.type == documents.STEP_DONE and event.data]
     folder = f"{instance.objects.url.rstrip('/')}/{ids.run_folder(request.agent_slug, run_id)}"
     wait = await open_wait(instance.ledger, job)
+    journal = await instance.ledger.read_journal(run_id)
+    files = [journal.get(documents.STEP_ENTRY.format(number=step["step"])) for step in done]
     return {
+        "already_proposed": [],
+        "refused_actions": 0,
         **json.loads(documents.status(Facts(run_id, request, tuple(events)))),
+        "refused": refusals([json.loads(file) for file in files if file is not None]),
         "params": request.params,
         "position": (await instance.layer.standing(run_id)).position,
         "cancel_requested": job.cancel_requested,

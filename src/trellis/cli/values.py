@@ -79,9 +79,11 @@ def state(name: str | None, of: str | None) -> tuple[str | None, str | None]:
     if owners:
         return name, owners[0]
     known = list(LIFECYCLES[of].by_name) if of else [s for one in LIFECYCLES.values() for s in one.by_name]
+    if hint := perhaps(name, known).removeprefix("; "):
+        raise OptionInvalid(option="--status", value=name, expected=f"{hint}; `trellis lifecycles` lists all there are")
     lifecycles = [of] if of else ["leased-job", *(one for one in LIFECYCLES if one != "leased-job")]
     says = "; ".join(f"{one} has {', '.join(LIFECYCLES[one].by_name)}" for one in lifecycles)
-    raise OptionInvalid(option="--state", value=name, expected=says + perhaps(name, known))
+    raise OptionInvalid(option="--status", value=name, expected=says)
 
 
 def reason(name: str | None) -> ReasonCode | None:

@@ -178,7 +178,7 @@ STYLES = {Presence.ALIVE: "green", Presence.SILENT: "red", Presence.DRAINED: "di
 def _columns(now: datetime) -> list[Column[WorkerSeen]]:
     return [
         Column(title="WORKER", cell=lambda seen: seen.name),
-        Column(title="STATE", cell=lambda seen: _state(seen, now)),
+        Column(title="STATUS", cell=lambda seen: _state(seen, now)),
         Column(title="HELD", cell=lambda seen: str(seen.held), right=True),
         Column(title="ROOM", cell=lambda seen: str(about(seen).get("concurrency", "")), right=True),
         Column(title="TYPES", cell=_types, wraps=True),

@@ -19,10 +19,16 @@ class Proposals:
         self._calls = calls
 
     async def list(
-        self, *, status: str | None = None, limit: int = LIMIT_DEFAULT, cursor: str | None = None
+        self,
+        *,
+        status: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+        conflicts: bool = False,
     ) -> Page[ProposalShape]:
-        """Proposals, newest first."""
-        return await listed(self._calls, ProposalShape, "/proposals", limit, cursor, status=status)
+        """Proposals, newest first; with `conflicts` those that can no longer be applied say why."""
+        told = {"conflicts": "true"} if conflicts else {}
+        return await listed(self._calls, ProposalShape, "/proposals", limit, cursor, status=status, **told)
 
     async def pending(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[ProposalShape]:
         """Those that wait for a person."""

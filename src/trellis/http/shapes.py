@@ -42,6 +42,17 @@ class Begun(pydantic.BaseModel):
     status: Literal["requested"]
 
 
+class AlreadyProposed(pydantic.BaseModel):
+    """What a run's agent wanted to propose, and the equal proposal that was there: pending, rejected on the same sources, or applied."""
+
+    id: str
+    """Of the equal proposal; empty where the file is as it would be, and no proposal that is known made it."""
+    status: str
+    """Of the equal proposal when the run looked."""
+    action: str
+    target: str
+
+
 class RunStatus(pydantic.BaseModel):
     """status.json (document 002, 3.1), with the version that rises."""
 
@@ -78,6 +89,9 @@ class RunStatus(pydantic.BaseModel):
     proposals_created: list[str]
     error: str | None
     version: int
+    already_proposed: list[AlreadyProposed] = []
+    refused_actions: int = 0
+    """How many calls of tools were refused to the agent's model; the file of step execute-agent says which and why."""
 
 
 class StepFile(pydantic.BaseModel):
@@ -120,6 +134,8 @@ class RunManifest(pydantic.BaseModel):
     artifacts: list[str]
     summary: str | None
     error: str | None
+    already_proposed: list[AlreadyProposed] = []
+    refused_actions: int = 0
 
 
 class Stopped(pydantic.BaseModel):
@@ -140,6 +156,10 @@ class RunListed(pydantic.BaseModel):
     """It has ended: its documents never change again, and there is nothing to poll for."""
     created_at: str
     updated_at: str
+    proposals: int = 0
+    """How many proposals it made."""
+    already_proposed: int = 0
+    refused_actions: int = 0
 
 
 class AgentShape(pydantic.BaseModel):
@@ -211,6 +231,8 @@ class ProposalShape(pydantic.BaseModel):
     approval: dict[str, Any] | None
     apply_result: dict[str, Any] | None
     version: int
+    conflict: str | None = None
+    """Why applying it would be refused now; only in a list that was asked for with `conflicts=true`."""
 
 
 class ProposalDiff(pydantic.BaseModel):

@@ -79,7 +79,7 @@ def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime
         return []
     told = ", ".join(f"{count}{' or more' if count >= limit else ''} {state}" for state, count in counts.items())
     remedies = [
-        f"`trellis jobs --lifecycle {QUEUE_JOB.name} --state {state}`, then `trellis job explain ID`"
+        f"`trellis jobs --lifecycle {QUEUE_JOB.name} --status {state}`, then `trellis job explain ID`"
         for state in _IN_TROUBLE
         if state in counts
     ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trellis.engine.records import Event
+from trellis.engine.records import Event, Job
 from trellis.lifecycles import Phase
 from trellis.lifecycles.causes import Cause
 from trellis.lifecycles.run import RUN
@@ -30,6 +30,7 @@ __all__ = [
     "files",
     "has_ended",
     "is_archived",
+    "listed",
     "manifest",
     "sha256",
     "shown",
@@ -44,6 +45,8 @@ STEP_ENTRY = "step/{number:02}"
 """The journal entry that holds the bytes of a step's file."""
 OUTPUT_ENTRY = "output"
 """The journal entry that holds the bytes of output/proposal.json."""
+BESIDE = ("already_proposed", "refused_actions")
+"""What a step tells of proposals that the agent wanted and that were not made."""
 PERSIST_STEP = ids.STEPS.index("persist-results") + 1
 
 
@@ -115,6 +118,7 @@ def status(facts: Facts) -> bytes:
             "proposals_created": _proposals(done),
             "error": _error(last),
             "version": last.version,
+            **_beside(done),
         }
     )
 
@@ -139,6 +143,7 @@ def manifest(facts: Facts) -> bytes:
             "summary": told.get("summary"),
             "error": _error(last),
             **facts.request.repeats,
+            **_beside(done),
         }
     )
 
@@ -181,6 +186,32 @@ def _steps(facts: Facts) -> list[dict[str, Any]]:
 
 def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
     return [proposal for step in done for proposal in step.get("proposals_created", ())]
+
+
+def _beside(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the agent wanted and no proposal came of: already proposed, or refused. Documents of runs without such are as before."""
+    told: dict[str, Any] = {}
+    for step in done:
+        told.update({name: step[name] for name in BESIDE if name in step})
+    return told
+
+
+def listed(job: Job, events: Sequence[Event]) -> dict[str, Any]:
+    """A run in a listing: how it stands, how many proposals it made, and how many of its agent's wishes came to none."""
+    done = [_data(event) for event in events if event.type == STEP_DONE]
+    told = _beside(done)
+    return {
+        "run_id": job.job_id,
+        "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
+        "status": job.state,
+        "trigger": None if job.payload is None else Request.read(job.payload).trigger,
+        "archived": is_archived(job.state),
+        "created_at": timestamp(job.created_at),
+        "updated_at": timestamp(job.updated_at),
+        "proposals": len(_proposals(done)),
+        "already_proposed": len(told.get("already_proposed", ())),
+        "refused_actions": int(told.get("refused_actions", 0)),
+    }
 
 
 def _artifacts(done: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[str]:

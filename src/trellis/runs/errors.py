@@ -115,7 +115,7 @@ class OutputRefused(RunError):
 
 
 class DuplicateProposal(RunError):
-    """The same is proposed already and waits for a person: {proposal}."""
+    """The same is proposed already: {proposal} is {status}. Decide about that one, or propose something else."""
 
     code = "DUPLICATE_ENTRY"
 

@@ -18,7 +18,7 @@ from typing import Any
 from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, checked_slug
 from trellis.agents.errors import AgentNotFound, DefinitionContended, DefinitionMalformed, SlugInvalid
-from trellis.engine.admin_acts import ACTS_MAX, NewAct
+from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -137,13 +137,19 @@ async def set_status(
 
 async def _recorded_status(ledger: Ledger, slug: str) -> str | None:
     """The status that the last administrative act on an agent gave it; None when there is none."""
+    act = await last_act_on(ledger, slug)
+    return None if act is None else act.target
+
+
+async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:
+    """The last administrative act on an agent; None when there is none, or there are too many acts to look through."""
     found, after = None, 0
     for _ in range(ACT_PAGES_MAX):
         page = await ledger.acts(after=after)
         for act in page:
             after = act.no
             if act.subject == slug and act.event in {CREATED, CHANGED}:
-                found = act.target
+                found = act
         if len(page) < ACTS_MAX:
             return found
     return None

@@ -7,12 +7,13 @@ it was (D61).
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.lifecycles.run import RUN
-from trellis.runs import audit, ids
+from trellis.runs import audit, documents, ids
 from trellis.runs.documents import Request
 from trellis.runs.errors import RecordInvalid, RunIdAmbiguous, RunIdInvalid, RunNotFound
 from trellis.storage.objects import ObjectStore
@@ -63,6 +64,14 @@ async def find_run(ledger: Ledger, text: str) -> JobId:
     if len(found) > 1:
         raise RunIdAmbiguous(run_id=text, found=" or ".join(found))
     return found[0]
+
+
+async def listed_run(ledger: Ledger, run_id: JobId) -> dict[str, Any]:
+    """A run as listings show it; raises RunNotFound when retention has removed it a moment ago."""
+    job = await ledger.job(run_id)
+    if job is None:
+        raise RunNotFound(run_id=run_id)
+    return documents.listed(job, await ledger.events(run_id))
 
 
 async def _of_day(ledger: Ledger, short: str, begins: datetime) -> list[JobId]:

@@ -1,11 +1,10 @@
 """Proposals that come from outside a run's steps: over HTTP, and by the inbox (D22, D25, D51, AUTH-6).
 
 They are proposals like any other: the agent's file must list their kind, a memory update of normal priority approves itself, everything
-else waits for a person, and the apply engine alone changes anything. Their ids are random; asked twice under one key, the ledger
-answers with the first.
+else waits for a person, and the apply engine alone changes anything. What waits for a person already is not proposed again; what was
+rejected may be, because somebody asks for it. Their ids are random; asked twice under one key, the ledger answers with the first.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +14,11 @@ from trellis.agents import annotations
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
-from trellis.engine import tracing
 from trellis.engine.clock import Clock
-from trellis.engine.errors import IdempotencyMismatch
+from trellis.engine.errors import IdempotencyMismatch, QueueFull
 from trellis.engine.jobs import Actor, JobId, Mismatch, NewJob, Submitted
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, IdempotencyKey, JobFilter
-from trellis.lifecycles.proposal import PROPOSAL
+from trellis.engine.records import Event, IdempotencyKey
 from trellis.runs import ids, proposals, targets
 from trellis.runs.applying import APPLYING, FAILED, ApplyEngine, settled
 from trellis.runs.documents import Request, sha256
@@ -39,10 +36,6 @@ from trellis.storage.objects import ObjectStore
 
 PATIENCE_S = 5.0
 """How long a caller waits for a memory update that approved itself; then it is told that it is pending, and it goes on."""
-
-TURN_SCOPE = "proposal-turns"
-TURNS_MAX = 5
-"""How often an offer looks again because an equal one had its turn and was decided about meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,37 +72,24 @@ class Offering:
     random_text: Callable[[], str]
 
     async def make(self, offer: Offer) -> Offered:
-        """Store the proposal, and see it applied if it needs no person; raises AgentNotFound, OutputRefused, IdempotencyMismatch."""
+        """Store the proposal, and see it applied if it needs no person.
+
+        Raises AgentNotFound, OutputRefused, IdempotencyMismatch, and DuplicateProposal while an equal one waits.
+        """
         await self.check(offer)
         made = await self._store(offer)
         return Offered(id=made.job_id, status=await self._status(made.job_id), created=made.created)
 
     async def make_first(self, offer: Offer, proposal: JobId) -> Offered:
-        """The same under this id, unless an equal one waits for a person; raises also DuplicateProposal.
-
-        The id is the offer's key, and what was proposed last of those that are equal is the key of the turn: of many at once, one has it.
-        """
-        likeness, taken_by = _likeness(offer), None
-        for _ in range(TURNS_MAX):
-            made = await self.ledger.job(proposal)
-            if made is not None and made.parent_id != offer.source.inbox_entry_id:
-                raise ProposalConflict(proposal=proposal)
-            if made is not None:  # also when it could not be proposed any more
-                return await self.again(proposal)
-            await self.check(offer)
-            # In this order: whatever is proposed after the first look either waits when the second looks, or takes the same turn.
-            last = (await self.ledger.jobs(JobFilter(lifecycle=PROPOSAL.name, concurrency_key=likeness), limit=1)).jobs
-            await self.refuse_duplicate(offer)
-            turn = IdempotencyKey(
-                scope=TURN_SCOPE,
-                key=f"{likeness}:{last[0].job_id if last else ''}",
-                fingerprint=proposal.encode(),
-            )
-            (answer,) = await self.ledger.submit(self.gateway, [self._job(offer, proposal, turn, given=True)])
-            if isinstance(answer, Submitted):
-                return Offered(id=proposal, status=await self._status(proposal), created=answer.created)
-            taken_by = answer.job_id
-        raise DuplicateProposal(proposal=taken_by)
+        """The same under this id, which is the offer's key: asked again, the answer is the first."""
+        made = await self.ledger.job(proposal)
+        if made is not None and made.parent_id != offer.source.inbox_entry_id:
+            raise ProposalConflict(proposal=proposal)
+        if made is not None:  # also when it could not be proposed any more
+            return await self.again(proposal)
+        await self.check(offer)
+        answer = await self._submit(offer, proposal, id_is_given=True)
+        return Offered(id=proposal, status=await self._status(proposal), created=answer.created)
 
     async def again(self, proposal: JobId) -> Offered:
         """The answer to an offer that came before; raises ProposalNotFound."""
@@ -147,11 +127,11 @@ class Offering:
         return Draft(action=action, target=target, content=content, target_hash=known)
 
     async def refuse_duplicate(self, offer: Offer) -> None:
-        """Nothing, unless the same waits for a person already; raises DuplicateProposal."""
-        where = JobFilter(lifecycle=PROPOSAL.name, state="pending", concurrency_key=_likeness(offer))
-        found = (await self.ledger.jobs(where, limit=1)).jobs
-        if found and found[0].parent_id != (offer.source.inbox_entry_id or ""):
-            raise DuplicateProposal(proposal=found[0].job_id)
+        """Nothing, unless the same waits already; raises DuplicateProposal."""
+        body = json.loads(self._body(offer, JobId("")))
+        equal = await proposals.equal_to(self.ledger, body, own=offer.source.inbox_entry_id, rejected_too=False)
+        if equal is not None:
+            raise DuplicateProposal(proposal=equal.id, status=equal.status)
 
     async def _check_run(self, slug: str, run_id: str) -> None:
         ids.run_date(run_id)
@@ -167,28 +147,48 @@ class Offering:
         run = None if offer.source.run_id is None else await self.ledger.job(JobId(offer.source.run_id))
         if run is not None:  # what a run makes belongs to what the run belongs to
             offer = replace(offer, correlation_id=run.correlation_id)
-        (answer,) = await self.ledger.submit(self.gateway, [self._job(offer, proposal, offer.key)])
-        if isinstance(answer, Mismatch):
-            raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
-        return answer
+        return await self._submit(offer, proposal)
 
-    def _job(self, offer: Offer, proposal: JobId, key: IdempotencyKey | None, *, given: bool = False) -> NewJob:
-        parent = offer.source.run_id or offer.source.inbox_entry_id
-        return NewJob(
-            job_id=proposal,
-            type=proposals.TYPE,
-            lifecycle=PROPOSAL.name,
-            payload=proposals.body_of(proposal, offer.agent_slug, offer.source, offer.draft, priority=offer.priority),
-            # Equal proposals are applied one after the other, and found by this.
-            concurrency_key=_likeness(offer),
-            idempotency_key=None if key is None else key.key,
-            idempotency_scope="" if key is None else key.scope,
-            fingerprint=b"" if key is None else key.fingerprint,
-            id_is_given=given,
-            parent_id=None if parent is None else JobId(parent),
+    async def _submit(self, offer: Offer, proposal: JobId, *, id_is_given: bool = False) -> Submitted:
+        """Store it unless the same waits already; of many at once the ledger takes one. Raises DuplicateProposal, IdempotencyMismatch."""
+        for _ in range(proposals.STORE_TRIES_MAX):
+            try:
+                await self.refuse_duplicate(offer)
+                (answer,) = await self.ledger.submit(self.gateway, [self._job(offer, proposal, given=id_is_given)])
+            except DuplicateProposal:
+                earlier = await self._earlier(offer)  # the same request, a moment before
+                if earlier is None:
+                    raise
+                return earlier
+            except QueueFull:  # an equal one came in between
+                continue
+            if isinstance(answer, Mismatch):
+                raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+            return answer
+        raise DuplicateProposal(proposal=proposal, status="pending")
+
+    async def _earlier(self, offer: Offer) -> Submitted | None:
+        """What this very request made before; raises IdempotencyMismatch."""
+        key = offer.key
+        found = None if key is None else await self.ledger.answered(key.scope, key.key, key.fingerprint)
+        if isinstance(found, Mismatch):
+            raise IdempotencyMismatch(key=found.key, job_id=found.job_id)
+        return found
+
+    def _job(self, offer: Offer, proposal: JobId, *, given: bool) -> NewJob:
+        job = proposals.as_job(
+            proposal,
+            self._body(offer, proposal),
+            parent_id=offer.source.run_id or offer.source.inbox_entry_id,
             correlation_id=offer.correlation_id or offer.source.run_id,
-            trace=tracing.here(),
         )
+        if offer.key is None:
+            return replace(job, id_is_given=given)
+        key, scope, fingerprint = offer.key.key, offer.key.scope, offer.key.fingerprint
+        return replace(job, id_is_given=given, idempotency_key=key, idempotency_scope=scope, fingerprint=fingerprint)
+
+    def _body(self, offer: Offer, proposal: JobId) -> bytes:
+        return proposals.body_of(proposal, offer.agent_slug, offer.source, offer.draft, priority=offer.priority)
 
     async def _status(self, proposal: JobId) -> str:
         """`auto_applied`, `pending`, or `failed` when it approved itself and could not be applied: the first answer, however often asked."""
@@ -206,10 +206,3 @@ def outcome(events: Sequence[Event]) -> str:
     if not tries or all(event.target != "auto_approved" for event in events):
         return "pending"
     return FAILED if tries[0] == FAILED else "auto_applied"
-
-
-def _likeness(offer: Offer) -> str:
-    """The same for proposals that would do the same."""
-    told = [offer.agent_slug, offer.draft.action, offer.draft.target, dict(offer.draft.content)]
-    canonical = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return f"proposal:{hashlib.sha256(canonical.encode('utf-8', 'surrogatepass')).hexdigest()}"

@@ -6,19 +6,22 @@ Lines end at a newline only: what else Unicode calls a line break stays in its l
 
 import asyncio
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from trellis.agents import annotations
 from trellis.runs import proposals
 from trellis.runs.applying import update_of
+from trellis.runs.errors import TargetRefused
 from trellis.runs.targets import changed, file_change, is_changed
 from trellis.storage.documents import sha256
 from trellis.storage.memory import MemoryRepository
 from trellis.storage.objects import ObjectStore
 
 ENDED = frozenset({"applied", "rejected", "expired"})
+READS_AT_ONCE = 8
+"""Targets that are read at the same time for a list of proposals."""
 
 
 async def diff_of(
@@ -55,6 +58,21 @@ async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> s
     if (None if there is None else sha256(there.body)) == document["target_hash"]:
         return None
     return f"{change.key} has changed since this was proposed, so it can no longer be applied: reject it and run the agent again"
+
+
+async def conflicts_of(documents: Sequence[Mapping[str, Any]], *, objects: ObjectStore) -> dict[str, str]:
+    """Why those of these proposals that can no longer be applied would be refused, by id."""
+    gate = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def look(document: Mapping[str, Any]) -> str | None:
+        async with gate:
+            try:
+                return await conflict_of(document, objects=objects)
+            except TargetRefused as error:
+                return str(error)
+
+    found = await asyncio.gather(*(look(document) for document in documents))
+    return {document["id"]: told for document, told in zip(documents, found, strict=True) if told is not None}
 
 
 def unified(name: str, before: str | None, after: str) -> str:

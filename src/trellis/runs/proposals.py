@@ -3,25 +3,29 @@
 A proposal is a job of lifecycle `proposal`. Its body is the job's payload and never changes; everything else about it follows from
 its events. What kind of proposal it is, and whether a person must look at it, is decided here from its action and by nothing that a
 model wrote.
+
+Nobody is asked twice for the same. Of equal proposals that wait for a person the ledger takes one: they share a concurrency key, behind
+which one may wait, so the rule holds for runs, HTTP and the inbox, also when they come at the same moment. What a person rejected is
+not proposed by a run again until the sources that it stands on have changed.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from trellis.engine import tracing
-from trellis.engine.errors import NotAllowed
+from trellis.engine.errors import NotAllowed, QueueFull
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, Moved, NewJob, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Job
+from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Role
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import ids
 from trellis.runs.documents import Publication, encode, timestamp
-from trellis.runs.errors import NoteTooShort, ProposalConflict, ProposalNotFound
+from trellis.runs.errors import DuplicateProposal, NoteTooShort, ProposalConflict, ProposalNotFound
 
 TYPE = "proposal"
 MEMORY_UPDATE = "memory-update"
@@ -29,6 +33,13 @@ LOGIC_UPDATE = "logic-update"
 NEVER_AUTOMATIC = frozenset({LOGIC_UPDATE, "logic-rollback"})
 NOTE_CHARS_MIN = 10
 NOTE_CHARS_MAX = 2_000
+UNDECIDED = frozenset({"pending", "approved", "auto_approved", "applying", "failed"})
+"""States of proposals that a person or the apply engine has still to deal with."""
+REJECTED = "rejected"
+EQUALS_MAX = 20
+"""How many earlier proposals that would do the same are looked at, the newest first."""
+STORE_TRIES_MAX = 5
+"""How often a proposal is tried to be stored while equal ones come and are decided about."""
 TTL_S = next(state.timer_s for state in PROPOSAL.states if state.name == "pending") or 0.0
 
 
@@ -73,16 +84,43 @@ class Proposal:
         return json.loads(self.body)["action"]
 
 
-def make(run_id: str, agent_slug: str, ordinal: int, draft: Draft, *, priority: str = "normal") -> Proposal:
-    """The proposal of a draft; the same draft of the same run is always the same proposal."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EqualProposal:
+    """A proposal that would do the same as a new one, and keeps that from being made."""
+
+    id: JobId
+    status: str
+
+
+def make(
+    run_id: str,
+    agent_slug: str,
+    ordinal: int,
+    draft: Draft,
+    *,
+    priority: str = "normal",
+    sources: Mapping[str, str] | None = None,
+) -> Proposal:
+    """The proposal of a draft; the same draft of the same run is always the same proposal.
+
+    `sources` are the sources that the run read, with their sha256.
+    """
     content = json.dumps(draft.content, ensure_ascii=False, sort_keys=True).encode()
     proposal = ids.proposal_id(run_id, ordinal, draft.action, draft.target, content)
     source = Source(type="agent", identity=f"agent:{agent_slug}", run_id=run_id)
-    body = body_of(proposal, agent_slug, source, draft, priority=priority)
+    body = body_of(proposal, agent_slug, source, draft, priority=priority, sources=sources)
     return Proposal(id=proposal, agent_slug=agent_slug, run_id=run_id, body=body)
 
 
-def body_of(proposal: JobId, agent_slug: str, source: Source, draft: Draft, *, priority: str) -> bytes:
+def body_of(
+    proposal: JobId,
+    agent_slug: str,
+    source: Source,
+    draft: Draft,
+    *,
+    priority: str,
+    sources: Mapping[str, str] | None = None,
+) -> bytes:
     """The body under this id; whether a person must look at it follows from its action and its priority."""
     body = {
         "id": proposal,
@@ -95,7 +133,7 @@ def body_of(proposal: JobId, agent_slug: str, source: Source, draft: Draft, *, p
         "priority": priority,
         "requiresHumanReview": draft.action in NEVER_AUTOMATIC or priority != "normal",
     }
-    return encode(body)
+    return encode(body if sources is None else {**body, "sources_read": dict(sources)})
 
 
 def may_approve_itself(body: Mapping[str, Any]) -> bool:
@@ -103,31 +141,139 @@ def may_approve_itself(body: Mapping[str, Any]) -> bool:
     return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body["requiresHumanReview"]
 
 
+# --- nobody is asked twice for the same ------------------------------------------------------------------------------
+
+
+def likeness(body: Mapping[str, Any]) -> str:
+    """The same for proposals of an agent that would do the same to their target, as it was when they were made.
+
+    Why something is proposed, and in which words, makes no difference. A proposal for another version of the target is another
+    one: the earlier can no longer be applied.
+    """
+    content: Mapping[str, Any] = body["content"]
+    does = content.get("change") or content.get("updates") or content
+    seen = [body["target_hash"], content.get("expected_version")]
+    told = json.dumps(
+        [body["agent_slug"], body["action"], body["target"], does, seen],
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
+    return f"proposal:{hashlib.sha256(told.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+async def equal_to(
+    ledger: Ledger, body: Mapping[str, Any], *, own: str | None, rejected_too: bool
+) -> EqualProposal | None:
+    """What keeps this from being proposed: an equal proposal that is not decided, or with `rejected_too` one that was rejected.
+
+    `own` is the proposal itself, or what makes it: neither keeps it from being made.
+    """
+    if may_approve_itself(body):  # it waits for nobody
+        return None
+    where = JobFilter(lifecycle=PROPOSAL.name, concurrency_key=likeness(body))
+    equals = (await ledger.jobs(where, limit=EQUALS_MAX)).jobs
+    if any(own is not None and own in {job.job_id, job.parent_id} for job in equals):
+        return None
+    for job in equals:
+        if job.state in UNDECIDED or (
+            rejected_too and job.state == REJECTED and await _still_rejected(ledger, job, body)
+        ):
+            return EqualProposal(id=job.job_id, status=job.state)
+    return None
+
+
+async def applied_as(ledger: Ledger, body: Mapping[str, Any]) -> EqualProposal:
+    """What made the file that this would make again; its id is empty where no proposal that is known did."""
+    where = JobFilter(lifecycle=PROPOSAL.name, state="applied", concurrency_key=likeness({**body, "target_hash": None}))
+    found = (await ledger.jobs(where, limit=1)).jobs
+    return EqualProposal(id=found[0].job_id if found else JobId(""), status="applied")
+
+
+async def _still_rejected(ledger: Ledger, rejected: Job, body: Mapping[str, Any]) -> bool:
+    """Whether this stands on the sources that a person knew who rejected the same."""
+    whole = await ledger.job(rejected.job_id)
+    before: dict[str, Any] = json.loads(whole.payload) if whole is not None and whole.payload is not None else {}
+    return bool(before) and not sources_changed(before, body)
+
+
+def sources_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a source that one of two equal proposals cites has another text now, is new or is gone; of all, where none is cited.
+
+    A proposal that no run made names no sources: nothing is known to have changed.
+    """
+    seen, sees = before.get("sources_read"), now.get("sources_read")
+    if seen is None or sees is None:
+        return False
+    cited = _cited(before) | _cited(now) or {*seen, *sees}
+    return any(seen.get(ref) != sees.get(ref) for ref in cited)
+
+
+def _cited(body: Mapping[str, Any]) -> set[str]:
+    content: Mapping[str, Any] = body["content"]
+    grounds: Sequence[Mapping[str, Any]] = content.get("grounds") or [content]
+    return {citation["ref"] for ground in grounds for citation in ground.get("citations") or ()}
+
+
+def as_job(proposal: JobId, body: bytes, *, parent_id: str | None, correlation_id: str | None) -> NewJob:
+    """A proposal as the ledger stores it. It raises QueueFull on submit where an equal one waits for a person."""
+    told: dict[str, Any] = json.loads(body)
+    return NewJob(
+        job_id=proposal,
+        type=TYPE,
+        lifecycle=PROPOSAL.name,
+        payload=body,
+        # Equal proposals are found by this, and are applied one after the other.
+        concurrency_key=likeness(told),
+        waiting_max=None if may_approve_itself(told) else 1,
+        parent_id=None if parent_id is None else JobId(parent_id),
+        correlation_id=correlation_id,
+        trace=tracing.here(),
+    )
+
+
 async def store(
     ledger: Ledger, actor: Actor, proposals: Sequence[Proposal], *, correlation_id: str | None = None
-) -> list[JobId]:
-    """Put proposals into the ledger as pending, all or none; those already there stay as they are.
+) -> list[JobId | EqualProposal]:
+    """Put a run's proposals into the ledger as pending, all or none; for each its id, or the equal one that makes it needless.
 
-    `correlation_id` is that of their run; by default the run's id.
+    Those that are there already stay as they are. `correlation_id` is that of their run; by default the run's id.
     """
-    jobs = [
-        NewJob(
-            job_id=proposal.id,
-            type=TYPE,
-            lifecycle=PROPOSAL.name,
-            payload=proposal.body,
-            id_is_given=True,
-            fingerprint=hashlib.sha256(proposal.body).digest(),
-            parent_id=JobId(proposal.run_id),
-            correlation_id=correlation_id or proposal.run_id,
-            trace=tracing.here(),
-        )
-        for proposal in proposals
-    ]
+    jobs = {proposal.id: _run_job(proposal, correlation_id) for proposal in proposals}
+    for _ in range(STORE_TRIES_MAX):
+        answers = [await _equal(ledger, proposal, list(jobs.values())) or proposal.id for proposal in proposals]
+        try:
+            await _submit(ledger, actor, [jobs[answer] for answer in answers if isinstance(answer, str)])
+        except QueueFull:  # an equal one came in between
+            continue
+        return answers
+    raise DuplicateProposal(proposal=proposals[0].id, status="pending")
+
+
+async def _equal(ledger: Ledger, proposal: Proposal, jobs: Sequence[NewJob]) -> EqualProposal | None:
+    """The equal proposal in the ledger, or before it among these jobs of the same run."""
+    body = json.loads(proposal.body)
+    if not may_approve_itself(body):
+        first = next(job.job_id for job in jobs if job.concurrency_key == likeness(body))
+        if first != proposal.id:
+            return EqualProposal(id=first, status="pending")
+    return await equal_to(ledger, body, own=proposal.id, rejected_too=True)
+
+
+def _run_job(proposal: Proposal, correlation_id: str | None) -> NewJob:
+    job = as_job(
+        proposal.id, proposal.body, parent_id=proposal.run_id, correlation_id=correlation_id or proposal.run_id
+    )
+    return replace(job, id_is_given=True, fingerprint=hashlib.sha256(proposal.body).digest())
+
+
+async def _submit(ledger: Ledger, actor: Actor, jobs: Sequence[NewJob]) -> None:
     for answer in await ledger.submit(actor, jobs) if jobs else []:
         if isinstance(answer, Mismatch):
             raise ProposalConflict(proposal=answer.job_id)
-    return [proposal.id for proposal in proposals]
+
+
+# --- decided ---------------------------------------------------------------------------------------------------------
 
 
 async def approve_itself(ledger: Ledger, actor: Actor, proposal: JobId, body: Mapping[str, Any]) -> bool:

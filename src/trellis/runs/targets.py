@@ -81,5 +81,10 @@ def is_changed(change: FileChange, expected: str | None, there: bytes) -> bool:
     return False
 
 
+def changes_nothing(change: FileChange, there: str | None) -> bool:
+    """Whether the file with this sha256, None for no file, is already what the change makes of it."""
+    return change.kind != "append" and there == hashlib.sha256(_text(change)).hexdigest()
+
+
 def _text(change: FileChange) -> bytes:
     return (change.text if change.text.endswith("\n") else change.text + "\n").encode()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trellis.agents.annotations import Annotation, read_annotations
+from trellis.agents.annotations import KINDS, Annotation, read_annotations
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.definition import AgentDefinition, AgentMalformed, SafeOutput, read_definition
 from trellis.agents.desk import AgentContext, AgentDesk, DeepPage, Limits
@@ -44,6 +44,8 @@ APPLY_PATIENCE_S = 60.0
 """How long a step waits for its memory update: longer than an engine that died in the middle of it keeps it."""
 KEPT = "proposals"
 """The journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
+STORED = "proposals/stored"
+"""The journal entry that says which of them were stored, and which equal one made each of the others needless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,7 @@ class Work:
             raise NlmDown(detail=str(error)) from error
         except AgentRunError as error:
             raise _failed(error) from error
-        return StepResult(result=output.to_dict())
+        return StepResult(result=output.to_dict(), told=_if_any("refused_actions", len(output.refused)))
 
     def _desk(self, slug: str) -> AgentDesk:
         async def deep(part: DeepPart, before: str | None, limit: int) -> DeepPage:
@@ -159,32 +161,61 @@ class Work:
     # --- 3 -----------------------------------------------------------------------------------------------------------
 
     async def persist_results(self, context: StepContext, /) -> StepResult:
-        """Drafts become proposals; a memory update of normal priority is applied at once."""
+        """Drafts become proposals; a memory update of normal priority is applied at once.
+
+        What is proposed already, was rejected and stands on the same sources, or is in the file, is not proposed again, and told
+        with its status.
+        """
         loaded, output = context.before["load-context"], AgentOutput.from_dict(context.before["execute-agent"])
-
-        async def make() -> bytes:
-            drafts = await self._drafts(context.request.agent_slug, loaded, output.proposals)
-            made = [
-                proposals.make(context.run_id, context.request.agent_slug, number, draft, priority=PRIORITY)
-                for number, draft in enumerate(drafts, 1)
-            ]
-            return json.dumps([json.loads(one.body) for one in made], ensure_ascii=False).encode()
-
-        bodies: list[dict[str, Any]] = json.loads(await context.once(KEPT, make))
-        kept = [
-            proposals.Proposal(id=body["id"], agent_slug=body["agent_slug"], run_id=context.run_id, body=encode(body))
-            for body in bodies
-        ]
-        created = await proposals.store(self.ledger, self.orchestrator, kept, correlation_id=context.correlation_id)
+        bodies: list[dict[str, Any]] = json.loads(
+            await context.once(KEPT, lambda: self._bodies(context, loaded, output.proposals))
+        )
+        equals: dict[str, dict[str, str]] = json.loads(
+            await context.once(STORED, lambda: self._stored(context, bodies))
+        )
+        made = [body for body in bodies if body["id"] not in equals]
         told = [
             {"id": body["id"], "action": body["action"], "target": body["target"], "status": await self._settle(body)}
+            for body in made
+        ]
+        already = [
+            {**equals[body["id"]], "action": body["action"], "target": body["target"]}
             for body in bodies
+            if body["id"] in equals
         ]
         return StepResult(
-            result={"proposals": told},
-            told={"proposals_created": list(created)},
-            output=encode({"proposals": bodies, "summary": output.summary}),
+            result={"proposals": told, **_if_any("already_proposed", already)},
+            told={"proposals_created": [body["id"] for body in made], **_if_any("already_proposed", already)},
+            output=encode({"proposals": made, "summary": output.summary}),
         )
+
+    async def _bodies(self, context: StepContext, loaded: Mapping[str, Any], drafts: Sequence[AgentDraft]) -> bytes:
+        """The proposals of a run, as they are handed in."""
+        slug, sources = context.request.agent_slug, {one["ref"]: one["sha256"] for one in loaded["sources"]}
+        made = [
+            proposals.make(context.run_id, slug, number, draft, priority=PRIORITY, sources=sources)
+            for number, draft in enumerate(await self._drafts(slug, loaded, drafts), 1)
+        ]
+        return json.dumps([json.loads(one.body) for one in made], ensure_ascii=False).encode()
+
+    async def _stored(self, context: StepContext, bodies: Sequence[Mapping[str, Any]]) -> bytes:
+        """Store the proposals; by id the equal one of each that was not stored."""
+        new = [
+            proposals.Proposal(
+                id=body["id"], agent_slug=body["agent_slug"], run_id=context.run_id, body=encode(dict(body))
+            )
+            for body in bodies
+        ]
+        done = {body["id"]: await proposals.applied_as(self.ledger, body) for body in bodies if _is_done(body)}
+        new = [one for one in new if one.id not in done]
+        answers = await proposals.store(self.ledger, self.orchestrator, new, correlation_id=context.correlation_id)
+        answered = {one.id: answer for one, answer in zip(new, answers, strict=True)} | done
+        equals = {
+            id_: {"id": answer.id, "status": answer.status}
+            for id_, answer in answered.items()
+            if isinstance(answer, proposals.EqualProposal)
+        }
+        return json.dumps(equals).encode()
 
     async def _settle(self, body: Mapping[str, Any]) -> str:
         if not await proposals.approve_itself(self.ledger, self.gateway, body["id"], body):
@@ -225,6 +256,18 @@ class Work:
             result={"proposals": len(persisted), "summary": context.before["execute-agent"]["summary"]},
             told={"artifacts": made} if made else {},
         )
+
+
+def _is_done(body: Mapping[str, Any]) -> bool:
+    """Whether the file that a proposal would make is there as it would make it."""
+    if body["action"] == proposals.MEMORY_UPDATE or body["action"] in KINDS:
+        return False
+    return targets.changes_nothing(targets.file_change(body["agent_slug"], body), body["target_hash"])
+
+
+def _if_any(name: str, value: Any) -> dict[str, Any]:
+    """What documents say of it; nothing where there is none."""
+    return {name: value} if value else {}
 
 
 def _runnable(body: bytes, slug: str) -> AgentDefinition:

@@ -21,9 +21,12 @@ Slug = Annotated[str, Path(max_length=100, examples=["archivist-violin"])]
 
 
 class StatusChange(pydantic.BaseModel):
-    """Let it run, or not."""
+    """Let it run (`active`), or let no further run of it begin (`paused`)."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"status": "paused"}]})
+    # The demo's agent is active: whoever types the example changes nothing.
+    model_config = pydantic.ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"status": "active", "reason": "its sources were checked"}]}
+    )
 
     status: Literal["active", "paused"]
     reason: str | None = pydantic.Field(None, max_length=500)
@@ -55,7 +58,7 @@ async def one(slug: Slug, instance: InstanceOf, _: Annotated[Caller, requires("a
 async def change(
     slug: Slug, body: StatusChange, instance: InstanceOf, caller: Annotated[Caller, requires("agents.status")]
 ) -> dict[str, Any]:
-    """Let an agent run, or no further run begin."""
+    """Let an agent run, or no further run begin. Giving it the status that it has changes nothing."""
     changed = await set_status(
         instance.catalog,
         instance.ledger,

@@ -24,7 +24,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.applying import APPLYING, FAILED, settled
 from trellis.runs.errors import ProposalNotFound
-from trellis.runs.preview import conflict_of, diff_of
+from trellis.runs.preview import conflict_of, conflicts_of, diff_of
 from trellis.runs.proposals import NOTE_CHARS_MAX
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
@@ -61,11 +61,16 @@ async def listing(
     instance: InstanceOf,
     _: Annotated[Caller, requires("proposals.read")],
     status: Annotated[State | None, Query()] = None,
+    conflicts: Annotated[bool, Query(description="Say of each that can no longer be applied why.")] = False,  # noqa: FBT002 - of the address
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """Proposals, newest first; before them the jobs that wait for a person, unless another status is meant."""
-    return await _page(instance.ledger, status, limit, cursor)
+    found = await _page(instance.ledger, status, limit, cursor)
+    if conflicts:
+        told = await conflicts_of(found["items"], objects=instance.objects)
+        found["items"] = [{**one, "conflict": told.get(one["id"])} for one in found["items"]]
+    return found
 
 
 @router.get("/proposals/pending", response_model=Page[ProposalShape], responses=PROBLEMS)

@@ -25,11 +25,11 @@ from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunS
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
-from trellis.runs import documents, ids
+from trellis.runs import ids
 from trellis.runs.documents import Request as RunRequest
 from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import TriggerKind
-from trellis.runs.lookup import find_published, find_run
+from trellis.runs.lookup import find_published, find_run, listed_run
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
@@ -107,23 +107,7 @@ async def listing(
     key = None if agent is None else f"run:{agent}"
     where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=Place.ENDED if archived else None)
     found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
-    items = [
-        {
-            "run_id": job.job_id,
-            "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
-            "status": job.state,
-            "trigger": await _trigger(instance, job.job_id),
-            "archived": documents.is_archived(job.state),
-            "created_at": documents.timestamp(job.created_at),
-            "updated_at": documents.timestamp(job.updated_at),
-        }
-        for job in found.jobs
-    ]
-    return page(items, found.cursor)
-
-
-async def _trigger(instance: Instance, run_id: str) -> str:
-    return (await _request(instance, run_id)).trigger
+    return page([await listed_run(instance.ledger, job.job_id) for job in found.jobs], found.cursor)
 
 
 async def _request(instance: Instance, run_id: str) -> RunRequest:

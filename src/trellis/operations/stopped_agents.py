@@ -1,0 +1,69 @@
+"""Why a job of an agent does not go on while that agent is stopped, in sentences: who stopped it, when and why."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from trellis.agents.catalog import AgentMissing, Catalog
+from trellis.agents.definition import AgentMalformed, AgentStatus
+from trellis.agents.errors import AgentError
+from trellis.engine.ledger import Ledger
+from trellis.operations.explain import Explanation, duration
+from trellis.runs.health import FAILURES_MAX, last_act_on, last_failure
+
+REQUEUE = "trellis job requeue "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoppedAgent:
+    """An agent that may not run: its status, or `missing` or `malformed`, and what is known of why."""
+
+    slug: str
+    status: str
+    why: str
+
+
+async def stopped_agent(catalog: Catalog, ledger: Ledger, slug: str) -> StoppedAgent | None:
+    """The agent, if no run or job of it may go on now; None for one that is active."""
+    try:
+        agent = await catalog.load(slug)
+    except AgentError as error:
+        return StoppedAgent(slug=slug, status="missing", why=str(error))
+    if isinstance(agent, AgentMissing):
+        return StoppedAgent(slug=slug, status="missing", why=str(agent))
+    if isinstance(agent, AgentMalformed):
+        return StoppedAgent(slug=slug, status="malformed", why=str(agent))
+    if agent.may_run:
+        return None
+    return StoppedAgent(slug=slug, status=agent.status.value, why=await _why(ledger, slug, agent.status))
+
+
+async def _why(ledger: Ledger, slug: str, status: AgentStatus) -> str:
+    """Who gave the agent its status, when and for which reason, as far as that was recorded."""
+    now, act = await ledger.now(), await last_act_on(ledger, slug)
+    if act is not None and act.target == status.value:
+        return f"{act.actor} did that {_moment(act.at, now)}: {(act.cause or 'no reason was given').rstrip('.')}"
+    if status is AgentStatus.ERROR and (failure := await last_failure(ledger, slug)) is not None:
+        return f"{FAILURES_MAX} runs in a row failed, the last, {failure.run_id}, with {failure.error.rstrip('.')}"
+    return "its file says so"
+
+
+def with_stopped_agent(told: Explanation, stopped: StoppedAgent) -> Explanation:
+    """The explanation of a job, with why its agent stops it and what lets that run again; the job can be requeued only after that."""
+    why = f"Agent {stopped.slug} is {stopped.status}, and only an active agent runs: {stopped.why}."
+    first = _way_out(stopped)
+    later = [f"{one}, once the agent is active" if one.startswith(REQUEUE) else one for one in told.you_can]
+    return replace(told, why=(*told.why, why), you_can=(first, *later))
+
+
+def _way_out(stopped: StoppedAgent) -> str:
+    match stopped.status:
+        case AgentStatus.PAUSED:
+            return f"trellis agents resume {stopped.slug}\tlet the agent run again"
+        case AgentStatus.DRAFT | AgentStatus.ERROR:
+            return f"trellis agents activate {stopped.slug}\tlet the agent run"
+        case _:
+            return "trellis agents\tsee which agents there are, and what is to be corrected"
+
+
+def _moment(at: datetime, now: datetime) -> str:
+    return f"at {at:%Y-%m-%d %H:%M:%S} UTC ({duration((now - at).total_seconds())} ago)"
