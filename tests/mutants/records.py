@@ -70,7 +70,7 @@ RECORDS: dict[str, Mutant] = {
     ),
     "DJ-15 sqlite spared": Mutant(
         file=SWEEP,
-        old="return _Verdict(expire, cause=Cause.LEASE_EXPIRED, spared=True)",
+        old='return _Verdict(expire, cause="lease expired", spared=True)',
         new="return _Verdict(expire, spared=True)",
         tests=(LOST,),
     ),

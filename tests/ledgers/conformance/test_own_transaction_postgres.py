@@ -29,7 +29,7 @@ async def _ask(connection: asyncpg.Connection, statement: str, *arguments: objec
     return JobId(answer)
 
 
-@pytest.mark.requirement("DJ-5", "D48")
+@pytest.mark.requirement("DJ-5")
 async def test_a_submit_that_is_rolled_back_leaves_nothing(rig: Rig, shell: asyncpg.Connection):
     transaction = shell.transaction()
     await transaction.start()

@@ -154,7 +154,7 @@ def on_lease_lost(row: Standing, max_deaths: int) -> _Verdict:
         return _Verdict(None)
     expire = STEPS[row.lifecycle, row.state, Trigger.EXPIRE]
     if spares_attempt(BY_CODE[row.lifecycle], state, row.attempt):
-        return _Verdict(expire, cause=Cause.LEASE_EXPIRED, spared=True)
+        return _Verdict(expire, cause="lease expired", spared=True)
     exhaust = STEPS.get((row.lifecycle, row.state, Trigger.EXHAUST))
     deaths = row.deaths + int(state.runs_code)
     if exhaust is not None and 0 < max_deaths <= deaths:
