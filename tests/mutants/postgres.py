@@ -82,6 +82,19 @@ POSTGRES: dict[str, Mutant] = {
         new="case when old.fingerprint is null then 'mismatch'",
         tests=(f"{LEDGER}/test_submit.py::test_the_same_key_with_another_request_is_refused[postgres]",),
     ),
+    # An id that is used again under another key means the job that is there, whatever is asked.
+    "DJ-5 postgres given": Mutant(
+        file=f"{SQL}/40_submit.sql",
+        old="if old.fingerprint = p_fingerprint then",
+        new="if old.fingerprint is not null then",
+        tests=(
+            (
+                f"{LEDGER}/test_submit.py::"
+                "test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_the_job[postgres]"
+            ),
+            (f"{LEDGER}/test_submit.py::test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_same"),
+        ),
+    ),
     # A heartbeat does not prolong its lease.
     "DJ-6 postgres": Mutant(
         file=f"{SQL}/60_holder.sql",
@@ -161,6 +174,13 @@ POSTGRES: dict[str, Mutant] = {
         new="array_agg(x.id) filter (where x.flags & 1 = 2)",
         tests=(f"{LEDGER}/test_compensation.py::test_a_finished_compensation_is_recorded_on_its_original[postgres]",),
     ),
+    # A payload kills as many workers as there are.
+    "DJ-18 postgres": Mutant(
+        file=f"{SQL}/80_sweep.sql",
+        old="deaths_max > 0 and t.deaths >= deaths_max;",
+        new="deaths_max > 0 and t.deaths >= deaths_max + 9;",
+        tests=(f"{LEDGER}/test_sweep.py::test_a_payload_that_kills_its_worker_twice_is_dead_lettered[postgres]",),
+    ),
     # User code begins under a lease whose time is over.
     "DJ-19 postgres": Mutant(
         file=f"{SQL}/50_turn.sql",
@@ -186,11 +206,21 @@ POSTGRES: dict[str, Mutant] = {
         new="declare held int;\nbegin\n  select 1 into held from job d where d.id = p_id for update;",
         tests=(f"{LEDGER}/test_fence.py::test_the_losers_checkpoint_does_not_reach_the_next_holder[postgres]",),
     ),
+    # Jobs of a paused type are handed out on the bus.
+    "BUS-3 postgres": Mutant(
+        file=f"{SQL}/47_heads.sql",
+        old="where not t.paused order by",
+        new="where t.paused is not null order by",
+        tests=(f"{LEDGER}/test_bus_reads.py::test_types_that_are_paused_have_no_heads[postgres]",),
+    ),
     # An id that is used again means the job that is there, whatever is asked.
     "BUS-11 postgres": Mutant(
         file=f"{SQL}/40_submit.sql",
-        old="if old.fingerprint = p_fingerprint then",
-        new="if old.fingerprint is not null then",
-        tests=(f"{LEDGER}/test_submit.py::test_ids_are_unique_over_all_lifecycles[postgres]",),
+        old="case when old.fingerprint <> p_fingerprint then 'mismatch'",
+        new="case when old.fingerprint is null then 'mismatch'",
+        tests=(
+            f"{LEDGER}/test_submit.py::test_a_given_id_submitted_again_is_the_existing_job[postgres]",
+            f"{LEDGER}/test_submit.py::test_ids_are_unique_over_all_lifecycles[postgres]",
+        ),
     ),
 }

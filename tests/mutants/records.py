@@ -44,6 +44,20 @@ RULES: dict[str, Mutant] = {
         new="",
         tests=("tests/ledgers/sqlite/test_guards.py::test_the_file_refuses",),
     ),
+    # A payload kills as many workers as there are.
+    "DJ-18 sqlite": Mutant(
+        file=SWEEP,
+        old="if exhaust is not None and 0 < max_deaths <= deaths:",
+        new="if exhaust is not None and 0 < max_deaths <= deaths - 9:",
+        tests=(DIED,),
+    ),
+    # Jobs of a paused type are handed out on the bus.
+    "BUS-3 sqlite": Mutant(
+        file="ledgers/sqlite/queries/read.sql",
+        old="WHERE c.name = w.name AND c.paused)",
+        new="WHERE c.name = w.name AND c.paused > 1)",
+        tests=(f"{LEDGER}/test_bus_reads.py::test_types_that_are_paused_have_no_heads[sqlite]",),
+    ),
     # User code begins under a lease whose time is over.
     "DJ-19 sqlite": Mutant(
         file="ledgers/sqlite/turn.py",
