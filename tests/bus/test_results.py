@@ -573,7 +573,6 @@ async def test_of_many_contradicting_reports_in_many_processes_exactly_one_count
         assert answer.message == "accepted" if same else answer.message.startswith("refused"), (worker, status)
 
 
-@pytest.mark.requirement("D32")
 async def test_results_that_come_together_share_their_look_at_the_ledger(rig: Rig):
     parts = parts_of(rig)
     held = [await parts.dispatched() for _ in range(40)]

@@ -9,6 +9,7 @@ import pytest
 from trellis.wiring import RandomIds, new_id
 
 
+@pytest.mark.requirement("D48")
 def test_ids_are_uuids_of_version_4_and_all_different():
     made = [uuid.UUID(new_id()) for _ in range(2_000)]
     assert {one.version for one in made} == {4}

@@ -154,7 +154,6 @@ async def test_the_same_request_with_and_without_the_application_is_the_same(led
     assert (bare.id, bare.created) == (first.id, False)
 
 
-@pytest.mark.requirement("DJ-19")
 async def test_a_payload_is_its_type_before_its_key_is_computed(ledger: Ledger):
     trellis = caller(ledger, crawler())
     for payload in ({"url": "a"}, Fetch("a")):

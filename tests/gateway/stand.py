@@ -114,7 +114,8 @@ class Stand:
         run_id = await self.run_requested(slug, published=published)
         await accept(self.ledger, ORCHESTRATOR, run_id)
         held = await self._claim(ORCHESTRATOR, TYPE, RUN.name)
-        for trigger, data in (("step", {"step": 1, "name": "load-context"}), (Trigger.COMPLETE, {"summary": None})):
+        counted = {"step": 1, "name": "load-context", "proposals_created": ["prop_1"]}
+        for trigger, data in (("step", counted), (Trigger.COMPLETE, {"summary": None})):
             advance = Advance(held.lease, "running", trigger, data=json.dumps(data).encode())
             await self.ledger.turn(Turn(actor=ORCHESTRATOR, advances=(advance,)))
         if published:

@@ -110,7 +110,7 @@ async def test_a_held_job_is_decided_in_the_inbox_by_the_version_that_was_seen(g
     assert (await kinds(gateway, job_id))[-1] == "job_approved"
 
 
-@pytest.mark.requirement("D45", "RUN-4")
+@pytest.mark.requirement("D45")
 async def test_whoever_decides_sees_what_the_worker_would_be_told(gateway: Gateway):
     told = {
         "workflow_id": "flow",

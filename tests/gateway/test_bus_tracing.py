@@ -31,7 +31,7 @@ from trellis.worker.on_bus.context import BusContext
 from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.serving import BusWorker
 
-pytestmark = pytest.mark.requirement("OBS-6", "BUS-2")
+pytestmark = pytest.mark.requirement("OBS-6")
 
 TOPIC = "job.echo"
 ON_TOPIC = {f"job.{what} {TOPIC}" for what in ("submit", "dispatch", "result", "publish")}

@@ -129,7 +129,7 @@ async def job_of(gateway: Gateway, id_: str) -> Job:
     return found
 
 
-@pytest.mark.requirement("D27", "DJ-11", "D9")
+@pytest.mark.requirement("D27", "DJ-11")
 async def test_a_repeated_wish_does_not_reach_the_job_that_was_requeued_since(gateway: Gateway):
     client, ledger = gateway.client("control-plane"), gateway.instance.ledger
     id_ = await held(gateway, "jobs")

@@ -1,6 +1,7 @@
 """Runs over HTTP: what they published outlives their row, a run that ended is archived, and a manifest names its artifacts."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from trellis.artifacts.content import JobType
 from trellis.engine.jobs import Actor, JobId, Move, RequestId
 from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role
+from trellis.runs import ids
 from trellis.runs.driver import Driver, DriverOptions
 from trellis.runs.lookup import find_published
 from trellis.runs.orchestrator import Orchestrator
@@ -48,6 +50,20 @@ async def retain(gateway: Gateway) -> None:
     gateway.clock.advance(31 * DAY_S)
     while (await gateway.instance.ledger.retain(RetentionOptions())).more:
         pass
+
+
+@pytest.mark.requirement("PIPE-1", "D12", "D13")
+async def test_a_run_is_begun_by_whoever_may_and_its_status_is_there_with_the_answer(gateway: Gateway):
+    owner, body = gateway.client("owner"), {"agent_slug": VIOLIN, "params": {"topic": "bows"}}
+    for stranger, status in ((gateway.anonymous(), 401), (gateway.client("worker"), 403)):
+        assert (await stranger.post("/agents/run", json=body)).status_code == status
+    assert (await owner.get("/runs")).json()["items"] == []
+    answer = await owner.post("/agents/run", json=body)
+    run_id = answer.json()["run_id"]
+    assert (answer.status_code, bool(ids.RUN_ID.fullmatch(run_id))) == (202, True)
+    stored = await gateway.instance.objects.get(ids.status_key(VIOLIN, run_id))
+    assert stored is not None
+    assert json.loads(stored.body)["status"] == "requested"
 
 
 @pytest.mark.requirement("RUN-10", "D61", "RUN-2")

@@ -44,6 +44,10 @@ async def test_a_run_is_told_from_the_ledger_while_no_orchestrator_runs(stand: S
     async with stand.listen() as listener:
         run_id = await stand.run_to_its_end()
         told = await listener.until_events(5)
+    async with stand.client() as client:
+        polled = (await client.get(f"/runs/{run_id}/status")).json()
+    assert [data.get("proposals_created") for data in told] == [None] * 4 + [polled["proposals_created"]]
+    assert (polled["status"], polled["proposals_created"]) == ("completed", ["prop_1"])
     assert [(data["type"], data.get("status"), data.get("step")) for data in told] == [
         ("run.status.changed", "requested", None),
         ("run.status.changed", "queued", None),

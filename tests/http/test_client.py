@@ -194,7 +194,7 @@ async def test_an_entry_of_the_inbox_makes_one_thing(address: str, token: Token)
         assert (await client.inbox.stats()).processed_today == 1
 
 
-@pytest.mark.requirement("D22", "D44")
+@pytest.mark.requirement("D22")
 async def test_changes_of_memory_and_logic_are_proposed(address: str, token: Token, place: Place):
     agents = Path(place.ledger.removeprefix("sqlite:///")).parent / "objects" / "agents"
     (agents / "logician").mkdir()

@@ -70,7 +70,7 @@ class Ward:
             self.now.send(signal.SIGKILL)
 
 
-@pytest.mark.requirement("DJ-5", "PIPE-12")
+@pytest.mark.requirement("DJ-5", "PIPE-12", "PIPE-13")
 async def test_nothing_is_lost_or_doubled_when_the_gateway_is_killed(gateways: Nursery, template: Path, tmp_path: Path):
     shutil.copytree(template, tmp_path / "instance")
     url = f"sqlite:///{tmp_path / 'instance' / 'ledger.db'}"
@@ -93,7 +93,7 @@ def anywhere(request: pytest.FixtureRequest, template: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.prove
-@pytest.mark.requirement("DJ-5", "PIPE-12")
+@pytest.mark.requirement("DJ-5", "PIPE-12", "PIPE-13")
 async def test_nothing_is_lost_or_doubled_over_many_deaths(gateways: Nursery, anywhere: Orders, tmp_path: Path):
     await story(gateways, tmp_path, anywhere, deaths=45, clients=12, each=60)
 

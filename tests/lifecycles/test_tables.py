@@ -31,8 +31,8 @@ DOCUMENTED = [
     pytest.param(LIFECYCLES["leased-job"], marks=pytest.mark.requirement("DJ-1"), id="leased-job"),
     pytest.param(LIFECYCLES["bus-job"], marks=pytest.mark.requirement("BUS-1"), id="bus-job"),
     pytest.param(LIFECYCLES["proposal"], marks=pytest.mark.requirement("D22"), id="proposal"),
-    pytest.param(LIFECYCLES["inbox-entry"], marks=pytest.mark.requirement("D51"), id="inbox-entry"),
-    pytest.param(LIFECYCLES["artifact"], marks=pytest.mark.requirement("D15"), id="artifact"),
+    pytest.param(LIFECYCLES["inbox-entry"], marks=pytest.mark.requirement("D51", "D56"), id="inbox-entry"),
+    pytest.param(LIFECYCLES["artifact"], marks=pytest.mark.requirement("D15", "D56"), id="artifact"),
 ]
 OPENS = {"same": Opens.SAME, "attempt": Opens.ATTEMPT, "generation": Opens.GENERATION}
 SWEPT = (Trigger.EXPIRE, Trigger.EXHAUST, Trigger.DUE, Trigger.DEADLINE, Trigger.CANCEL)

@@ -12,7 +12,10 @@ MARK = "pytest.mark.requirement"
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """`old` stands once in `file` (below src/trellis) and becomes `new`; `tests` have the requirement's mark."""
+    """`old` stands once in `file` (below src/trellis) and becomes `new`; `tests` have the requirement's mark.
+
+    The file may be one of Python or of SQL: the changed program makes its schema from its own migrations and functions.
+    """
 
     file: str
     old: str
@@ -26,6 +29,11 @@ class Mutant:
         if found != 1:
             raise LookupError(f"{self.old!r} is {found} times in {self.file}, and must be there once")
         return text.replace(self.old, self.new)
+
+
+def requirement_of(name: str) -> str:
+    """The requirement that a mutant's name begins with: "DJ-2" and "DJ-2 postgres" are both about DJ-2."""
+    return name.partition(" ")[0]
 
 
 def marks(node: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Each requirement of five families has a mutant: a program without its behaviour, on which a marked test must fail.
+"""Each requirement of five families has mutants: programs without its behaviour, on which a marked test must fail.
 
 `make prove` runs each mutant. The default suite checks that the table still fits the program and the tests.
 """
@@ -14,26 +14,35 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.changed_program import COPY, ENDS
-from tests.mutants.mutant import ROOT, SOURCE, Mutant, marks
-from tests.mutants.table import FAMILIES, MUTANTS
+from tests.mutants.mutant import ROOT, SOURCE, Mutant, marks, requirement_of
+from tests.mutants.table import FAMILIES, FIRST, MUTANTS, twin
 from tests.requirement_report import known_ids
 
 RUN_TIME_MAX_S = 180
 OUTPUT_SHOWN_MAX = 6_000
 
-each_mutant = pytest.mark.parametrize("requirement", MUTANTS)
+each_mutant = pytest.mark.parametrize("name", MUTANTS)
 each_proof = pytest.mark.parametrize(
-    "requirement", [pytest.param(name, marks=pytest.mark.requirement(name), id=name) for name in MUTANTS]
+    "name", [pytest.param(name, marks=pytest.mark.requirement(requirement_of(name)), id=name) for name in MUTANTS]
 )
 
 
 def test_every_requirement_of_the_five_families_has_a_mutant() -> None:
-    assert list(MUTANTS) == [name for name in known_ids() if name.partition("-")[0] in FAMILIES]
+    assert list(FIRST) == [name for name in known_ids() if name.partition("-")[0] in FAMILIES]
+    assert {requirement_of(name) for name in MUTANTS} == set(FIRST)
+
+
+def test_every_mutant_of_sqlites_ledger_has_a_twin_of_postgresqls() -> None:
+    of_sqlite = [name for name, mutant in MUTANTS.items() if mutant.file.startswith("ledgers/sqlite/")]
+    assert of_sqlite
+    without = [name for name in of_sqlite if twin(name) not in MUTANTS]
+    assert without == []
+    assert {MUTANTS[twin(name)].file.partition("/postgres/")[0] for name in of_sqlite} == {"ledgers"}
 
 
 @each_mutant
-def test_a_mutant_fits_the_program_and_its_tests(requirement: str) -> None:
-    mutant = MUTANTS[requirement]
+def test_a_mutant_fits_the_program_and_its_tests(name: str) -> None:
+    mutant, requirement = MUTANTS[name], requirement_of(name)
     assert mutant.applied() != (SOURCE / mutant.file).read_text(encoding="utf-8")
     if mutant.file.endswith(".py"):
         ast.parse(mutant.applied())
@@ -44,11 +53,11 @@ def test_a_mutant_fits_the_program_and_its_tests(requirement: str) -> None:
 @pytest.mark.prove
 @pytest.mark.timeout(RUN_TIME_MAX_S + 60)
 @each_proof
-def test_a_program_without_the_behaviour_is_caught(requirement: str, tmp_path: Path) -> None:
-    mutant = MUTANTS[requirement]
+def test_a_program_without_the_behaviour_is_caught(name: str, tmp_path: Path) -> None:
+    mutant, requirement = MUTANTS[name], requirement_of(name)
     ends, output = _run(mutant, tmp_path)
     caught = [end for end in ends if end["when"] == "call" and end["outcome"] == "failed" and end["noticed"]]
-    assert caught, f"no test of {requirement} noticed:\n{output[-OUTPUT_SHOWN_MAX:]}"
+    assert caught, f"no test of {name} noticed:\n{output[-OUTPUT_SHOWN_MAX:]}"
     assert all(requirement in end["marks"] for end in ends)
 
 

@@ -178,7 +178,7 @@ async def test_after_an_error_it_is_executed_again_once(stand: Stand):
     assert [callback["status"] for callback in stand.gateway.of("job-r")] == ["FAILED", "COMPLETE"]
 
 
-@pytest.mark.requirement("NLM-5", "NLM-6")
+@pytest.mark.requirement("NLM-5", "NLM-6", "D60")
 async def test_whoever_misses_a_callback_learns_how_it_stands_and_begins_nothing_by_asking(stand: Stand):
     working, order = stand.backend({"status": 503}, {"extractive": True}), stand.order("job-l")
     orchestrator, path = working.client(Role.ORCHESTRATOR), "/jobs/job-l/executions/1"
@@ -285,7 +285,7 @@ def execution(job_id: str, epoch: int = 1) -> Execution:
 # -- stopped -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("NLM-5")
+@pytest.mark.requirement("NLM-5", "D60")
 async def test_what_nobody_waits_for_any_more_is_stopped_on_request(stand: Stand):
     working = stand.backend()
     client, path = working.client(Role.ORCHESTRATOR), "/jobs/job-s/executions/1"

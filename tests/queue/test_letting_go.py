@@ -141,7 +141,7 @@ async def test_a_backend_that_cannot_be_told_changes_nothing(rig: Rig):
     await rig.work(await rig.submit(), "NOTEBOOKLM_CALL")
 
 
-@pytest.mark.requirement("D19")
+@pytest.mark.requirement("D19", "D60")
 @pytest.mark.parametrize(
     "status, wrong", [("202 Accepted", None), ("404 Not Found", None), ("503 Busy", NlmUnavailable)]
 )

@@ -82,7 +82,7 @@ ANSWERS = {
 FIELDS = "job_id job_type agent_slug payload context_snapshot_url callback_url deadline epoch"
 
 
-@pytest.mark.requirement("JQ-9", "D8", "D7")
+@pytest.mark.requirement("JQ-9", "D8", "D7", "D59")
 async def test_an_answer_that_is_no_result_takes_the_path_of_the_table(rig: Rig):
     async with server([answer for answer, _, _ in ANSWERS.values()]) as (url, heard):
         rig.orchestrator.driver.backend = NlmBackend(url, lambda: "a-token")
@@ -126,7 +126,7 @@ async def test_a_failed_callback_is_retried_unless_it_is_permanent(rig: Rig):
         await _took_its_path(rig, code, job_id, code, final=final)
 
 
-@pytest.mark.requirement("NLM-6", "D8")
+@pytest.mark.requirement("NLM-6", "D8", "D60")
 async def test_whoever_misses_a_callback_looks_how_it_stands_and_asks_for_nothing_twice(rig: Rig):
     stands = iter([accept_only, _down, _with_result])
 
@@ -196,7 +196,7 @@ LOOKS = {
 }
 
 
-@pytest.mark.requirement("NLM-6")
+@pytest.mark.requirement("NLM-6", "D60")
 async def test_a_look_says_how_an_execution_stands(rig: Rig):
     async with server([answer for answer, _ in LOOKS.values()]) as (url, heard):
         backend = NlmBackend(url, lambda: "a-token")

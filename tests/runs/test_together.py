@@ -67,7 +67,6 @@ class Meeting:
         return await self._usual(context)
 
 
-@pytest.mark.requirement("PIPE-10")
 async def test_steps_of_many_runs_share_transactions(stand: Stand):
     claimed, driver = await claim_all(stand), stand.driver()
     Meeting(stand)

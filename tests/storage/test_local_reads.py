@@ -33,7 +33,6 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object] =
     monkeypatch.setattr(local.os, "read", some)
 
 
-@pytest.mark.requirement("D14")
 @pytest.mark.parametrize("size", [0, 1, 6, 7, 8, 14, 20])
 async def test_an_object_that_is_read_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
     async with opened(tmp_path) as store:

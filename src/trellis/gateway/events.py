@@ -5,7 +5,7 @@ decided for each event by the same rules as a request for the thing itself; a fi
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -175,12 +175,22 @@ def _may(principal: Principal, lifecycle: str, *, own: bool) -> bool:
 # --- the form on the wire ------------------------------------------------------------------------------------------
 
 
-def tell(event: Event, position: str, agent_slug: str | None, run_id: str | None = None) -> Told:
-    """The event as it is sent. `run_id` is the run that made it, where that is not what it is correlated with."""
+def tell(
+    event: Event,
+    position: str,
+    agent_slug: str | None,
+    run_id: str | None = None,
+    proposals: Sequence[str] | None = None,
+) -> Told:
+    """The event as it is sent. `run_id` is the run that made it, where that is not what it is correlated with.
+
+    `proposals` are those that a run had created when it ended.
+    """
     type_, about = _about(event)
     data: dict[str, Any] = {
         "type": type_,
         **about,
+        **({} if proposals is None else {"proposals_created": list(proposals)}),
         **({"agentSlug": agent_slug} if event.lifecycle in OF_AGENTS else {}),
         "eventId": event.id,
         "version": event.version,

@@ -33,6 +33,8 @@ from trellis.engine.service import serve
 from trellis.gateway.events import OF_AGENTS, Told, View, rule_of, tell
 from trellis.gateway.visibility import Document, PublishedVersions, Visibility
 from trellis.lifecycles import Role
+from trellis.lifecycles.run import RUN
+from trellis.runs.documents import has_ended, proposals_created
 
 PAGE = 500
 READ_MAX = 200
@@ -372,7 +374,7 @@ class Hub:
     async def _tell(self, page: FeedPage) -> list[Told]:
         await self._learn([event for event in page.events if event.version == 1])
         return [
-            tell(event, position, *await self._agent_and_run(event))
+            tell(event, position, *await self._agent_and_run(event), proposals=await self._proposals_of(event))
             for event, position in zip(page.events, page.positions, strict=True)
         ]
 
@@ -393,6 +395,12 @@ class Hub:
             job = await self.ledger.job(event.job_id)
             self._agents[event.job_id] = _agent_and_run(None if job is None else job.payload)
         return self._agents[event.job_id]
+
+    async def _proposals_of(self, event: Event) -> list[str] | None:
+        """What a run has created, told with its last event (PIPE-9); None for every other event."""
+        if event.lifecycle != RUN.name or not has_ended(event):
+            return None
+        return proposals_created(await self.ledger.events(event.job_id))
 
     async def _submitter(self, job_id: JobId) -> str:
         if job_id not in self._submitters:

@@ -184,6 +184,11 @@ def _steps(facts: Facts) -> list[dict[str, Any]]:
     return [_data(event) for event in facts.events if event.type == STEP_DONE]
 
 
+def proposals_created(events: Sequence[Event]) -> list[str]:
+    """The proposals that the counted steps of a run created, in their order."""
+    return _proposals([_data(event) for event in events if event.type == STEP_DONE])
+
+
 def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
     return [proposal for step in done for proposal in step.get("proposals_created", ())]
 

@@ -93,7 +93,6 @@ async def test_a_model_that_says_nothing_runs_out_of_steps():
         await Stage(scripts={"mute": script([])}).run(agent(model="scripted:mute"))
 
 
-@pytest.mark.requirement("D50")
 async def test_usage_is_the_sum_of_all_requests_also_for_a_model_that_does_not_count():
     from pydantic_ai.messages import ModelResponse, TextPart
     from pydantic_ai.usage import RequestUsage

@@ -15,7 +15,7 @@ async def _done(rig: Rig, **options) -> JobId:
     return held.lease.job_id
 
 
-@pytest.mark.requirement("DJ-17", "D36")
+@pytest.mark.requirement("DJ-17", "DJ-15", "D36")
 @pytest.mark.oldest_server
 async def test_a_finished_compensation_is_recorded_on_its_original(rig: Rig):
     original = await _done(rig)
@@ -31,7 +31,7 @@ async def test_a_finished_compensation_is_recorded_on_its_original(rig: Rig):
         "succeeded",
         5,
     )
-    assert event.role is Role.WORKER
+    assert (event.role, event.cause) == (Role.WORKER, f"compensated by {undo.lease.job_id}")
     assert await rig.ledger.result(original) == b'"made"'
 
 

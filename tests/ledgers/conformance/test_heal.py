@@ -16,7 +16,7 @@ async def _place(rig: Rig, job_id: JobId) -> Place:
 
 
 @pytest.mark.only("postgres")
-@pytest.mark.requirement("D49", "D32")
+@pytest.mark.requirement("D49")
 async def test_a_thousand_full_keys_do_not_hide_a_free_one_behind_them_on_postgresql(rig: Rig):
     assert rig.admin_sql is not None
     # The key that comes last: a job submitted inside a transaction waits there for the next sweep.

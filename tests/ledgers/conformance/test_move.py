@@ -288,7 +288,6 @@ async def test_steps_of_many_holders_that_come_together_share_a_transaction(rig:
     assert {await rig.state(job_id) for job_id in jobs} == {"RUNNING"}
 
 
-@pytest.mark.requirement("D28")
 async def test_a_step_that_is_refused_takes_no_other_with_it(rig: Rig):
     jobs = await rig.submit(3, lifecycle="bus-job")
     one, stale, other = [await rig.drive(job_id, "DISPATCHED") for job_id in jobs]

@@ -17,7 +17,7 @@ ORCHESTRATOR = actor(Role.ORCHESTRATOR)
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("DJ-8", "D1", "D2", "D3", "D38")
+@pytest.mark.requirement("DJ-8", "DJ-15", "D1", "D2", "D3", "D38")
 @pytest.mark.parametrize("started", [True, False])
 async def test_a_lost_lease_opens_the_next_attempt(rig: Rig, started: bool):
     job_id = await rig.submit_one()
@@ -29,6 +29,7 @@ async def test_a_lost_lease_opens_the_next_attempt(rig: Rig, started: bool):
     assert (job.epoch, job.owner, job.lease_expires_at) == (claimed.lease.epoch + 1, None, None)
     event = await rig.last_event(job_id)
     assert (event.type, event.role, event.actor) == ("job_lease_expired", Role.SWEEPER, SWEEPER.name)
+    assert event.cause == "lease expired"
 
 
 @pytest.mark.requirement("DJ-8", "DJ-12", "D40")
@@ -48,6 +49,7 @@ async def test_a_lost_lease_without_attempts_left_is_dead_lettered(rig: Rig):
         Stage.EXEC,
         "lease expired",
     )
+    assert (await rig.last_event(job_id)).cause == letter.last_error
     assert (letter.attempts, letter.last_owner, letter.last_lease_expires_at, letter.correlation_id) == (
         2,
         OTHER_WORKER.name,
@@ -66,7 +68,7 @@ async def test_a_payload_that_kills_its_worker_twice_is_dead_lettered(rig: Rig):
     await rig.lose_lease()
     assert await rig.state(job_id) == "dead_lettered"
     (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=5)
-    assert letter.reason_code is ReasonCode.INFRASTRUCTURE_FAILURE
+    assert (letter.reason_code, letter.stage) == (ReasonCode.INFRASTRUCTURE_FAILURE, Stage.EXEC)
     assert letter.last_error == "its worker died 2 times while running this job"
     assert (await rig.ledger.events(job_id))[-1].cause == letter.last_error
 

@@ -32,6 +32,7 @@ async def test_the_declared_next_event_would_be_taken(rig: Rig):
     await rig.admin_sql("ROLLBACK")
 
 
+@pytest.mark.requirement("D1", "D2", "DJ-1", "DJ-3")
 @pytest.mark.parametrize(
     "wrong",
     [

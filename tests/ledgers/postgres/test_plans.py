@@ -53,7 +53,6 @@ async def test_events_are_found_by_correlation_through_an_index(rig: Rig):
     assert "job_correlation" in await _plan(rig, Read.events_by_correlation, "c", None, 10, None)
 
 
-@pytest.mark.requirement("D14")
 async def test_a_feed_without_plain_jobs_reads_no_event_of_one(rig: Rig):
     await rig.submit(3)
     await rig.submit(3, lifecycle="run")

@@ -379,7 +379,7 @@ def parked_job(shell: Shell, key: int) -> int:
     return job
 
 
-@pytest.mark.requirement("D55")
+@pytest.mark.requirement("D55", "D1", "DJ-3")
 @pytest.mark.parametrize("what", REFUSED)
 def test_the_file_refuses(furnished: Shell, what: str):
     _, statement, words = REFUSED[what]

@@ -45,6 +45,7 @@ class EventData(pydantic.BaseModel):
     lifecycle: str | None = None
     status: str | None = None
     step: int | None = None
+    proposals_created: list[str] | None = None  # with the end of a run, named as in its status.json
     event: str | None = None
     agentSlug: str | None = None  # noqa: N815 - as above
     eventId: str  # noqa: N815 - as above
@@ -113,6 +114,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
                     "retry: 1874\nid: 0000000000000041\n\n"
                     "id: 0000000000000042\n"
                     f'data: {{"type":"run.status.changed","runId":"{EXAMPLE_RUN}","status":"completed",'
+                    f'"proposals_created":[],'
                     f'"agentSlug":"archivist-violin","eventId":"{EXAMPLE_RUN}-8","version":8,'
                     f'"ts":"2026-02-14T08:00:31.250Z","correlationId":"{EXAMPLE_RUN}"}}\n\n'
                 ),
