@@ -13,7 +13,7 @@ from trellis.engine.jobs import Actor, DeathCertificate, ReasonCode, Stage
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.moves import asked
+from trellis.ledgers.sqlite.moves import asked, ended_otherwise
 from trellis.ledgers.sqlite.plan import (
     HELD,
     PARKED,
@@ -264,7 +264,7 @@ def _take_in(
     assert step is not None, "a verdict without a step is not written"
     who = Who(sweeping_role(row.lifecycle), tx.names.actor_id(actor.name))
     place, wait = landing(step, keyed=row.ckey is not None, delay_us=_rest_us(step, options))
-    data = asked(tx, row) if step.trigger == Trigger.CANCEL else None
+    data = asked(tx, row) if step.trigger == Trigger.CANCEL else ended_otherwise(tx, row, step, None)
     act = Act(step, who, place, wait, revokes=row.place == HELD, cause=verdict.cause, data=data)
     batch.add(row, act, verdict.death if step.dead_letter else None)
 

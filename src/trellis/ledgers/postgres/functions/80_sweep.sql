@@ -27,6 +27,7 @@ begin
   select c.swept_by into by_role from lifecycle c where c.lifecycle = l.lifecycle;
   select j.max_deaths into deaths_max from job j where j.id = l.id;
   if l.cancel_at is not null and _cancel_now(l.id, p_actor, p_now, p_batch, 'cancel_holder_gone') is not null then return 'cancelled'; end if;
+  if l.cancel_at is not null then delete from wish w where w.id = l.id; end if;  -- its lifecycle does not let it be carried out
   if s.runs_code then t.deaths := t.deaths + 1; end if;
   delete from lease d where d.id = l.id;
   if s.stays and exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0) then
