@@ -151,7 +151,7 @@ def on_lease_lost(row: Standing, max_deaths: int) -> _Verdict:
     if cancel is not None:
         return _Verdict(cancel, cause=Cause.CANCEL_HOLDER_GONE)
     if state.lease_loss is LeaseLoss.STAY:
-        return _Verdict(None)
+        return _Verdict(None, died=state.runs_code)
     expire = STEPS[row.lifecycle, row.state, Trigger.EXPIRE]
     if spares_attempt(BY_CODE[row.lifecycle], state, row.attempt):
         return _Verdict(expire, cause="lease expired", spared=True)
