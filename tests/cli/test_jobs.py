@@ -188,7 +188,11 @@ def test_who_asked_a_job_to_stop_is_shown_also_when_it_succeeded_instead(trellis
     assert trellis("job", "cancel", job_id, "--cause", "wrong customer").code == 0
     end("complete", None)
     record = trellis("job", "show", job_id, "--json").record
-    assert (record["status"], record["cancel_requested"], record["cancel_cause"]) == ("succeeded", False, "wrong customer")
+    assert (record["status"], record["cancel_requested"], record["cancel_cause"]) == (
+        "succeeded",
+        False,
+        "wrong customer",
+    )
     assert record["cancel_asked_at"]
     told = record["events"][-1]["payload"]["data"]["cancel_requested"]
     assert (told["actor"], told["cause"]) == (record["cancel_asked_by"], "wrong customer")

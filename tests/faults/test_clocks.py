@@ -49,7 +49,9 @@ async def test_workers_whose_clocks_are_an_hour_off_are_as_safe_as_any(
     figures(jobs=120, kills=3, taken=len(recovery), recovery_max_s=round(max(recovery), 2), leases_lost=len(lost))
     assert fates["succeeded"] + letters == 120
     if pace.stood_still_s < HEARTBEAT_S:
-        assert {(one.holder, one.job_id, one.epoch) for one in lost} == held, "lost leases are what the killed ones held"
+        assert {(one.holder, one.job_id, one.epoch) for one in lost} == held, (
+            "lost leases are what the killed ones held"
+        )
         assert len(lost) == len(held)
         early = [one for one in lost if one.at < fleet.killed[one.holder]]
         assert not early, "a lease was lost while its holder lived"

@@ -101,7 +101,8 @@ class SingleFlight(Generic[Key, Answer]):
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.create_task(self._answer(key))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear of it
+            # Nobody may be left to hear of an error, which is none of asyncio's business.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)
 
     async def close(self) -> None:

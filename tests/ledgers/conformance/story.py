@@ -44,15 +44,38 @@ from trellis.engine.records import Event, History, Job, JobFilter, Place, SweepO
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Trigger
 from trellis.lifecycles.causes import Cause
 
+OF_ONE_JOB: dict[str, Any] = {
+    "payload": None,
+    "progress": None,
+    "spared": 0,
+    "cancel_asked_by": None,
+    "cancel_asked_at": None,
+    "cancel_cause": None,
+}
+"""What `job` tells and a history need not; the stories compare it job by job."""
 FEED_READS_MAX = 1_000
 TOLD_MAX = 40
 """How many of the last steps a difference is shown with."""
 LIVES = ("leased-job", "leased-job", "leased-job", "leased-job", "bus-job", "queue-job", "run", "nlm-job", "proposal")
 KEYS = (None, None, None, "k1", "k2")
 HAPPENS = {
-    *("job_claimed", "job_started", "job_succeeded", "job_failed", "job_retry_scheduled", "job_snoozed", "job_released"),
+    *(
+        "job_claimed",
+        "job_started",
+        "job_succeeded",
+        "job_failed",
+        "job_retry_scheduled",
+        "job_snoozed",
+        "job_released",
+    ),
     *("job_lease_expired", "job_dead_lettered", "job_cancelled", "job_requeued"),
-    *("a soft cancel is carried out", "a hard cancel", "a deadline passes", "succeeded though asked to stop", "with a key"),
+    *(
+        "a soft cancel is carried out",
+        "a hard cancel",
+        "a deadline passes",
+        "succeeded though asked to stop",
+        "with a key",
+    ),
 }
 """What must have come up among the events of many stories: stories in which it never did prove nothing about it."""
 DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
@@ -177,7 +200,9 @@ class Story:
         jobs = [replace(alike, priority=rng.choice(tuple(Priority)), max_attempts=rng.choice((1, 2, 3)))]
         if not again:
             more = 2 if alike.idempotency_key is None and rng.random() < 0.3 else 0
-            jobs = [replace(job, job_id=JobId(self._named(f"job-{self._number()}"))) for job in (*jobs, *[jobs[0]] * more)]
+            jobs = [
+                replace(job, job_id=JobId(self._named(f"job-{self._number()}"))) for job in (*jobs, *[jobs[0]] * more)
+            ]
         submit = LIFECYCLES[name].pull(None, Trigger.SUBMIT)
         assert submit is not None
         by = actor(rng.choice(sorted(submit.actors)))
@@ -412,7 +437,7 @@ async def compare_histories(first: Rig, second: Rig) -> Counter[str]:
         other = kept[1][job_id]
         for mine, theirs in zip((*one.events, *one.dead_letters), (*other.events, *other.dead_letters), strict=True):
             assert mine == theirs, f"{job_id}\n  {mine}\n  {theirs}"
-        rows = [replace(history.job, payload=None, progress=None, spared=0) for history in (one, other)]  # read by `job` alone
+        rows = [replace(history.job, **OF_ONE_JOB) for history in (one, other)]
         assert rows[0] == rows[1], f"{job_id}\n  {rows[0]}\n  {rows[1]}"
     letters = [
         {(one.job_id, one.version): one for one in await rig.ledger.dead_letters(JobFilter(), limit=1_000)}

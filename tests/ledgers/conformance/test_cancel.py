@@ -323,10 +323,10 @@ async def test_an_old_wish_is_not_the_reason_of_a_later_cancel(rig: Rig):
 
 @pytest.mark.requirement("DJ-11", "DJ-13", "DJ-15")
 @pytest.mark.parametrize(
-    ("trigger", "data", "beside"),
+    "trigger, data, beside",
     [
         (Trigger.COMPLETE, None, {}),
-        (Trigger.COMPLETE, b' { } ', {}),
+        (Trigger.COMPLETE, b" { } ", {}),
         (Trigger.FAIL, b'{"error": {"message": "\xc3\xa4"}}', {"error": {"message": "\u00e4"}}),
         ("deadline", None, {}),
     ],

@@ -40,7 +40,7 @@ class Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/steps.sql"):
     drop_result: LiteralString
     job_id_of: LiteralString
     find_key_of_job: LiteralString
-    last_step_of_epoch: LiteralString
+    last_steps_of_epoch: LiteralString
     unasked_step_of_epoch: LiteralString
     step_at: LiteralString
     key_room: LiteralString

@@ -158,7 +158,7 @@ def _repeated_or_lost(
 ) -> Applied | LeaseLost:
     """Refused; unless the last step that a holder made in this epoch is this very one, whose answer was lost.
 
-    `later` steps of the same lease follow in the same turn: then it is the last but so many. A step into a held state
+    `later` steps of the same lease follow in the same turn: then it is among the last so many. A step into a held state
     is only told to have been made while the lease lives: its caller would go on.
     """
     lease, made = advance.lease, (step.source, step.target, step.event)
@@ -166,11 +166,12 @@ def _repeated_or_lost(
         return LeaseLost(lease)
     if advance.version is None:
         holders = HOLDERS_STEPS[step.lifecycle]
-        rows = tx.db.execute(Sql.last_step_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
+        rows = tx.db.execute(Sql.last_steps_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
     else:
         rows = tx.db.execute(Sql.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
-    if rows and rows[0][1:] == made and (advance.finalizes is None or _is_final(tx, advance)):
-        return Applied(rows[0][0], repeated=True)
+    versions = [version for version, *rest in rows if tuple(rest) == made]
+    if versions and (advance.finalizes is None or _is_final(tx, advance)):
+        return Applied(versions[0], repeated=True)
     return _cancelled_instead(tx, who, advance, step) or LeaseLost(lease)
 
 

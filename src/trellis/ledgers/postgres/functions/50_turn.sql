@@ -137,15 +137,14 @@ begin
   end loop;
 end $$;
 
--- For a step that found no lease to move: kind 2 when the last step that a holder made in its epoch is this very one, or the last but
--- so many as follow it in the same turn, or the one at the version that it names (and, where it led to a held state, the job still has
--- that epoch; where it names an artifact, it finalized that one), else 1 (lost). What others did to the job after its holder let go of
--- it, in the same epoch, changes nothing about that.
+-- For a step that found no lease to move: kind 2 when it is the last step that a holder made in its epoch, or one of the last so many
+-- where others of the same turn follow it, or the one at the version that it names (and, where it led to a held state, the job still
+-- has that epoch; where it names an artifact, it finalized that one), else 1 (lost). What others did to the job after its holder let
+-- go of it, in the same epoch, changes nothing about that.
 create or replace function _was_applied(
   p_id bigint, p_epoch int, p_source smallint, p_target smallint, p_type smallint, p_version int, p_artifact text, p_later int)
 returns table (kind smallint, id bigint, version int) language sql stable set search_path from current as $$
-  select case when e.to_state = p_target and e.type = p_type and (p_source is null or e.from_state = p_source)
-                   and (p_version is null or e.version = p_version + 1)
+  select case when e.version is not null
                    and (not exists (select from state s where s.lifecycle = e.lifecycle and s.state = p_target and s.phase = 1)
                         or exists (select from lease d where d.id = p_id and d.epoch = p_epoch)
                         or (p_later > 0 and exists (
@@ -156,11 +155,14 @@ returns table (kind smallint, id bigint, version int) language sql stable set se
                    and (p_artifact is null or _is_final(p_id, p_artifact)) then 2 else 1 end::smallint,
          p_id, e.version
     from (select) one left join lateral (
-      select o.from_state, o.to_state, o.version, o.type, o.lifecycle from event o
-       where o.id = p_id and o.epoch = p_epoch and (p_version is null or o.version = p_version + 1) and o.request is null
-         and exists (select from transition x where x.lifecycle = o.lifecycle and x.source = o.from_state and x.target = o.to_state
-                        and x.event = o.type and x.fenced)
-       order by o.version desc offset case when p_version is null then p_later else 0 end limit 1) e on true
+      select h.version, h.lifecycle from (
+        select o.from_state, o.to_state, o.version, o.type, o.lifecycle from event o
+         where o.id = p_id and o.epoch = p_epoch and (p_version is null or o.version = p_version + 1) and o.request is null
+           and exists (select from transition x where x.lifecycle = o.lifecycle and x.source = o.from_state and x.target = o.to_state
+                          and x.event = o.type and x.fenced)
+         order by o.version desc limit p_later + 1) h
+       where h.to_state = p_target and h.type = p_type and (p_source is null or h.from_state = p_source)
+       order by h.version desc limit 1) e on true
 $$;
 
 -- Answers: kind 1 to 3 about steps (lost, repeated, applied; `part` says whether as a start, a completion or another step), 0 for

@@ -129,16 +129,19 @@ begin
     delete from resting r where r.id = any(array(
       select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and s.claimable
        where q.due_at <= p_now order by q.due_at limit p_limit for update of q skip locked)) returning r.*
+  ), placed as materialized (
+    -- With and without a key they stand in one line, the oldest first.
+    select o.*, nextval('ready_pos') as pos from (select * from rested order by rested.id) o
   ), to_ready as (
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
-                       flags)
-    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
-      from rested where ckey is null order by rested.id
+                       flags, pos)
+    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags, pos
+      from placed where ckey is null
   ), to_parked as (
     insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
-                        flags)
-    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
-      from rested where ckey is not null order by rested.id
+                        flags, pos)
+    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags, pos
+      from placed where ckey is not null
   )
   select count(*), array_agg(distinct rested.ckey) filter (where rested.ckey is not null) into moved, keys from rested;
   if keys is not null then perform _promote(keys, false); end if;

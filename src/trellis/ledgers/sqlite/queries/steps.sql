@@ -59,10 +59,10 @@ SELECT job_id FROM trellis_submission WHERE id = ?;
 SELECT id FROM trellis_submission WHERE job_id = ?;
 
 -- Of the steps that holders made: what others did in the same epoch, after its holder had let go of the job, has no place here.
--- name: last_step_of_epoch
+-- name: last_steps_of_epoch
 SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? AND request IS NULL
   AND (source * 16 + target) * 256 + type IN (SELECT value FROM json_each(?))
-ORDER BY version DESC LIMIT 1 OFFSET ?;
+ORDER BY version DESC LIMIT ? + 1;
 
 -- name: unasked_step_of_epoch
 SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? AND actor = ? AND request IS NULL
