@@ -56,7 +56,7 @@ OF_ONE_JOB: dict[str, Any] = {
 FEED_READS_MAX = 1_000
 TOLD_MAX = 40
 """How many of the last steps a difference is shown with."""
-LIVES = ("leased-job", "leased-job", "leased-job", "leased-job", "bus-job", "queue-job", "run", "nlm-job", "proposal")
+LIVES = (*["leased-job"] * 8, "bus-job", "queue-job", "run", "nlm-job", "proposal")
 KEYS = (None, None, None, "k1", "k2")
 HAPPENS = {
     *(
@@ -145,6 +145,8 @@ class Story:
     # --- what happens next ---------------------------------------------------------------------------------------
 
     async def _next(self) -> tuple[str, Act]:
+        if not self.jobs:
+            return await self._submit()
         chosen = self.random.choices(
             (
                 self._submit,
@@ -158,8 +160,9 @@ class Story:
                 self._requeue,
                 self._control,
                 self._note,
+                self._fall_silent,
             ),
-            (16, 18, 30, 4, 9, 12, 12, 10, 4, 4, 3),
+            (13, 18, 38, 4, 12, 11, 10, 7, 4, 3, 3, 2),
         )[0]
         return await chosen()
 
@@ -188,7 +191,7 @@ class Story:
             payload=b'"p"',
             lifecycle=name,
             delay_s=rng.choice((0.0, 0.0, 0.0, 7.0)),
-            deadline_s=rng.choice((None, None, 20.0, 45.0)),
+            deadline_s=rng.choice((None, None, None, None, 20.0, 45.0)),
             max_deaths=rng.choice((0, 1, 2)),
             concurrency_key=limited and self._named(limited),
             concurrency_limit=2 if limited == "k2" else 1,
@@ -235,7 +238,7 @@ class Story:
         return Claim(
             claim_id=ClaimId(claim_id),
             types=(TypeClaim(type=type_, lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S),),
-            start=rng.choice((0, 1, 2)),
+            start=rng.choice((0, 1, 1, 2)),
             prefetch=rng.choice((0, 1)),
             lifecycle=lifecycle,
         )
@@ -279,8 +282,9 @@ class Story:
         assert job is not None
         fenced = [t for t in lifecycle.transitions if t.fenced]
         fitting = [t for t in fenced if t.source == job.state] if rng.random() < 0.8 else fenced
+        fitting += [t for t in fitting if t.trigger in {Trigger.SNOOZE, Trigger.RETRY, Trigger.COMPLETE}]
         done = [t for t in fitting if t.trigger == Trigger.COMPLETE and job.cancel_requested]
-        transition = done[0] if done and rng.random() < 0.3 else rng.choice(fitting or fenced)
+        transition = done[0] if done and rng.random() < 0.7 else rng.choice(fitting or fenced)
         buried = lifecycle.by_name[transition.target].dead_letter
         return n, {
             "source": transition.source,
@@ -322,8 +326,20 @@ class Story:
         return "sweep", lambda player: player.rig.ledger.sweep(SWEEPER, options)
 
     async def _pass_time(self) -> tuple[str, Act]:
-        seconds = self.random.choice((1.0, 4.0, 8.0, 8.0, 31.0))
+        seconds = self.random.choice((1.0, 4.0, 8.0, 8.0, 8.0, 8.0, 31.0))
         return f"{seconds} s pass", lambda player: player.rig.advance(seconds)
+
+    async def _fall_silent(self) -> tuple[str, Act]:
+        """Longer than a lease without a renewal, while somebody sweeps: nothing is forgiven."""
+
+        async def act(player: Player) -> object:
+            reports: list[SweepReport] = []
+            for _ in range(4):
+                await player.rig.advance(8.0)
+                reports.append(await player.rig.ledger.sweep(SWEEPER, SweepOptions(elect=False)))
+            return reports
+
+        return "holders fall silent", act
 
     async def _move(self) -> tuple[str, Act]:
         rng, job = self.random, await self._some_job()

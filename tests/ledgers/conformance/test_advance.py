@@ -294,7 +294,7 @@ async def test_a_turn_with_a_step_in_it_twice_can_be_asked_again(rig: Rig):
     held = await rig.claim_one(start=False)
     start = Advance(lease=held.lease, source="assigned", trigger="start")
     done = Advance(lease=held.lease, source="running", trigger="complete")
-    turn = Turn(actor=WORKER, advances=(start, done, done._replace(cause="again"), done))
+    turn = Turn(actor=WORKER, advances=(start, done, done._replace(cause="again"), done._replace()))
     first = (await rig.ledger.turn(turn)).outcomes
     assert first == [Applied(3), Applied(4), Applied(4, repeated=True), Applied(4, repeated=True)]
     assert (await rig.ledger.turn(turn)).outcomes == [

@@ -117,7 +117,10 @@ def make_step(
         place = row.place
     revokes = HELD in {row.place, place}
     batch = Batch()
-    told = ended_otherwise(tx, row, step, data)
+    # Somebody's own cancel takes nothing over, and neither does a move that looks just like it.
+    cancel = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
+    is_cancel = cancel is not None and (step.target, step.event) == (cancel.target, cancel.event)
+    told = data if is_cancel else ended_otherwise(tx, row, step, data)
     batch.add(row, Act(step, who, place, wait, revokes, cause, told, request_id), death)
     batch.write(tx)
     return Moved(
@@ -169,7 +172,7 @@ def asked(tx: Transaction, row: Standing) -> bytes | None:
 
 def ended_otherwise(tx: Transaction, row: Standing, step: Step, data: bytes | None) -> bytes | None:
     """The data of a step, and of one that ends a job whose holder was asked to stop also who asked, when and why."""
-    if row.place != HELD or not step.ended or step.trigger in {Trigger.CANCEL, STOP}:
+    if row.cancel_at is None or row.place != HELD or not step.ended or step.trigger in {Trigger.CANCEL, STOP}:
         return data
     return with_cancel_request(data, _cancel_request(tx, row))
 

@@ -283,8 +283,11 @@ begin
     delete from wish w where w.id = t.id;
   elsif x.opens = 2 then
     delete from wish w where w.id = t.id;
-  elsif s.phase = 2 and x.trigger <> 'cancel' and exists (select from wish w where w.id = t.id)
-        and exists (select from state n where n.lifecycle = x.lifecycle and n.state = x.source and n.phase = 1) then
+  elsif s.phase = 2 and exists (select from wish w where w.id = t.id)
+        and exists (select from state n where n.lifecycle = x.lifecycle and n.state = x.source and n.phase = 1)
+        -- Somebody's own cancel takes nothing over, and neither does a move that looks just like it.
+        and not (p_request is not null and exists (select from transition n where n.lifecycle = x.lifecycle and n.source = x.source
+                    and n.trigger = 'cancel' and n.target = x.target and n.event = x.event)) then
     p_data := _with_cancel_request(p_data, t.id, t.epoch);
   end if;
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role,
