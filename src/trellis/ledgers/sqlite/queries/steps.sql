@@ -64,8 +64,10 @@ SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch 
   AND (source * 16 + target) * 256 + type IN (SELECT value FROM json_each(?))
 ORDER BY version DESC LIMIT ? + 1;
 
+-- The event that began an epoch, if this actor made it and nobody asked for it.
 -- name: unasked_step_of_epoch
-SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? AND actor = ? AND request IS NULL
+SELECT version, source, target, type FROM trellis_event e WHERE job = ? AND epoch = ? AND actor = ? AND request IS NULL
+  AND NOT EXISTS (SELECT 1 FROM trellis_event b WHERE b.job = e.job AND b.version = e.version - 1 AND b.epoch = e.epoch)
 ORDER BY version LIMIT 1;
 
 -- name: step_at
