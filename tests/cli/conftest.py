@@ -145,8 +145,8 @@ def work() -> Callable[[str], None]:
 
 
 @pytest.fixture
-def held() -> Callable[[str], Callable[[], None]]:
-    """Holds the job of type `double` that is ready; what it returns lets the holder obey a soft cancel."""
+def held() -> Callable[[str], Callable[..., None]]:
+    """Holds the job of type `double` that is ready; what it returns ends it: the holder obeys a soft cancel, or makes another step."""
     worker = Actor(role=Role.WORKER, name="worker-1")
 
     async def turn(url: str, turn: Turn) -> TurnResult:
@@ -156,10 +156,14 @@ def held() -> Callable[[str], Callable[[], None]]:
         finally:
             await ledger.close()
 
-    def hold(url: str) -> Callable[[], None]:
+    def hold(url: str) -> Callable[..., None]:
         claim = Claim(claim_id=ClaimId("held"), types=(TypeClaim(type="double"),))
         (claimed,) = asyncio.run(turn(url, Turn(actor=worker, claim=claim))).claimed
-        stop = Advance(lease=claimed.lease, source="running", trigger="stop", cause="it stopped")
-        return lambda: asyncio.run(turn(url, Turn(actor=worker, advances=(stop,)))) and None
+
+        def end(trigger: str = "stop", cause: str | None = "it stopped") -> None:
+            step = Advance(lease=claimed.lease, source="running", trigger=trigger, cause=cause)
+            asyncio.run(turn(url, Turn(actor=worker, advances=(step,))))
+
+        return end
 
     return hold

@@ -183,6 +183,28 @@ def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis:
         assert "wrong customer" in " ".join(trellis(*command, job_id).out.split()), command
 
 
+@pytest.mark.requirement("DJ-11", "DJ-15")
+def test_who_asked_a_job_to_stop_is_shown_also_when_it_succeeded_instead(trellis: Terminal, held):
+    job_id = trellis.submit("double", "1")
+    end = held(trellis.url)
+    assert trellis("job", "cancel", job_id, "--cause", "wrong customer").code == 0
+    end("complete", None)
+    record = trellis("job", "show", job_id, "--json").record
+    assert (record["status"], record["cancel_requested"], record["cancel_cause"]) == (
+        "succeeded",
+        False,
+        "wrong customer",
+    )
+    assert record["cancel_asked_at"]
+    told = record["events"][-1]["payload"]["data"]["cancel_requested"]
+    assert (told["actor"], told["cause"]) == (record["cancel_asked_by"], "wrong customer")
+    for command, says in (("show", "(it ended before it noticed)"), ("explain", "it ended before its handler noticed")):
+        shown = " ".join(trellis("job", command, job_id).out.split())
+        assert record["cancel_asked_by"] in shown
+        assert "wrong customer" in shown
+        assert says in shown
+
+
 @pytest.mark.requirement("DJ-18")
 def test_a_job_is_dead_lettered_by_an_operator(trellis: Terminal, work):
     job_id = trellis.submit("double", "1")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from trellis.engine.batching import Batcher
+from trellis.engine.batching import Batcher, SingleFlight
 from trellis.engine.errors import LedgerUnavailable, Refused
 
 
@@ -90,3 +90,30 @@ async def test_every_caller_learns_that_the_ledger_is_gone_and_the_next_batch_is
             await call
     ledger.down = False
     assert await batcher.put(4) == 40
+
+
+async def test_calls_with_the_same_key_that_meet_share_one_and_its_error():
+    calls: list[str] = []
+    gate = asyncio.Event()
+
+    async def run(key: str) -> str:
+        calls.append(key)
+        await gate.wait()
+        if key == "bad":
+            raise LedgerUnavailable(reason="away")
+        return key.upper()
+
+    flight: SingleFlight[str, str] = SingleFlight(run)
+    asked = [asyncio.create_task(flight.call(key)) for key in ("a", "a", "bad", "b", "a", "bad")]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    gate.set()
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(answers[0], asyncio.CancelledError), "whoever began it may leave"
+    assert (answers[1], answers[3], answers[4]) == ("A", "B", "A")
+    assert [type(answers[n]) for n in (2, 5)] == [LedgerUnavailable, LedgerUnavailable]
+    assert sorted(calls) == ["a", "b", "bad"]
+    await flight.close()
+    assert await flight.call("a") == "A", "nothing is kept: the next call is made"
+    assert calls.count("a") == 2

@@ -61,8 +61,9 @@ def test_a_lost_lease_of_a_leased_job(state: str, facts: Fact, expected: Decisio
     assert decide(LEASED_JOB, state, Occasion.LEASE_LOST, facts) == expected
 
 
-def test_a_lost_lease_leaves_a_run_in_its_state_and_counts_no_death():
-    assert decide(RUN, "running", Occasion.LEASE_LOST, USUAL | Fact.LAST_DEATH) == Decision(trigger=None)
+def test_a_lost_lease_leaves_a_run_in_its_state_and_counts_a_death():
+    stays = Decision(trigger=None, counts_death=True)
+    assert decide(RUN, "running", Occasion.LEASE_LOST, USUAL | Fact.LAST_DEATH) == stays
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,8 @@ class Fleet(AbstractContextManager["Fleet"]):
     make_orders: Callable[..., Any] = Orders
     alive: list[Running] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
+    killed: dict[str, float] = field(default_factory=dict)
+    """By the name of each worker that was killed: the time of day just before."""
     _read: int = 0
     _noted: int = 0
     _lines: list[Line] = field(default_factory=list)
@@ -124,7 +126,7 @@ class Fleet(AbstractContextManager["Fleet"]):
 
     async def kill(self, worker: Running) -> float:
         """SIGKILL now, and wait until it is gone; the time of day at which it was sent."""
-        at = time.time()
+        at = self.killed[worker.name] = time.time()
         worker.send(signal.SIGKILL)
         self.alive.remove(worker)
         await until(lambda: not worker.is_alive, f"{worker.name} is dead")

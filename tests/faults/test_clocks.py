@@ -1,7 +1,8 @@
 """Clocks that are wrong: a worker's own clock decides nothing that matters."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
@@ -40,22 +41,48 @@ async def test_workers_whose_clocks_are_an_hour_off_are_as_safe_as_any(
             recovery = await kill_under_load(ledger, fleet, random.Random(SEED), kills=3, skew_s=HOUR_S)
         await wait_ended(ledger, jobs, fleet)
         fates = await check(ledger, fleet, jobs)
-        lost = [holder async for history in ledger.histories() for holder in lost_by(history.events)]
-        alive = {worker.name for worker in fleet.alive}
+        histories = [history.events async for history in ledger.histories()]
+        lost = [lease for events in histories for lease in lost_leases(events)]
+        held = {lease for events in histories for lease in never_settled(events, fleet.killed)}
         letters = len(await ledger.dead_letters(JobFilter(), limit=100))
     await ledger.close()
     figures(jobs=120, kills=3, taken=len(recovery), recovery_max_s=round(max(recovery), 2), leases_lost=len(lost))
     assert fates["succeeded"] + letters == 120
     if pace.stood_still_s < HEARTBEAT_S:
-        assert lost
-        assert not [holder for holder in lost if holder in alive], "a lease was lost that no kill explains"
+        assert {(one.holder, one.job_id, one.epoch) for one in lost} == held, (
+            "lost leases are what the killed ones held"
+        )
+        assert len(lost) == len(held)
+        early = [one for one in lost if one.at < fleet.killed[one.holder]]
+        assert not early, "a lease was lost while its holder lived"
 
 
-def lost_by(events: Sequence[Event]) -> list[str]:
-    """Who held the job when a lease of it ran out, each time."""
+@dataclass(frozen=True, kw_only=True)
+class LostLease:
+    """A lease that ran out: of which holder and job, in which epoch, and when the sweep found it so."""
+
+    holder: str
+    job_id: JobId
+    epoch: int
+    at: float
+
+
+def lost_leases(events: Sequence[Event]) -> list[LostLease]:
+    """Every lease of a job that ran out."""
     claims = [event for event in events if event.type == "job_claimed"]
     ends = [event for event in events if event.type in {"job_lease_expired", "job_dead_lettered"}]
-    return [[claim.actor for claim in claims if claim.version < end.version][-1] for end in ends]
+    last = [(next(claim for claim in reversed(claims) if claim.version < end.version), end) for end in ends]
+    return [
+        LostLease(holder=claim.actor, job_id=claim.job_id, epoch=claim.epoch, at=end.ts.timestamp())
+        for claim, end in last
+    ]
+
+
+def never_settled(events: Sequence[Event], holders: Iterable[str]) -> set[tuple[str, JobId, int]]:
+    """What these claimed, started or not, and neither finished nor gave back: what they hold when they are killed."""
+    claimed = {(e.actor, e.job_id, e.epoch) for e in events if e.type == "job_claimed" and e.actor in holders}
+    settled = {(e.actor, e.job_id, e.epoch) for e in events if e.target not in {"assigned", "running"}}
+    return claimed - settled
 
 
 @pytest.mark.requirement("D2")

@@ -361,6 +361,24 @@ async def test_an_operator_dead_letters_a_job_and_nobody_else_does(gateway: Gate
     }
 
 
+@pytest.mark.requirement("DJ-11", "DJ-15")
+async def test_who_asked_a_job_to_stop_is_told_also_when_it_succeeded_instead(gateway: Gateway):
+    job_id = await job(gateway)
+    lease, admin = await claimed(gateway), gateway.client("control-plane", name="olga")
+    await admin.post(f"/jobs/{job_id}/cancel", json={"reason": "wrong customer"})
+    held = (await admin.get(f"/jobs/{job_id}")).json()
+    done = Advance(lease=lease, source="running", trigger="complete")
+    await gateway.instance.ledger.turn(Turn(actor=WORKER, advances=(done,)))
+    ended = (await admin.get(f"/jobs/{job_id}")).json()
+    names = ("cancel_asked_by", "cancel_asked_at", "cancel_cause")
+    assert [ended[name] for name in names] == [held[name] for name in names]
+    assert (ended["status"], ended["cancel_requested"], ended["cancel_cause"]) == ("succeeded", False, "wrong customer")
+    assert "olga" in ended["cancel_asked_by"]
+    last = (await admin.get(f"/jobs/{job_id}/events")).json()["items"][-1]
+    told = last["payload"]["data"]["cancel_requested"]
+    assert (told["actor"], told["cause"]) == (ended["cancel_asked_by"], "wrong customer")
+
+
 @pytest.mark.requirement("DJ-11", "DJ-20")
 async def test_why_a_job_shall_stop_and_what_it_made_are_told(gateway: Gateway):
     job_id = await job(gateway)

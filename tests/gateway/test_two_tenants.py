@@ -17,7 +17,7 @@ from tests.gateway.conftest import KEY, VIOLIN, Client, Gateway
 from tests.gateway.test_authority import RULE_OF_ROUTE, ask
 from tests.gateway.world import World, make_world
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.engine.jobs import Actor, JobId
+from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
 from trellis.engine.matrices import OF_AGENTS, RULES, Grant
 from trellis.gateway import create_app
 from trellis.identity import issue, symmetric_key
@@ -227,7 +227,7 @@ async def test_a_key_of_the_version_before_still_means_the_same_job(gateway: Gat
     assert await submitted(of(gateway, None, name="mallory"), **asked) != "old"
 
 
-@pytest.mark.requirement("D62")
+@pytest.mark.requirement("D62", "D49")
 async def test_a_concurrency_key_of_one_tenant_holds_up_no_other(gateway: Gateway):
     keys: list[str | None] = []
     for tenant in ("globex", "acme", None):
@@ -235,6 +235,13 @@ async def test_a_concurrency_key_of_one_tenant_holds_up_no_other(gateway: Gatewa
         found = await gateway.instance.ledger.job(JobId(job))
         keys.append(None if found is None else found.concurrency_key)
     assert len(set(keys)) == 3
+    # What a token without a tenant names is the application's own key, and so the one that an application computes.
+    assert keys[2] == "user:database"
+    mine = NewJob(job_id=JobId("app-1"), type="work", concurrency_key="user:database")
+    await gateway.instance.ledger.submit(Actor(role=Role.SUBMITTER, name="app"), [mine])
+    claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="work"),), start=10)
+    taken = await gateway.instance.ledger.turn(Turn(actor=Actor(role=Role.WORKER, name="w"), claim=claim))
+    assert len(taken.claimed) == 3, "one of each tenant, and one that holds the application's key"
 
 
 @pytest.mark.requirement("D62")

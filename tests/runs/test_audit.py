@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from tests.runs.conftest import GATEWAY, Stand
+from trellis.engine.event_data import cancel_request_in
 from trellis.engine.jobs import (
     Actor,
     Advance,
+    CancelMode,
     Claim,
     ClaimId,
     DeathCertificate,
@@ -16,6 +18,7 @@ from trellis.engine.jobs import (
     NewJob,
     Priority,
     ReasonCode,
+    RequestId,
     Stage,
     Turn,
     TypeClaim,
@@ -138,6 +141,21 @@ async def test_a_dead_letter_with_its_last_holder_comes_back(stand: Stand):
     assert [replace(one, event=replace(one.event, data=None)) for one in back] == [
         replace(one, event=replace(one.event, data=None)) for one in known
     ]
+
+
+@pytest.mark.requirement("OBS-1", "DJ-11")
+async def test_the_record_of_a_success_names_who_had_asked_the_job_to_stop(stand: Stand):
+    await stand.ledger.submit(SUBMITTER, [NewJob(job_id=JobId("j"), type="work")])
+    claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="work"),))
+    (held,) = (await stand.ledger.turn(Turn(actor=WORKER, claim=claim))).claimed
+    olga = Actor(role=Role.CONTROL_PLANE, name="olga")
+    await stand.ledger.cancel(olga, JobId("j"), CancelMode.SOFT, RequestId("r"), grace_s=60.0, cause="wrong customer")
+    await stand.ledger.turn(Turn(actor=WORKER, advances=(Advance(held.lease, "running", "complete"),)))
+    known = await records_of(stand, JobId("j"))
+    asked = audit.document(known[-1])["data"]["cancel_requested"]
+    assert (asked["actor"], asked["role"], asked["cause"]) == ("olga", "control-plane", "wrong customer")
+    back = audit.read(json.loads(audit.to_line(known[-1]))).event
+    assert cancel_request_in(back.data) == cancel_request_in(known[-1].event.data)
 
 
 @pytest.mark.parametrize(

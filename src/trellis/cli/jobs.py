@@ -235,12 +235,18 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
         ("deadline", f"{job.deadline_at:%Y-%m-%d %H:%M:%S} UTC" if job.deadline_at else ""),
         ("due", f"{job.due_at:%Y-%m-%d %H:%M:%S} UTC" if job.due_at else ""),
     ]
-    if job.cancel_requested:
-        why = f": {job.cancel_cause}" if job.cancel_cause else ""
-        facts.append(("asked to stop", f"by {job.cancel_asked_by or 'somebody'}{why}"))
+    if job.cancel_requested or job.cancel_asked_by is not None:
+        facts.append(("asked to stop", _asked_to_stop(job)))
     if job.place is Place.HELD and job.lease_expires_at is not None:
         facts.append(("held by", f"{job.owner}, lease until {job.lease_expires_at:%H:%M:%S} UTC"))
     return [(name, value) for name, value in facts if value]
+
+
+def _asked_to_stop(job: Job) -> str:
+    at = f", {job.cancel_asked_at:%Y-%m-%d %H:%M:%S} UTC" if job.cancel_asked_at else ""
+    why = f": {job.cancel_cause}" if job.cancel_cause else ""
+    late = "" if job.cancel_requested else " (it ended before it noticed)"
+    return f"by {job.cancel_asked_by or 'somebody'}{at}{why}{late}"
 
 
 def _artifact(one: ArtifactPointer) -> str:

@@ -1,16 +1,17 @@
 """Calls that meet on their way to a ledger go together: whoever comes while one batch is under way is in the next.
 
 There is no timer: an idle batcher sends at once. A call whose caller has gone before it was sent is not sent. When one call of a batch
-is refused, the others are made again without it.
+is refused, the others are made again without it. Calls that ask for the very same share one (`SingleFlight`).
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from trellis.engine.errors import InputError, LedgerUnavailable, Refused
 
+Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -86,3 +87,31 @@ def _fail(batch: Sequence[tuple[Any, asyncio.Future[Any]]], error: BaseException
     for _, future in batch:
         if not future.done():
             future.set_exception(error if isinstance(error, Exception) else LedgerUnavailable(reason="closing"))
+
+
+class SingleFlight(Generic[Key, Answer]):
+    """Calls with the same key that meet share one answer or one error. Nothing is kept once the call has ended."""
+
+    def __init__(self, run: Callable[[Key], Awaitable[Answer]]) -> None:
+        self._run = run
+        self._under_way: dict[Key, asyncio.Task[Answer]] = {}
+
+    async def call(self, key: Key) -> Answer:
+        """The answer for this key. A caller that is cancelled leaves the call to the others that wait for it."""
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(self._answer(key))
+            # Nobody may be left to hear of an error, which is none of asyncio's business.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        if self._under_way:
+            await asyncio.wait(list(self._under_way.values()))
+
+    async def _answer(self, key: Key) -> Answer:
+        try:
+            return await self._run(key)
+        finally:
+            del self._under_way[key]

@@ -92,7 +92,7 @@ def _on_lease_lost(lifecycle: Lifecycle, state: State, facts: Fact) -> Decision 
         return None
     cancel = _cancel(lifecycle, state, Cause.CANCEL_HOLDER_GONE) if Fact.CANCEL_REQUESTED in facts else None
     if cancel is not None or state.lease_loss is LeaseLoss.STAY:
-        return cancel or Decision(trigger=None)
+        return cancel or Decision(trigger=None, counts_death=state.runs_code)
     if Fact.SPARABLE in facts and releasable(lifecycle, state):
         return Decision(trigger=Trigger.EXPIRE, cause=Cause.LEASE_EXPIRED, spares_attempt=True)
     died = state.runs_code

@@ -6,11 +6,12 @@ and they are there, or neither is so (DJ-20).
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.records import Event
+from trellis.engine.records import Event, Job
 from trellis.engine.text import is_storable
 
 ARTIFACTS_MAX = 100
@@ -87,6 +88,60 @@ def cause_of(event: Event) -> str | None:
         return event.cause
     asked = f"asked by {by}" + (f": {reason}" if reason else "")
     return f"{event.cause} ({asked})" if event.cause else asked
+
+
+CANCEL_REQUESTED = "cancel_requested"
+"""Where the event of a job's end says that somebody had asked its holder to stop: the job ended otherwise before it did."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelRequest:
+    """A soft cancel that a job's holder was asked for."""
+
+    actor: str
+    role: str
+    at: datetime | None
+    """None in ledgers that recorded the request before its time was kept."""
+    cause: str | None
+
+
+def with_cancel_request(data: bytes | None, request: CancelRequest | None) -> bytes | None:
+    """The data of the event of an end, with the request beside it; data that is no JSON object stays as it is.
+
+    `_with_cancel_request` says the same to PostgreSQL.
+    """
+    if request is None:
+        return data
+    at = None if request.at is None else request.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    told = {"actor": request.actor, "role": request.role, "at": at, "cause": request.cause}
+    member = json.dumps({CANCEL_REQUESTED: told}, ensure_ascii=False)[1:-1]
+    text = (data or b"{}").decode().strip(" \t\r\n")
+    if not (text.startswith("{") and text.endswith("}")):
+        return data
+    return (f"{text[:-1]}, {member}}}" if text[1:-1].strip(" \t\r\n") else f"{{{member}}}").encode()
+
+
+def cancel_request_in(data: bytes | None) -> CancelRequest | None:
+    """The request that the data of an end carries, if any."""
+    read: Any = json.loads(data) if data and CANCEL_REQUESTED.encode() in data else None
+    told: Any = cast("dict[str, Any]", read).get(CANCEL_REQUESTED) if isinstance(read, dict) else None
+    if not isinstance(told, dict):
+        return None
+    named = cast("dict[str, Any]", told)
+    at = named.get("at")
+    return CancelRequest(
+        actor=str(named.get("actor")),
+        role=str(named.get("role")),
+        at=datetime.fromisoformat(at) if isinstance(at, str) else None,
+        cause=named.get("cause"),
+    )
+
+
+def asked_to_stop(job: Job, request: CancelRequest | None) -> Job:
+    """The job with who asked its holder to stop; the same job when nobody did."""
+    if request is None:
+        return job
+    return replace(job, cancel_asked_by=request.actor, cancel_asked_at=request.at, cancel_cause=request.cause)
 
 
 def reason_of(event: Event) -> str:

@@ -112,7 +112,10 @@ class Ledger(Protocol):
     async def cancel(
         self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
     ) -> Moved | NotMoved | CancelRequested:
-        """End a job that has not ended. Soft on a held job flags the lease; the holder learns it when it renews."""
+        """End a job that has not ended. Soft on a held job flags the lease; the holder learns it when it renews.
+
+        A job that ends otherwise before it stops keeps who asked, when and why in the event of that end and in its record.
+        """
         ...
 
     async def requeue(

@@ -59,8 +59,12 @@ class Job:
     owner: str | None = None
     lease_expires_at: datetime | None = None
     cancel_requested: bool = False
+    """Whether its holder has been asked to stop and holds it still."""
     cancel_asked_by: str | None = None
-    """Who asked its holder to stop, while that is not carried out; told of one job, not in listings."""
+    """Who asked its holder to stop: while that is not carried out, and of a job that ended otherwise before it was. Told of one
+    job, not in listings, like the two that follow.
+    """
+    cancel_asked_at: datetime | None = None
     cancel_cause: str | None = None
     concurrency_key: str | None = None
     correlation_id: str
@@ -127,6 +131,9 @@ class DeadLetter:
     stage: Stage
     last_error: str
     attempts: int
+    """How many attempts of this generation failed or were lost, the one that ended the job included: 1 where none had begun. What
+    `Job.attempts_spent` leaves out is left out here: snoozes, jobs given back, and leases lost before anything ran.
+    """
     last_owner: str | None
     last_lease_expires_at: datetime | None
     correlation_id: str

@@ -287,8 +287,11 @@ def _lacks(lifecycle: Lifecycle, history: History, letter: DeadLetter, event: Ev
     """What the entry should say and does not; the generation's own events tell whether there was a lease."""
     if not letter.last_error.strip():
         yield "has no last_error"
-    if letter.attempts != event.attempt + 1:
-        yield f"counts {letter.attempts} attempts and the event says {event.attempt + 1}"
+    # Spared attempts are left out. How many an earlier generation spared is not kept, and letters once counted them.
+    job, begun = history.job, event.attempt + 1
+    spared = job.spared if event.generation == job.generation else event.attempt
+    if not max(1, begun - spared) <= letter.attempts <= begun:
+        yield f"counts {letter.attempts} attempts and the event says {begun}"
     if letter.correlation_id != history.job.correlation_id:
         yield f"has correlation {letter.correlation_id!r}"
     if (letter.last_owner is None) != (letter.last_lease_expires_at is None):

@@ -59,8 +59,12 @@ class JobWhole(JobDocument):
     result: Any
     artifacts: list[ArtifactShape] = pydantic.Field(default_factory=list[ArtifactShape])
     """What its handler named when it succeeded."""
+    cancel_asked_by: str | None = None
+    """Who asked its holder to stop: until that is carried out, and of a job that ended otherwise before it was."""
+    cancel_asked_at: str | None = None
+    """When."""
     cancel_cause: str | None = None
-    """Why somebody asked its holder to stop, until that is carried out."""
+    """Why."""
 
 
 class QueueJobContext(pydantic.BaseModel):

@@ -29,7 +29,7 @@ class JobWishes(TypedDict, total=False):
     max_attempts: int
     """Executions at most."""
     concurrency_key: str
-    """Jobs with the same key take turns."""
+    """Jobs with the same key take turns. The keys of a tenant are its own, apart from the application's."""
     concurrency_limit: int
     """How many of the key may be held at once."""
     correlation_id: str

@@ -306,6 +306,10 @@ def _why(job: Job, state: State, last: Event | None, around: Surroundings) -> It
     if job.cancel_requested:
         why = f" ({job.cancel_cause.rstrip('.')})" if job.cancel_cause else ""
         yield f"{job.cancel_asked_by or 'Somebody'} asked it to stop{why}: its holder learns that with the next heartbeat."
+    elif job.cancel_asked_by is not None:
+        why = f" ({job.cancel_cause.rstrip('.')})" if job.cancel_cause else ""
+        when = f", {_ago(job.cancel_asked_at, around.now)}" if job.cancel_asked_at else ""
+        yield f"{job.cancel_asked_by} asked it to stop{when}{why}: it ended before its handler noticed."
     if job.deaths and state.phase is not Phase.ENDED:
         alone = ", so it runs alone: its worker does nothing else meanwhile" if job.runs_alone else ""
         yield f"{counted(job.deaths, 'worker')} died while running it{alone}."

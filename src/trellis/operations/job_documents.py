@@ -49,6 +49,8 @@ def whole_document(job: Job, result: bytes | None) -> dict[str, Any]:
         "payload": json_value(job.payload),
         "progress": json_value(job.progress),
         "result": json_value(result),
+        "cancel_asked_by": job.cancel_asked_by,
+        "cancel_asked_at": None if job.cancel_asked_at is None else timestamp(job.cancel_asked_at),
         "cancel_cause": job.cancel_cause,
     }
 

@@ -59,7 +59,7 @@ class SubmitSettings(TypedDict, total=False):
     max_attempts: int
     """Executions at most."""
     concurrency_key: str | None
-    """Jobs with the same key take turns."""
+    """Jobs with the same key take turns. A limited database login's keys are its own, apart from the application's."""
     concurrency_limit: int
     """How many of the key may be held at once."""
     correlation_id: str | None

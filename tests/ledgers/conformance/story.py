@@ -1,16 +1,22 @@
-"""One random story of verbs, played through two ledgers at once: every answer and every record of both must be the same.
+"""Random stories of verbs, played through two ledgers at once: every answer and every record of both must be the same.
 
 What happens next is drawn from a seed and from what the first ledger says; the second must have said the same until then,
-or the story has ended with the difference. Leases are compared without the ledger's own number of the job.
+or the story has ended with the difference. Leases are compared without the ledger's own number of the job. Several stories are
+played in the same two ledgers, one after the other, because opening one costs more than a story: every name has its seed in it, and
+what a story leaves behind goes on to fall due beside the next.
 """
 
-from collections.abc import Awaitable, Callable
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from random import Random
 from typing import Any
 
 from tests.ledgers.conformance.rig import ADMIN, HEARTBEAT_S, LEASE_S, SWEEPER, Rig, actor, answer_of
 from trellis.engine.errors import TrellisError
+from trellis.engine.event_data import CANCEL_REQUESTED
 from trellis.engine.jobs import (
     Advance,
     Applied,
@@ -34,15 +40,46 @@ from trellis.engine.jobs import (
     TurnResult,
     TypeClaim,
 )
-from trellis.engine.records import Job, JobFilter, Place, SweepOptions, SweepReport
+from trellis.engine.records import Event, History, Job, JobFilter, Place, SweepOptions, SweepReport
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Trigger
+from trellis.lifecycles.causes import Cause
 
+OF_ONE_JOB: dict[str, Any] = {
+    "payload": None,
+    "progress": None,
+    "spared": 0,
+    "cancel_asked_by": None,
+    "cancel_asked_at": None,
+    "cancel_cause": None,
+}
+"""What `job` tells and a history need not; the stories compare it job by job."""
+FEED_READS_MAX = 1_000
 TOLD_MAX = 40
 """How many of the last steps a difference is shown with."""
-LIVES = ("leased-job", "leased-job", "leased-job", "leased-job", "bus-job", "queue-job", "run", "nlm-job", "proposal")
-TYPES = ("a", "b")
+LIVES = (*["leased-job"] * 8, "bus-job", "queue-job", "run", "nlm-job", "proposal")
 KEYS = (None, None, None, "k1", "k2")
+HAPPENS = {
+    *(
+        "job_claimed",
+        "job_started",
+        "job_succeeded",
+        "job_failed",
+        "job_retry_scheduled",
+        "job_snoozed",
+        "job_released",
+    ),
+    *("job_lease_expired", "job_dead_lettered", "job_cancelled", "job_requeued"),
+    *(
+        "a soft cancel is carried out",
+        "a hard cancel",
+        "a deadline passes",
+        "succeeded though asked to stop",
+        "with a key",
+    ),
+}
+"""What must have come up among the events of many stories: stories in which it never did prove nothing about it."""
 DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+CANCELLERS = (Role.CONTROL_PLANE, Role.SUBMITTER, Role.ORCHESTRATOR, Role.NLM_BACKEND, Role.FRONTEND)
 Act = Callable[["Player"], Awaitable[object]]
 
 
@@ -71,21 +108,25 @@ class Story:
     jobs: list[JobId] = field(default_factory=list)
     claims: list[str] = field(default_factory=list)
     requests: list[RequestId] = field(default_factory=list)
+    types: tuple[str, ...] = field(init=False)
     numbers: int = 0
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
+        self.types = (self._named("a"), self._named("b"))
+
+    def _named(self, name: str) -> str:
+        return f"{self.seed}-{name}"
 
     async def play(self, steps: int) -> None:
-        for number in range(steps):
+        for _ in range(steps):
             told, act = await self._next()
             self.told.append(told)
             answers = [await answer_of(act(player)) for player in self.players]
             for player, answer in zip(self.players, answers, strict=True):
                 player.note(answer)
             self._compare("the answer", *map(bare, answers))
-            if number % 8 == 7 or number == steps - 1:
-                await self._compare_records()
+        await self._compare_records()
 
     def _compare(self, what: str, first: object, second: object) -> None:
         if first != second:
@@ -95,17 +136,17 @@ class Story:
             )
 
     async def _compare_records(self) -> None:
-        """Whole records: rows, events, dead letters, results and journals."""
-        found = [await _records(player.rig) for player in self.players]
+        """The rows, results and journals of this story's jobs, and how much of its types waits."""
+        found = [await _records(player.rig, self.jobs, self.types) for player in self.players]
         for name, first in found[0].items():
-            second = found[1][name]
-            for one, other in zip(first, second, strict=False):
+            for one, other in zip(first, found[1][name], strict=True):
                 self._compare(name, one, other)
-            self._compare(f"the number of {name}", len(first), len(second))
 
     # --- what happens next ---------------------------------------------------------------------------------------
 
     async def _next(self) -> tuple[str, Act]:
+        if not self.jobs:
+            return await self._submit()
         chosen = self.random.choices(
             (
                 self._submit,
@@ -119,8 +160,9 @@ class Story:
                 self._requeue,
                 self._control,
                 self._note,
+                self._fall_silent,
             ),
-            (16, 18, 30, 4, 9, 12, 12, 10, 4, 4, 3),
+            (13, 18, 38, 4, 12, 11, 10, 7, 4, 3, 3, 2),
         )[0]
         return await chosen()
 
@@ -131,7 +173,7 @@ class Story:
     def _request(self) -> RequestId:
         if self.requests and self.random.random() < 0.15:
             return self.random.choice(self.requests)
-        self.requests.append(RequestId(f"request-{self._number()}"))
+        self.requests.append(RequestId(self._named(f"request-{self._number()}")))
         return self.requests[-1]
 
     async def _some_job(self) -> Job | None:
@@ -145,15 +187,15 @@ class Story:
         limited = rng.choice(KEYS)
         alike = NewJob(
             job_id=rng.choice(self.jobs) if again else JobId("job"),
-            type=rng.choice(TYPES),
+            type=rng.choice(self.types),
             payload=b'"p"',
             lifecycle=name,
             delay_s=rng.choice((0.0, 0.0, 0.0, 7.0)),
-            deadline_s=rng.choice((None, None, 20.0, 45.0)),
+            deadline_s=rng.choice((None, None, None, None, 20.0, 45.0)),
             max_deaths=rng.choice((0, 1, 2)),
-            concurrency_key=limited,
+            concurrency_key=limited and self._named(limited),
             concurrency_limit=2 if limited == "k2" else 1,
-            idempotency_key=rng.choice((None, None, None, "i1", "i2", "i3")),
+            idempotency_key=rng.choice((None, None, None, *map(self._named, ("i1", "i2", "i3")))),
             fingerprint=rng.choice((b"one", b"one", b"two")),
             id_is_given=again or rng.random() < 0.5,
             correlation_id=rng.choice((None, "c")),
@@ -161,31 +203,50 @@ class Story:
         jobs = [replace(alike, priority=rng.choice(tuple(Priority)), max_attempts=rng.choice((1, 2, 3)))]
         if not again:
             more = 2 if alike.idempotency_key is None and rng.random() < 0.3 else 0
-            jobs = [replace(job, job_id=JobId(f"job-{self._number()}")) for job in (*jobs, *[jobs[0]] * more)]
+            jobs = [
+                replace(job, job_id=JobId(self._named(f"job-{self._number()}"))) for job in (*jobs, *[jobs[0]] * more)
+            ]
         submit = LIFECYCLES[name].pull(None, Trigger.SUBMIT)
         assert submit is not None
         by = actor(rng.choice(sorted(submit.actors)))
         self.jobs += [job.job_id for job in jobs if job.job_id not in self.jobs]
         return f"submit {jobs}", lambda player: player.rig.ledger.submit(by, jobs)
 
-    def _new_claim(self, lifecycle: str) -> Claim:
+    async def _living(self) -> list[int]:
+        """Where the newest leases that are still good stand in the players' lists, counted from the end."""
+        ledger, held = self.players[0].rig.ledger, self.players[0].leases
+        found: list[int] = []
+        for n in range(-1, -1 - min(len(held), 8), -1):
+            job = await ledger.job(held[n].job_id)
+            if job is not None and job.place is Place.HELD and job.epoch == held[n].epoch:
+                found.append(n)
+        return found
+
+    async def _ready(self) -> Job | None:
+        """One of the newest jobs that can be claimed."""
+        newest = [await self.players[0].rig.ledger.job(job_id) for job_id in self.jobs[-8:]]
+        ready = [job for job in newest if job is not None and job.place is Place.READY]
+        return self.random.choice(ready) if ready else None
+
+    def _new_claim(self, lifecycle: str, type_: str) -> Claim:
         rng = self.random
         if self.claims and rng.random() < 0.1:
             claim_id = rng.choice(self.claims[-4:])
         else:
-            claim_id = f"claim-{self._number()}"
+            claim_id = self._named(f"claim-{self._number()}")
             self.claims.append(claim_id)
         return Claim(
             claim_id=ClaimId(claim_id),
-            types=tuple(TypeClaim(type=t, lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S) for t in rng.sample(TYPES, 1)),
-            start=rng.choice((0, 1, 2)),
+            types=(TypeClaim(type=type_, lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S),),
+            start=rng.choice((0, 1, 1, 2)),
             prefetch=rng.choice((0, 1)),
             lifecycle=lifecycle,
         )
 
     async def _claim(self) -> tuple[str, Act]:
-        name = self.random.choice(LIVES)
-        claim = self._new_claim(name)
+        ready = await self._ready() if self.random.random() < 0.75 else None
+        name = self.random.choice(LIVES) if ready is None else ready.lifecycle
+        claim = self._new_claim(name, self.random.choice(self.types) if ready is None else ready.type)
         by = actor(_role_of(LIFECYCLES[name], Trigger.CLAIM), self.random.choice(("w1", "w1", "w2")))
         return f"claim {claim} by {by}", lambda player: player.rig.ledger.turn(Turn(actor=by, claim=claim))
 
@@ -195,7 +256,8 @@ class Story:
         if not held:
             return await self._claim()
         rng = self.random
-        first = -1 - rng.randrange(min(len(held), 8 if rng.random() < 0.8 else 40))
+        living = await self._living() if rng.random() < 0.7 else []
+        first = rng.choice(living) if living else -1 - rng.randrange(min(len(held), 8 if rng.random() < 0.8 else 40))
         lifecycle = LIFECYCLES[held[first].lifecycle]
         steps = [await self._step(first)]
         while rng.random() < 0.25 and len(steps) < 3:
@@ -220,7 +282,9 @@ class Story:
         assert job is not None
         fenced = [t for t in lifecycle.transitions if t.fenced]
         fitting = [t for t in fenced if t.source == job.state] if rng.random() < 0.8 else fenced
-        transition = rng.choice(fitting or fenced)
+        fitting += [t for t in fitting if t.trigger in {Trigger.SNOOZE, Trigger.RETRY, Trigger.COMPLETE}]
+        done = [t for t in fitting if t.trigger == Trigger.COMPLETE and job.cancel_requested]
+        transition = done[0] if done and rng.random() < 0.7 else rng.choice(fitting or fenced)
         buried = lifecycle.by_name[transition.target].dead_letter
         return n, {
             "source": transition.source,
@@ -231,8 +295,8 @@ class Story:
             "data": rng.choice((None, None, b'{"a": 1}')),
             "result": rng.choice((None, b'"r"')),
             "death": DEATH if buried else rng.choice((None, None, None, DEATH)),
-            "version": rng.choice((None, None, None, job.version, job.version - 1)),
-            "unless_cancelled": rng.random() < 0.1,
+            "version": rng.choice((None, None, None, None, job.version, job.version, job.version - 1)),
+            "unless_cancelled": rng.random() < 0.05,
         }
 
     async def _renew(self) -> tuple[str, Act]:
@@ -242,10 +306,16 @@ class Story:
 
     async def _cancel(self) -> tuple[str, Act]:
         rng, job = self.random, await self._some_job()
+        living = await self._living() if rng.random() < 0.6 else []
+        if living:
+            job = await self.players[0].rig.ledger.job(self.players[0].leases[rng.choice(living)].job_id)
         if job is None:
             return await self._submit()
-        mode, grace_s, request = rng.choice(tuple(CancelMode)), rng.choice((5.0, 20.0)), self._request()
-        by = actor(rng.choice((Role.CONTROL_PLANE, Role.SUBMITTER, Role.ORCHESTRATOR, Role.NLM_BACKEND, Role.FRONTEND)))
+        mode = CancelMode.SOFT if rng.random() < 0.6 else CancelMode.HARD
+        grace_s, request = rng.choice((5.0, 20.0)), self._request()
+        declared = LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CANCEL)
+        may = sorted(declared.actors) if declared is not None and rng.random() < 0.8 else CANCELLERS
+        by = actor(rng.choice(may))
         told = f"cancel {job.job_id} {mode} {grace_s} {request} by {by.role}"
         return told, lambda player: player.rig.ledger.cancel(
             by, job.job_id, mode, request, grace_s=grace_s, cause=rng.choice(("asked",))
@@ -256,8 +326,20 @@ class Story:
         return "sweep", lambda player: player.rig.ledger.sweep(SWEEPER, options)
 
     async def _pass_time(self) -> tuple[str, Act]:
-        seconds = self.random.choice((1.0, 4.0, 8.0, 8.0, 31.0))
+        seconds = self.random.choice((1.0, 4.0, 8.0, 8.0, 8.0, 8.0, 31.0))
         return f"{seconds} s pass", lambda player: player.rig.advance(seconds)
+
+    async def _fall_silent(self) -> tuple[str, Act]:
+        """Longer than a lease without a renewal, while somebody sweeps: nothing is forgiven."""
+
+        async def act(player: Player) -> object:
+            reports: list[SweepReport] = []
+            for _ in range(4):
+                await player.rig.advance(8.0)
+                reports.append(await player.rig.ledger.sweep(SWEEPER, SweepOptions(elect=False)))
+            return reports
+
+        return "holders fall silent", act
 
     async def _move(self) -> tuple[str, Act]:
         rng, job = self.random, await self._some_job()
@@ -287,9 +369,9 @@ class Story:
         rng, job = self.random, await self._some_job()
         if job is None:
             return await self._submit()
-        some = await self.players[0].rig.ledger.dead_letters(JobFilter(), limit=3)
+        some = await self.players[0].rig.ledger.dead_letters(JobFilter(type=rng.choice(self.types)), limit=3)
         which = [job.job_id] if rng.random() < 0.5 or not some else [letter.job_id for letter in some]
-        meant = which if rng.random() < 0.8 else JobFilter(type=rng.choice(TYPES), lifecycle=rng.choice(LIVES))
+        meant = which if rng.random() < 0.8 else JobFilter(type=rng.choice(self.types), lifecycle=rng.choice(LIVES))
         request, role = self._request(), rng.choice((Role.CONTROL_PLANE,) * 5 + (Role.WORKER,))
         meant = list(dict.fromkeys(meant)) if isinstance(meant, list) else meant
         return f"requeue {meant} {request} by {role}", lambda player: player.rig.ledger.requeue(
@@ -297,7 +379,7 @@ class Story:
         )
 
     async def _control(self) -> tuple[str, Act]:
-        rng, type_ = self.random, self.random.choice(TYPES)
+        rng, type_ = self.random, self.random.choice(self.types)
         match rng.randrange(4):
             case 0:
                 paused = rng.random() < 0.3
@@ -309,7 +391,7 @@ class Story:
                 limit = rng.choice((None, 1, 3))
                 return f"held {type_} {limit}", lambda p: p.rig.ledger.limit_held(ADMIN, type_, limit)
             case _:
-                key, limit = rng.choice(("k1", "k2")), rng.choice((1, 2, 3))
+                key, limit = self._named(rng.choice(("k1", "k2"))), rng.choice((1, 2, 3))
                 return f"key {key} {limit}", lambda p: p.rig.ledger.limit_key(ADMIN, key, limit)
 
     async def _note(self) -> tuple[str, Act]:
@@ -342,29 +424,85 @@ def bare(answer: object) -> object:  # noqa: PLR0911 - one answer for each kind
     return answer
 
 
-async def _records(rig: Rig) -> dict[str, list[Any]]:
+async def _records(rig: Rig, jobs: Sequence[JobId], types: Sequence[str]) -> dict[str, list[Any]]:
     ledger = rig.ledger
-    found = [history async for history in ledger.histories()]
-    found.sort(key=lambda history: history.job.job_id)
-    letters = await ledger.dead_letters(JobFilter(), limit=500)
+    rows = [await ledger.job(job_id) for job_id in jobs]
+    found = [row for row in rows if row is not None]
     return {
-        "rows": [await ledger.job(history.job.job_id) for history in found],
-        "events": [event for history in found for event in history.events],
-        "dead letters": sorted(
-            (one for h in found for one in h.dead_letters), key=lambda one: (one.job_id, one.version)
-        ),
-        "listed dead letters": sorted(letters, key=lambda one: (one.job_id, one.version)),
-        "results": [await ledger.result(history.job.job_id) for history in found if history.job.place is Place.ENDED],
-        "journals": [await ledger.read_journal(history.job.job_id) for history in found if history.job.epoch],
+        "rows": rows,
+        "results": [await ledger.result(row.job_id) for row in found if row.place is Place.ENDED],
+        "journals": [await ledger.read_journal(row.job_id) for row in found if row.epoch],
         "queues": sorted(
             (
                 replace(one, oldest_ready_s=None)
                 for one in await ledger.queues()
-                if one.ready + one.resting + one.parked + one.held
+                if one.type in types and one.ready + one.resting + one.parked + one.held
             ),
             key=lambda one: (one.type, one.lifecycle),
         ),
     }
+
+
+async def compare_histories(first: Rig, second: Rig) -> Counter[str]:
+    """All that two ledgers have recorded: jobs, events, dead letters and the order of the feed; how often each thing happened."""
+    kept: list[dict[JobId, History]] = [
+        {history.job.job_id: history async for history in rig.ledger.histories()} for rig in (first, second)
+    ]
+    assert kept[0].keys() == kept[1].keys()
+    for job_id, one in kept[0].items():
+        other = kept[1][job_id]
+        for mine, theirs in zip((*one.events, *one.dead_letters), (*other.events, *other.dead_letters), strict=True):
+            assert mine == theirs, f"{job_id}\n  {mine}\n  {theirs}"
+        rows = [replace(history.job, **OF_ONE_JOB) for history in (one, other)]
+        assert rows[0] == rows[1], f"{job_id}\n  {rows[0]}\n  {rows[1]}"
+    letters = [
+        {(one.job_id, one.version): one for one in await rig.ledger.dead_letters(JobFilter(), limit=1_000)}
+        for rig in (first, second)
+    ]
+    assert letters[0] == letters[1]
+    everything = [event for history in kept[0].values() for event in history.events]
+    await _compare_feeds(first, second, len(everything))
+    return Counter(what for event in everything for what in _happenings(event, kept[0][event.job_id].job))
+
+
+async def _compare_feeds(first: Rig, second: Rig, events: int) -> None:
+    """Both feeds have every event once, in the same order; the events of one transaction are in whichever order of their own."""
+    (mine, _), (theirs, places) = [await _whole_feed(rig, events) for rig in (first, second)]
+    start = 0
+    for _, group in groupby(places, key=lambda place: place.split(".")[0]):
+        end = start + len(list(group))
+        assert sorted(mine[start:end]) == sorted(theirs[start:end]), (mine[start:end], theirs[start:end])
+        start = end
+    for feed in (mine, theirs):
+        assert len(feed) == len(set(feed)) == events
+
+
+async def _whole_feed(rig: Rig, events: int) -> tuple[list[tuple[JobId, int]], list[str]]:
+    """Another transaction on the server may hold back the newest for a while."""
+    found: list[tuple[JobId, int]] = []
+    places: list[str] = []
+    position = None
+    for _ in range(FEED_READS_MAX):
+        page = await rig.ledger.feed(position, limit=1_000)
+        found += [(event.job_id, event.version) for event in page.events]
+        places += page.positions
+        position = page.position
+        if len(found) >= events:
+            break
+    return found, places
+
+
+def _happenings(event: Event, job: Job) -> Iterator[str]:
+    data = json.loads(event.data or b"null")
+    yield event.type
+    if job.concurrency_key is not None and event.type == "job_claimed":
+        yield "with a key"
+    if event.type == "job_cancelled":
+        yield "a soft cancel is carried out" if isinstance(data, dict) and "asked_by" in data else "a hard cancel"
+    if event.cause == Cause.DEADLINE_PASSED:
+        yield "a deadline passes"
+    if isinstance(data, dict) and CANCEL_REQUESTED in data and event.type == "job_succeeded":
+        yield "succeeded though asked to stop"
 
 
 def _role_of(lifecycle: Lifecycle, trigger: str) -> Role:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import DEATH, OTHER_WORKER, SUBMITTER, WORKER, Rig, actor
 from trellis.engine.errors import InvalidTransition, Refused, TrellisError
-from trellis.engine.jobs import Advance, Applied, DeathCertificate, Lease, LeaseLost, ReasonCode, Stage
+from trellis.engine.jobs import Advance, Applied, DeathCertificate, Lease, LeaseLost, ReasonCode, Stage, Turn
 from trellis.engine.records import JobFilter, Place
 from trellis.lifecycles import LIFECYCLES, Opens, Phase, Role, Transition, Trigger
 
@@ -285,3 +285,20 @@ async def test_the_event_names_who_acted(rig: Rig):
         (Role.WORKER, "worker-2"),
         (Role.WORKER, "worker-2"),
     ]
+
+
+@pytest.mark.requirement("DJ-21")
+async def test_a_turn_with_a_step_in_it_twice_can_be_asked_again(rig: Rig):
+    """What is made once counts once, however often and in whichever company it is asked for."""
+    await rig.submit_one()
+    held = await rig.claim_one(start=False)
+    start = Advance(lease=held.lease, source="assigned", trigger="start")
+    done = Advance(lease=held.lease, source="running", trigger="complete")
+    turn = Turn(actor=WORKER, advances=(start, done, done._replace(cause="again"), done._replace()))
+    first = (await rig.ledger.turn(turn)).outcomes
+    assert first == [Applied(3), Applied(4), Applied(4, repeated=True), Applied(4, repeated=True)]
+    assert (await rig.ledger.turn(turn)).outcomes == [
+        Applied(3, repeated=True),
+        *[Applied(4, repeated=True)] * 3,
+    ]
+    assert len(await rig.ledger.events(held.lease.job_id)) == 4

@@ -319,3 +319,49 @@ async def test_an_old_wish_is_not_the_reason_of_a_later_cancel(rig: Rig):
     await rig.cancel(job_id, CancelMode.SOFT, by=SUBMITTER, cause=None, grace_s=5.0)
     await rig.pass_time(6)
     assert await _asked(rig, job_id) == {"asked_by": SUBMITTER.name, "asked_as": "submitter", "reason": None}
+
+
+@pytest.mark.requirement("DJ-11", "DJ-13", "DJ-15")
+@pytest.mark.parametrize(
+    "trigger, data, beside",
+    [
+        (Trigger.COMPLETE, None, {}),
+        (Trigger.COMPLETE, b" { } ", {}),
+        (Trigger.FAIL, b'{"error": {"message": "\xc3\xa4"}}', {"error": {"message": "\u00e4"}}),
+        ("deadline", None, {}),
+    ],
+)
+async def test_a_job_that_ends_otherwise_keeps_who_had_asked_it_to_stop(
+    rig: Rig, trigger: str, data: bytes | None, beside: dict[str, object]
+):
+    held = await rig.running(deadline_s=20.0)
+    job_id, asked_at = held.lease.job_id, await rig.ledger.now()
+    await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=1e6)
+    assert (await rig.job(job_id)).cancel_asked_at == asked_at
+    before = len(await rig.ledger.events(job_id))
+    await rig.pass_time(21) if trigger == "deadline" else await rig.pull(held, trigger, data=data)
+    event, job = await rig.last_event(job_id), await rig.job(job_id)
+    asked = {
+        "actor": "ada",
+        "role": "control-plane",
+        "at": asked_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "cause": "wrong customer",
+    }
+    assert json.loads(event.data or b"null") == beside | {"cancel_requested": asked}
+    assert len(await rig.ledger.events(job_id)) == before + 1
+    told = (job.cancel_requested, job.cancel_asked_by, job.cancel_asked_at, job.cancel_cause)
+    assert told == (False, "ada", asked_at, "wrong customer")
+
+
+@pytest.mark.requirement("DJ-11", "DJ-15")
+async def test_what_is_asked_of_one_holder_is_not_told_of_a_later_generation(rig: Rig):
+    held = await rig.running()
+    job_id = held.lease.job_id
+    await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=1e6)
+    await rig.pull(held, Trigger.FAIL)
+    assert (await rig.job(job_id)).cancel_asked_by == "ada"
+    await rig.ledger.requeue(ADMIN, [job_id], rig.request(), limit=1, cause=None)
+    assert (await rig.job(job_id)).cancel_asked_by is None
+    await rig.pull(await rig.claim_one(), Trigger.COMPLETE)
+    assert (await rig.job(job_id)).cancel_asked_by is None
+    assert (await rig.last_event(job_id)).data is None

@@ -20,7 +20,7 @@ from trellis.engine.jobs import (
     Stage,
 )
 from trellis.engine.records import JobFilter
-from trellis.lifecycles import Role
+from trellis.lifecycles import Role, Trigger
 from trellis.operations.letters import dead_letters, requeue_dead
 
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator@test")
@@ -112,3 +112,30 @@ async def test_the_payloads_and_events_of_several_jobs_are_those_of_each(rig: Ri
     asked = [*jobs, JobId("nobody's")]
     assert await rig.ledger.events_of(asked) == {job_id: await rig.ledger.events(job_id) for job_id in jobs}
     assert await rig.ledger.payloads(asked) == {job_id: (await rig.job(job_id)).payload for job_id in jobs}
+@pytest.mark.requirement("DJ-12", "D38")
+async def test_a_letter_counts_attempts_that_failed_or_were_lost_and_no_snoozes(rig: Rig):
+    """Snoozed twice, given back once, lost once before it began and once while it ran, failed once, and then rejected: 3."""
+    job_id = await rig.submit_one(max_attempts=9)
+    for trigger in (Trigger.SNOOZE, Trigger.SNOOZE, Trigger.RELEASE):
+        await rig.pull(await rig.claim_one(), trigger, spare_attempt=True)
+    await rig.claim_one(start=False)
+    await rig.lose_lease()
+    await rig.claim_one()
+    await rig.lose_lease()
+    await rig.pull(await rig.claim_one(), Trigger.RETRY)
+    held = await rig.claim_one()
+    assert held.attempt == 6
+    await rig.pull(held, "reject", death=DEATH)
+    (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=10)
+    assert (letter.job_id, letter.attempts) == (job_id, 3)
+    assert (await rig.job(job_id)).attempts_spent == 2
+    assert (await rig.verify()).ok
+
+
+@pytest.mark.requirement("DJ-12")
+async def test_a_letter_of_a_job_that_only_snoozed_counts_the_attempt_that_ended_it(rig: Rig):
+    held = await rig.running(deadline_s=40.0)
+    await rig.pull(held, Trigger.SNOOZE, spare_attempt=True, delay_s=1000.0)
+    await rig.pass_time(41)
+    (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=10)
+    assert (letter.job_id, letter.reason_code, letter.attempts) == (held.lease.job_id, ReasonCode.TIMEOUT, 1)

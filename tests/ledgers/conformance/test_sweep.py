@@ -558,3 +558,12 @@ async def test_a_renewal_and_a_sweep_at_the_same_time_agree(rig: Rig):
     for one, (answer,) in zip(held, answers, strict=True):
         state = await rig.state(one.lease.job_id)
         assert state == ("running" if isinstance(answer, Renewed) else "queued")
+
+
+@pytest.mark.requirement("D49", "DJ-2")
+async def test_jobs_that_fall_due_together_are_claimed_oldest_first_with_a_key_or_without(rig: Rig):
+    keys = (None, "a", None, "b")
+    jobs = [await rig.submit_one(delay_s=5.0, concurrency_key=key) for key in keys]
+    await rig.advance(6.0)
+    await rig.sweep()
+    assert [one.lease.job_id for one in await rig.claim(4)] == jobs

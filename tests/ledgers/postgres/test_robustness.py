@@ -375,3 +375,27 @@ async def test_a_key_that_was_left_behind_by_its_job_is_nobodys(rig: Rig):
     again = rig.new_job(idempotency_key="k", fingerprint=b"y")
     assert await rig.offer(again) == Submitted(job_id=again.job_id, created=True)
     assert again.job_id != job_id
+
+
+class CountingLedger(PostgresLedger):
+    """Keeps which names it asked the database for."""
+
+    asked: list[str]
+
+    async def _admin(self, verb: str, sql: str, *args: object) -> object:
+        self.asked.append(verb)
+        return await super()._admin(verb, sql, *args)
+
+
+async def test_first_calls_of_one_actor_that_meet_register_it_and_the_type_once(rig: Rig):
+    ledger = await CountingLedger.open(rig.app_url)
+    ledger.asked = []
+    newcomer = Actor(role=SUBMITTER.role, name="newcomer")
+    jobs = [NewJob(job_id=JobId(f"met-{n}"), type="never seen") for n in range(40)]
+    try:
+        await asyncio.gather(*(ledger.submit(newcomer, [job]) for job in jobs))
+    finally:
+        await ledger.close()
+    assert sorted(ledger.asked) == ["register_actor", "type_id"]
+    assert await _sql(rig, "SELECT count(*) FROM trellis.actor WHERE name = 'newcomer'") == [(1,)]
+    assert {(await rig.ledger.events(job.job_id))[0].actor for job in jobs[:3]} == {"newcomer"}

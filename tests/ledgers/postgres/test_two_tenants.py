@@ -208,6 +208,19 @@ async def test_a_rival_cannot_fill_the_key_that_a_login_waits_for(tenants: Tenan
     assert await tenants.acme.fetchval("SELECT place FROM trellis.job_status WHERE job_id = $1", own) == "ready"
 
 
+@pytest.mark.requirement("D62", "D49")
+async def test_a_key_of_a_login_shares_no_slot_with_the_applications_key_of_that_name(tenants: Tenants):
+    """Neither holds up the other; each is limited by itself."""
+    mine = NewJob(job_id=JobId("app-1"), type="ship", concurrency_key="user:host")
+    await tenants.ledger.submit(Actor(role=Role.SUBMITTER, name="app"), [mine, replace(mine, job_id=JobId("app-2"))])
+    await tenants.submit(job_id="acme-1", concurrency_key="host")
+    await tenants.submit(job_id="acme-2", concurrency_key="host")
+    await tenants.ledger.sweep(SWEEPER, SweepOptions())
+    claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="ship"),), start=10)
+    claimed = (await tenants.ledger.turn(Turn(actor=WORKER, claim=claim))).claimed
+    assert {one.lease.job_id for one in claimed} == {"app-1", "acme-1"}
+
+
 @pytest.mark.requirement("D62")
 async def test_a_login_links_its_jobs_to_its_own_only(tenants: Tenants):
     own = await tenants.submit()

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act
 from trellis.engine.authority import check_held_limit, require
-from trellis.engine.batching import Batcher
+from trellis.engine.batching import Batcher, SingleFlight
 from trellis.engine.errors import (
     JobNotFound,
     LedgerNotMigrated,
@@ -97,6 +97,8 @@ class PostgresLedger(Reads):
         self._bell = Doorbell(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
         self._node = options.node or this_node()
+        self._new_actors: SingleFlight[Actor, int] = SingleFlight(self._register_actor)
+        self._new_types: SingleFlight[str, int] = SingleFlight(self._register_type)
         self._types: dict[str, int] = {}
         self._type_names: dict[int, str] = {}
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
@@ -138,6 +140,8 @@ class PostgresLedger(Reads):
         await self._journals.close()
         await self._moves.close()
         await self._steps.close()
+        await self._new_actors.close()
+        await self._new_types.close()
         await self._bell.close()
         lanes = (
             self._submit_lane,
@@ -160,21 +164,25 @@ class PostgresLedger(Reads):
 
     async def _actor(self, actor: Actor) -> int:
         known = self._actors.get((actor.role, actor.name))
-        if known is None:
-            named = (actor.name, actor.role.code, self._node)
-            known = await self._admin("register_actor", "select register_actor($1, $2, $3)", *named)
-            if len(self._actors) >= ACTORS_CACHED_MAX:
-                self._actors.clear()
-            self._actors[actor.role, actor.name] = known
-        return known
+        return await self._new_actors.call(actor) if known is None else known
+
+    async def _register_actor(self, actor: Actor) -> int:
+        named = (actor.name, actor.role.code, self._node)
+        number: int = await self._admin("register_actor", "select register_actor($1, $2, $3)", *named)
+        if len(self._actors) >= ACTORS_CACHED_MAX:
+            self._actors.clear()
+        self._actors[actor.role, actor.name] = number
+        return number
 
     async def _type(self, name: str) -> int:
         known = self._types.get(name)
-        if known is None:
-            known = await self._admin("type_id", "select type_id($1)", name)
-            self._types[name] = known
-            self._type_names[known] = name
-        return known
+        return await self._new_types.call(name) if known is None else known
+
+    async def _register_type(self, name: str) -> int:
+        number: int = await self._admin("type_id", "select type_id($1)", name)
+        self._types[name] = number
+        self._type_names[number] = name
+        return number
 
     async def _admin(self, verb: str, sql: str, *args: object) -> Any:
         return await self._admin_lane.call(verb, "", lambda c, _: c.fetchval(sql, *args))

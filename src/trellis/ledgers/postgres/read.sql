@@ -5,10 +5,14 @@ select s.*, j.payload, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at,
        (select g.data from signal g where g.id = s.id and g.type = 1 order by g.no desc limit 1) as progress,
-       case when s.cancel_at is not null then
-         (select array[b.name, w.cause] from wish w join actor b on b.id = w.actor where w.id = s.id and w.epoch = s.epoch) end as asked
+       o.asked_by, o.asked_at, o.asked_why,
+       case when s.place = 'ended' then
+         (select e.data from event e where e.id = s.id and e.generation = s.generation
+             and position(convert_to('"cancel_requested"', 'UTF8') in e.data) > 0 order by e.version desc limit 1) end as end_data
   from job j join job_status s on s.id = j.id join job_type t on t.id = j.type
   left join actor a on a.id = s.owner
+  left join lateral (select b.name as asked_by, w.at as asked_at, w.cause as asked_why from wish w join actor b on b.id = w.actor
+                      where s.cancel_at is not null and w.id = s.id and w.epoch = s.epoch) o on true
  where j.job_id = $1
 
 -- name: jobs_any

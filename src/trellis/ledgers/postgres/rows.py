@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from trellis.engine.admin_acts import AdminAct
+from trellis.engine.event_data import asked_to_stop, cancel_request_in
 from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, Signal
@@ -17,8 +18,7 @@ from trellis.lifecycles.lifecycle import ROLES
 def job(row: Row) -> Job:
     """A row of `job_status` with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
-    asked_by, asked_why = row.get("asked") or (None, None)
-    return Job(
+    found = Job(
         job_id=JobId(row["job_id"]),
         lifecycle=lifecycle.name,
         type=row["type_name"],
@@ -39,8 +39,9 @@ def job(row: Row) -> Job:
         owner=row["owner_name"] if row["place"] == Place.HELD else None,
         lease_expires_at=row["until"],
         cancel_requested=row["cancel_at"] is not None,
-        cancel_asked_by=asked_by,
-        cancel_cause=asked_why,
+        cancel_asked_by=row.get("asked_by"),
+        cancel_asked_at=row.get("asked_at"),
+        cancel_cause=row.get("asked_why"),
         concurrency_key=row["key_name"],
         correlation_id=row["correlation_id"] or row["job_id"],
         trace=row["trace"],
@@ -49,6 +50,7 @@ def job(row: Row) -> Job:
         payload=row.get("payload"),
         progress=row.get("progress"),
     )
+    return asked_to_stop(found, cancel_request_in(row.get("end_data")))
 
 
 def type_options(row: Row) -> TypeOptions:

@@ -169,8 +169,9 @@ def asked(actor: int, steps: Steps) -> Asked:
 class Marks:
     """Low-water marks of a claimer: where it last found work, by type and priority.
 
-    They are used while claims come back full and for at most a second on end, because a job that commits late, or with
-    a lower position, stands before the mark.
+    They are used while claims come back full, for at most half a second on end. A job that commits late, or that keeps an older
+    place because it waited for its key's slot, stands before the mark: a claim that finds too little behind its marks takes it in
+    the same call, and one that comes back full leaves it to a later claim, half a second later at most.
     """
 
     FULL_SCAN_EVERY_S = 0.5
@@ -186,13 +187,12 @@ class Marks:
         self._claims += 1
         return PRIORITIES[::-1] if self._claims % LEAST_URGENT_FIRST_EVERY == 0 else PRIORITIES
 
-    def lows(self, types: Sequence[int], priorities: Sequence[int], now: float) -> tuple[list[int], bool]:
-        """A mark for each priority and type, and whether any is above the beginning."""
+    def lows(self, types: Sequence[int], priorities: Sequence[int], now: float) -> list[int]:
+        """A mark for each priority and type; 0 stands for the beginning."""
         if not self._full or now - self._scanned_at > self.FULL_SCAN_EVERY_S:
             self._scanned_at = now
             self._low.clear()
-        lows = [self._low.get((type_, priority), 0) for priority in priorities for type_ in types]
-        return lows, any(lows)
+        return [self._low.get((type_, priority), 0) for priority in priorities for type_ in types]
 
     def note(self, claimed: Row | None, wanted: int) -> None:
         """Remember where the last claimed jobs stood."""
@@ -225,14 +225,10 @@ class Turner:
 
     async def _turn(self, actor: int, steps: Steps, claim: Claim | None, types: Sequence[int]) -> list[Row]:
         order = self._marks.order() if claim else ()
-        lows, marked = self._marks.lows(types, order, asyncio.get_running_loop().time())
+        lows = self._marks.lows(types, order, asyncio.get_running_loop().time())
         rows = await self._ask(arguments(actor, steps, claim, types, lows, order), claim)
-        if claim is None:
-            return rows
-        if marked and claimed_of(rows) is None:
-            empty = Steps(lifecycle=steps.lifecycle)
-            rows += await self._ask(arguments(actor, empty, claim, types, [0] * len(lows), order), claim)
-        self._marks.note(claimed_of(rows), claim.start + claim.prefetch)
+        if claim is not None:
+            self._marks.note(claimed_of(rows), claim.start + claim.prefetch)
         return rows
 
     async def _ask(self, args: list[Any], claim: Claim | None) -> list[Row]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import LiteralString
 
+from trellis.engine.event_data import CancelRequest, with_cancel_request
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -39,12 +40,15 @@ from trellis.ledgers.sqlite.plan import (
     place_code,
     state_of,
 )
+from trellis.ledgers.sqlite.rows import moment_or_none
 from trellis.ledgers.sqlite.steps import Batch, find, job_id_of
 from trellis.ledgers.sqlite.steps import Sql as StepSql
 from trellis.lifecycles import BY_CODE, Phase, Trigger, event_code
 from trellis.lifecycles.lifecycle import ROLES
 
 REQUEUED = event_code("job_requeued")
+STOP = "stop"
+"""The trigger by which a holder obeys a soft cancel."""
 
 
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"):
@@ -113,7 +117,11 @@ def make_step(
         place = row.place
     revokes = HELD in {row.place, place}
     batch = Batch()
-    batch.add(row, Act(step, who, place, wait, revokes, cause, data, request_id), death)
+    # Somebody's own cancel takes nothing over, and neither does a move that looks just like it.
+    cancel = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
+    is_cancel = cancel is not None and (step.target, step.event) == (cancel.target, cancel.event)
+    told = data if is_cancel else ended_otherwise(tx, row, step, data)
+    batch.add(row, Act(step, who, place, wait, revokes, cause, told, request_id), death)
     batch.write(tx)
     return Moved(
         job_id=job_id,
@@ -147,19 +155,34 @@ def cancel(
         if row.cancel_at is None:
             tx.db.execute(_Sql.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
             by = tx.names.actor_id(actor.name)
-            tx.db.execute(_Sql.remember_wish, (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause)))
+            told = (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause), tx.now)
+            tx.db.execute(_Sql.remember_wish, told)
         return CancelRequested(job_id=job_id, state=name)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
 
 
 def asked(tx: Transaction, row: Standing) -> bytes | None:
     """Who asked the holder of this job to stop, and why, for the event of the cancel; None when nobody did."""
+    request = _cancel_request(tx, row)
+    if request is None:
+        return None
+    about = {"asked_by": request.actor, "asked_as": request.role, "reason": request.cause}
+    return json.dumps(about, ensure_ascii=False).encode()
+
+
+def ended_otherwise(tx: Transaction, row: Standing, step: Step, data: bytes | None) -> bytes | None:
+    """The data of a step, and of one that ends a job whose holder was asked to stop also who asked, when and why."""
+    if row.cancel_at is None or row.place != HELD or not step.ended or step.trigger in {Trigger.CANCEL, STOP}:
+        return data
+    return with_cancel_request(data, _cancel_request(tx, row))
+
+
+def _cancel_request(tx: Transaction, row: Standing) -> CancelRequest | None:
     rows = tx.db.execute(_Sql.wish, (row.id, row.epoch)).fetchall() if row.cancel_at is not None else []
     if not rows:
         return None
-    name, role, cause = rows[0]
-    about = {"asked_by": name, "asked_as": ROLES[int(role)].value, "reason": cause}
-    return json.dumps(about, ensure_ascii=False).encode()
+    name, role, cause, at = rows[0]
+    return CancelRequest(actor=name, role=ROLES[int(role)].value, at=moment_or_none(at), cause=cause)
 
 
 def requeue(

@@ -3,6 +3,7 @@
 Nothing in this module touches the database. The numbers are those of `migrations/0001_ledger.sql`.
 """
 
+import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -180,6 +181,13 @@ STATE_CODES: dict[tuple[str, str], int] = {
     for state in lifecycle.states
 }
 FINAL_STATES = frozenset(final_states())
+HOLDERS_STEPS: dict[int, str] = {
+    code: json.dumps(
+        [(s.source * 16 + s.target) * 256 + s.event for s in STEPS.values() if s.lifecycle == code and s.fenced]
+    )
+    for code in BY_CODE
+}
+"""The fenced steps of each lifecycle as the query `last_steps_of_epoch` asks for them."""
 ROLE_CODES: dict[Role, int] = {role: role.code for role in Role}
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
+from trellis.engine.event_data import asked_to_stop, cancel_request_in
 from trellis.engine.jobs import HEADS_MAX, Hold, JobId
 from trellis.engine.records import (
     Children,
@@ -55,6 +56,7 @@ FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states(
 class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     job: LiteralString
     asked_to_stop: LiteralString
+    ended_though_asked_to_stop: LiteralString
     key_of: LiteralString
     jobs: LiteralString
     jobs_in_places: LiteralString
@@ -96,8 +98,14 @@ def job(tx: Transaction, job_id: JobId) -> Job | None:
     if not found:
         return None
     one = rows.job(found[0])
+    if one.place is Place.ENDED:
+        ends = tx.db.execute(_Sql.ended_though_asked_to_stop, (job_id,)).fetchall()
+        return asked_to_stop(one, cancel_request_in(ends[0][0])) if ends else one
     asked = tx.db.execute(_Sql.asked_to_stop, (job_id,)).fetchall() if one.cancel_requested else []
-    return replace(one, cancel_asked_by=asked[0][0], cancel_cause=asked[0][1]) if asked else one
+    if not asked:
+        return one
+    by, at, why = asked[0]
+    return replace(one, cancel_asked_by=by, cancel_asked_at=rows.moment_or_none(at), cancel_cause=why)
 
 
 def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:

@@ -6,14 +6,23 @@ from typing import LiteralString
 
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import DeathCertificate, JobId, JobKey
+from trellis.engine.records import BEGUN_BY_TIMER
 from trellis.engine.text import storable
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_death
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import READY, STEPS, Act, Standing, Who, state_of
-from trellis.lifecycles import Opens, Trigger
+from trellis.lifecycles import LIFECYCLES, Opens, Trigger
 from trellis.lifecycles.causes import Cause
 
+
+def array(numbers: Iterable[int]) -> str:
+    """Numbers as one value that a statement can read with json_each."""
+    return f"[{','.join(map(str, numbers))}]"
+
+
+_BEGUN_BY_TIMER = array(LIFECYCLES[name].code for name in BEGUN_BY_TIMER)
+"""Lifecycles whose dead letters count every attempt that began."""
 PROMOTED_MAX = 1_000
 """Jobs of one key that are handed slots at once; the sweep hands out the rest."""
 
@@ -32,7 +41,7 @@ class Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/steps.sql"):
     drop_result: LiteralString
     job_id_of: LiteralString
     find_key_of_job: LiteralString
-    last_step_of_epoch: LiteralString
+    last_steps_of_epoch: LiteralString
     unasked_step_of_epoch: LiteralString
     step_at: LiteralString
     key_room: LiteralString
@@ -103,11 +112,6 @@ def write_act(tx: Transaction, act: Act, jobs: Sequence[int]) -> None:
     tx.appended = True
 
 
-def array(numbers: Iterable[int]) -> str:
-    """Numbers as one value that a statement can read with json_each."""
-    return f"[{','.join(map(str, numbers))}]"
-
-
 def standing(tx: Transaction, key: int) -> Standing:
     """Where one job stands; its key is known to exist."""
     return Standing._make(tx.db.execute(Sql.standing, (key,)).fetchall()[0])
@@ -174,6 +178,7 @@ def _letter(key: JobKey, death: DeathCertificate, at: int) -> dict[str, str | in
         "reason": death.reason_code.value,
         "stage": death.stage.value,
         "error": storable(death.last_error),
+        "begun_by_timer": _BEGUN_BY_TIMER,
         "at": at,
     }
 

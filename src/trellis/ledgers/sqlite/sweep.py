@@ -12,7 +12,7 @@ from trellis.engine.jobs import Actor, DeathCertificate
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.moves import asked
+from trellis.ledgers.sqlite.moves import asked, ended_otherwise
 from trellis.ledgers.sqlite.plan import (
     HELD,
     PARKED,
@@ -222,7 +222,7 @@ def _take_in(
 ) -> None:
     who = Who(sweeping_role(row.lifecycle), tx.names.actor_id(actor.name))
     place, wait = landing(step, keyed=row.ckey is not None, delay_us=_rest_us(step, options))
-    data = asked(tx, row) if step.trigger == Trigger.CANCEL else None
+    data = asked(tx, row) if step.trigger == Trigger.CANCEL else ended_otherwise(tx, row, step, None)
     cause = what.cause_after(row.deaths + 1)
     death = None
     if what.reason_code is not None and what.stage is not None and cause is not None:

@@ -8,10 +8,11 @@ from trellis.engine.jobs import Actor, Advance, Applied, JobKey, LeaseLost, Turn
 from trellis.ledgers.refusals import check_death, not_advanced
 from trellis.ledgers.sqlite.claims import claim
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.moves import asked
+from trellis.ledgers.sqlite.moves import STOP, asked, ended_otherwise
 from trellis.ledgers.sqlite.plan import (
     FINAL_STATES,
     HELD,
+    HOLDERS_STEPS,
     ROLE_CODES,
     STATE_CODES,
     STATE_NAMES,
@@ -27,9 +28,6 @@ from trellis.ledgers.sqlite.plan import (
 )
 from trellis.ledgers.sqlite.steps import Batch, Sql, standings
 from trellis.lifecycles import LIFECYCLES, Trigger
-
-STOP = "stop"
-"""The trigger by which a holder obeys a soft cancel."""
 
 
 def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnResult:
@@ -148,7 +146,7 @@ def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, 
         place, wait = HELD, row.length
     else:
         place, wait = landing(step, keyed=row.ckey is not None, delay_us=int(advance.delay_s * US))
-    data = advance.data
+    data = ended_otherwise(tx, row, step, advance.data)
     if data is None and step.trigger == STOP:
         data = asked(tx, row)
     act = Act(step, who, place, wait, cause=advance.cause, data=data)
@@ -163,20 +161,22 @@ def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, 
 def _repeated_or_lost(
     tx: Transaction, row: Standing | None, who: Who, advance: Advance, step: Step, later: int
 ) -> Applied | LeaseLost:
-    """Refused; unless the last thing this epoch did is this very step, whose answer was lost.
+    """Refused; unless the last step that a holder made in this epoch is this very one, whose answer was lost.
 
-    `later` steps of the same lease follow in the same turn: then it is the last but so many. A step into a held state
+    `later` steps of the same lease follow in the same turn: then it is among the last so many. A step into a held state
     is only told to have been made while the lease lives: its caller would go on.
     """
     lease, made = advance.lease, (step.source, step.target, step.event)
     if step.held and (row is None or row.epoch != lease.epoch or (later == 0 and row.place != HELD)):
         return LeaseLost(lease)
     if advance.version is None:
-        rows = tx.db.execute(Sql.last_step_of_epoch, (lease.key, lease.epoch, later)).fetchall()
+        holders = HOLDERS_STEPS[step.lifecycle]
+        rows = tx.db.execute(Sql.last_steps_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
     else:
         rows = tx.db.execute(Sql.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
-    if rows and rows[0][1:] == made and (advance.finalizes is None or _is_final(tx, advance)):
-        return Applied(rows[0][0], repeated=True)
+    versions = [version for version, *rest in rows if tuple(rest) == made]
+    if versions and (advance.finalizes is None or _is_final(tx, advance)):
+        return Applied(versions[0], repeated=True)
     return _cancelled_instead(tx, who, advance, step) or LeaseLost(lease)
 
 

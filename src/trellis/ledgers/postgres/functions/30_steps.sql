@@ -178,13 +178,18 @@ begin
   end if;
 end $$;
 
+-- The letter counts the attempts that failed or were lost: a snooze, and a lease that was lost before anything ran, are spared, each by
+-- one more attempt that the job may have. Where a timer begins the next attempt, every one that began counts (D38; `attempts_spent` of
+-- engine/records.py).
 create or replace function _bury(t token, p_now timestamptz, p_reason text, p_stage text, p_error text) returns void
 language plpgsql set search_path from current as $$
 begin
   insert into dead_letter (id, version, at, reason_code, stage, last_error, attempts, last_owner, last_lease_expires_at,
                            correlation_id)
   select t.id, t.version, p_now, case when t.flags & 1 = 1 then 'compensation_failed' else p_reason end, p_stage, p_error,
-         t.attempt + 1, t.owner, t.until, coalesce(nullif(j.correlation_id, ''), j.job_id)
+         greatest(1, t.attempt + 1 - case when exists (select from transition r where r.lifecycle = t.lifecycle and r.trigger = 'due'
+                                                          and r.opens = 1) then 0 else t.max_attempts - j.max_attempts end),
+         t.owner, t.until, coalesce(nullif(j.correlation_id, ''), j.job_id)
     from job j where j.id = t.id;
 end $$;
 
@@ -216,6 +221,23 @@ create or replace function _asked(p_id bigint, p_epoch int) returns bytea langua
     from wish w join actor a on a.id = w.actor join role r on r.role = a.role
    where w.id = p_id and w.epoch between p_epoch - 1 and p_epoch
 $$;
+
+-- The data of the event of an end, and beside it who had asked the holder to stop, when and why; data that is no JSON object stays as it
+-- is (`with_cancel_request` of engine/event_data.py). `p_epoch` as in `_asked`.
+create or replace function _with_cancel_request(p_data bytea, p_id bigint, p_epoch int) returns bytea language plpgsql stable
+set search_path from current as $$
+declare
+  body text := btrim(convert_from(coalesce(p_data, '{}'), 'UTF8'), E' \t\r\n');
+  member text := (
+    select format('"cancel_requested": {"actor": %s, "role": %s, "at": "%s", "cause": %s}', to_json(a.name), to_json(r.name),
+                  to_char(w.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), coalesce(to_json(w.cause)::text, 'null'))
+      from wish w join actor a on a.id = w.actor join role r on r.role = a.role
+     where w.id = p_id and w.epoch between p_epoch - 1 and p_epoch);
+begin
+  if member is null or left(body, 1) <> '{' or right(body, 1) <> '}' then return p_data; end if;
+  return convert_to(case when btrim(substr(body, 2, length(body) - 2), E' \t\r\n') = '' then '{' || member || '}'
+                         else left(body, -1) || ', ' || member || '}' end, 'UTF8');
+end $$;
 
 -- t: the moving row as it was, already out of its place; epoch already raised when a lease is revoked or granted.
 create or replace function _step(
@@ -260,6 +282,12 @@ begin
     delete from wish w where w.id = t.id;
   elsif x.opens = 2 then
     delete from wish w where w.id = t.id;
+  elsif s.phase = 2 and exists (select from wish w where w.id = t.id)
+        and exists (select from state n where n.lifecycle = x.lifecycle and n.state = x.source and n.phase = 1)
+        -- Somebody's own cancel takes nothing over, and neither does a move that looks just like it.
+        and not (p_request is not null and exists (select from transition n where n.lifecycle = x.lifecycle and n.source = x.source
+                    and n.trigger = 'cancel' and n.target = x.target and n.event = x.event)) then
+    p_data := _with_cancel_request(p_data, t.id, t.epoch);
   end if;
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role,
                      cause, request, data, due_at)

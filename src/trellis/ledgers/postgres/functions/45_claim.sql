@@ -1,5 +1,7 @@
 -- Claim. Rows of `ready` are never updated, so a ctid locked here stays good for the delete. The low-water marks let a
--- claimer start behind the rows it took before, which matters while an old snapshot keeps those rows from being removed.
+-- claimer start behind the rows it took before, which matters while an old snapshot keeps those rows from being removed. A claim
+-- that finds too little behind its marks also looks before them: a job that got its key's slot keeps its older place, and a job may
+-- commit late. So a claim comes back short only when there is nothing more to claim.
 
 -- The one job that must run alone and may be handed out now: the first of them, while nobody holds another. The lock lasts until the
 -- claim commits, so that two claimers do not both find that nobody does.
@@ -28,6 +30,8 @@ declare
   i int;
   p int;
   room int;
+  mark bigint;
+  is_marked boolean := exists (select from unnest(p_lows) w(low) where w.low > 0);
 begin
   for i in 1 .. cardinality(p_types) loop
     if kinds[i].paused then budget[i] := 0;
@@ -42,23 +46,28 @@ begin
   if p_isolates then
     alone := _next_alone(p_lifecycle, array(select p_types[n] from generate_subscripts(p_types, 1) n where coalesce(budget[n], 1) > 0));
   end if;
-  for p in 1 .. cardinality(p_prios) loop
-    for i in 1 .. cardinality(p_types) loop
-      room := least(p_want - cardinality(picked), coalesce(budget[i], p_want));
-      continue when room <= 0;
-      found_tids := array(select r.ctid from ready r
-                     where r.type = p_types[i] and r.prio = p_prios[p] and r.pos >= p_lows[(p - 1) * cardinality(p_types) + i]
-                       and r.lifecycle = p_lifecycle
-                       and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
-                              r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
-                     order by r.pos limit room for update skip locked);
-      if cardinality(found_tids) > 0 then
-        picked := picked || found_tids;
-        if budget[i] is not null then budget[i] := budget[i] - cardinality(found_tids); end if;
-        if kinds[i].rate_per_s is not null then
-          update job_type t set tokens = t.tokens - cardinality(found_tids) where t.id = p_types[i];
+  for before_marks in 0 .. is_marked::int loop
+    exit when before_marks = 1 and cardinality(picked) >= p_want;
+    for p in 1 .. cardinality(p_prios) loop
+      for i in 1 .. cardinality(p_types) loop
+        room := least(p_want - cardinality(picked), coalesce(budget[i], p_want));
+        mark := p_lows[(p - 1) * cardinality(p_types) + i];
+        continue when room <= 0 or (before_marks = 1 and mark = 0);
+        found_tids := array(select r.ctid from ready r
+                       where r.type = p_types[i] and r.prio = p_prios[p] and r.lifecycle = p_lifecycle
+                         and r.pos >= case before_marks when 0 then mark else 0 end
+                         and r.pos < case before_marks when 0 then 9223372036854775807 else mark end
+                         and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
+                                r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
+                       order by r.pos limit room for update skip locked);
+        if cardinality(found_tids) > 0 then
+          picked := picked || found_tids;
+          if budget[i] is not null then budget[i] := budget[i] - cardinality(found_tids); end if;
+          if kinds[i].rate_per_s is not null then
+            update job_type t set tokens = t.tokens - cardinality(found_tids) where t.id = p_types[i];
+          end if;
         end if;
-      end if;
+      end loop;
     end loop;
   end loop;
   return picked;

@@ -89,6 +89,8 @@ begin
         return query select case when x.trigger = 'start' then 1 else 3 end::smallint, o.id, cancelled;
         continue;
       end if;
+      -- Its lifecycle does not let the cancel be carried out: the next holder was asked for nothing.
+      if s.phase = 0 then delete from wish w where w.id = o.id; end if;
     end if;
     if s.phase = 1 then
       update lease l set state = x.target, version = l.version + 1, until = p_now + _length(l.lease_ms, l.beat_ms)
@@ -135,14 +137,14 @@ begin
   end loop;
 end $$;
 
--- For a step that found no lease to move: kind 2 when the last event of its epoch is this very step, or the last but so many as follow
--- it in the same turn, or the one at the version that it names (and, where it led to a held state, the job still has that epoch; where it names an artifact, it finalized that
--- one), else 1 (lost).
+-- For a step that found no lease to move: kind 2 when it is the last step that a holder made in its epoch, or one of the last so many
+-- where others of the same turn follow it, or the one at the version that it names (and, where it led to a held state, the job still
+-- has that epoch; where it names an artifact, it finalized that one), else 1 (lost). What others did to the job after its holder let
+-- go of it, in the same epoch, changes nothing about that.
 create or replace function _was_applied(
   p_id bigint, p_epoch int, p_source smallint, p_target smallint, p_type smallint, p_version int, p_artifact text, p_later int)
 returns table (kind smallint, id bigint, version int) language sql stable set search_path from current as $$
-  select case when e.to_state = p_target and e.type = p_type and (p_source is null or e.from_state = p_source)
-                   and (p_version is null or e.version = p_version + 1)
+  select case when e.version is not null
                    and (not exists (select from state s where s.lifecycle = e.lifecycle and s.state = p_target and s.phase = 1)
                         or exists (select from lease d where d.id = p_id and d.epoch = p_epoch)
                         or (p_later > 0 and exists (
@@ -153,9 +155,14 @@ returns table (kind smallint, id bigint, version int) language sql stable set se
                    and (p_artifact is null or _is_final(p_id, p_artifact)) then 2 else 1 end::smallint,
          p_id, e.version
     from (select) one left join lateral (
-      select o.from_state, o.to_state, o.version, o.type, o.lifecycle from event o
-       where o.id = p_id and o.epoch = p_epoch and (p_version is null or o.version = p_version + 1)
-       order by o.version desc offset case when p_version is null then p_later else 0 end limit 1) e on true
+      select h.version, h.lifecycle from (
+        select o.from_state, o.to_state, o.version, o.type, o.lifecycle from event o
+         where o.id = p_id and o.epoch = p_epoch and (p_version is null or o.version = p_version + 1) and o.request is null
+           and exists (select from transition x where x.lifecycle = o.lifecycle and x.source = o.from_state and x.target = o.to_state
+                          and x.event = o.type and x.fenced)
+         order by o.version desc limit p_later + 1) h
+       where h.to_state = p_target and h.type = p_type and (p_source is null or h.from_state = p_source)
+       order by h.version desc limit 1) e on true
 $$;
 
 -- Answers: kind 1 to 3 about steps (lost, repeated, applied; `part` says whether as a start, a completion or another step), 0 for
@@ -237,7 +244,7 @@ begin
        where d.id = any(p_done) and d.epoch = p_done_epochs[width_bucket(d.id, p_done)] and d.state = p_done_source
          and d.lifecycle = p_lifecycle
       returning d.id, d.ckey, d.version + 1 as version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.flags,
-                p_results[width_bucket(d.id, p_done)] as body, p_ttls[width_bucket(d.id, p_done)] as ttl
+                p_results[width_bucket(d.id, p_done)] as body, p_ttls[width_bucket(d.id, p_done)] as ttl, d.cancel_at
     ), n as (
       insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
       select x.id, now_at, x.version, x.epoch, x.owner, x.generation, x.attempt, x.max_attempts, x.deaths, l.done_to[p_done_source],
@@ -246,9 +253,10 @@ begin
       insert into result (id, at, expires_at, body)
       select x.id, now_at, now_at + x.ttl * interval '1 s', x.body from x where x.body is not null
     ), e as (
-      insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+      insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, data)
       select x.id, batch_no, now_at, x.version, p_actor, x.epoch, l.done_event[p_done_source], p_lifecycle, p_done_source,
-             l.done_to[p_done_source], x.generation, x.attempt, a.role from x
+             l.done_to[p_done_source], x.generation, x.attempt, a.role,
+             case when x.cancel_at is not null then _with_cancel_request(null, x.id, x.epoch) end from x
     )
     select array_agg(x.id), array_agg(x.version), array_agg(x.id) filter (where x.ckey is not null),
            array_agg(x.ckey) filter (where x.ckey is not null), array_agg(x.id) filter (where x.flags & 1 = 1)

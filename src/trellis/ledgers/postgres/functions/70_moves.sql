@@ -131,7 +131,7 @@ begin
   select b.* into j from job b where b.job_id = p_job_id;
   if not found or not _within_reach(a.role, j.id) then return; end if;
   k := _find(j.id);
-  if p_soft and k.place = 'held' then
+  if p_soft and k.place = 'held' and not exists (select from event e where e.id = j.id and e.request = p_request) then
     d := _declared_step(j.lifecycle, (k.t).state, null, 'cancel', a.role);
     if d.refusal is null then
       update lease l set cancel_at = now_at + p_grace_s * interval '1 s' where l.id = j.id and l.cancel_at is null;

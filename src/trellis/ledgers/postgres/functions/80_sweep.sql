@@ -31,6 +31,8 @@ begin
     perform _cancel_now(l.id, p_actor, p_now, p_batch, d.cause);
     return 'cancelled';
   end if;
+  if l.cancel_at is not null then delete from wish w where w.id = l.id; end if;  -- its lifecycle does not let it be carried out
+  if d.counts_death then t.deaths := t.deaths + 1; end if;
   delete from lease o where o.id = l.id;
   if d.trigger is null and exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0) then
     -- Its key hands out nothing now: it waits with the others, without a slot.
@@ -45,7 +47,6 @@ begin
             t.lifecycle, t.prio, t.flags);
     return 'stayed';
   end if;
-  if d.counts_death then t.deaths := t.deaths + 1; end if;
   cause := replace(d.cause, '%s', t.deaths::text);
   perform _step(t, v.x, p_actor, by_role, p_now, p_batch, case when d.trigger = 'expire' then p_now end, d.spares_attempt, cause,
                 null, null, d.reason_code, d.stage, cause);
@@ -110,16 +111,19 @@ begin
     delete from resting r where r.id = any(array(
       select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and s.claimable
        where q.due_at <= p_now order by q.due_at limit p_limit for update of q skip locked)) returning r.*
+  ), placed as materialized (
+    -- With and without a key they stand in one line, the oldest first.
+    select o.*, nextval('ready_pos') as pos from (select * from rested order by rested.id) o
   ), to_ready as (
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
-                       flags)
-    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
-      from rested where ckey is null order by rested.id
+                       flags, pos)
+    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags, pos
+      from placed where ckey is null
   ), to_parked as (
     insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
-                        flags)
-    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags
-      from rested where ckey is not null order by rested.id
+                        flags, pos)
+    select id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags, pos
+      from placed where ckey is not null
   )
   select count(*), array_agg(distinct rested.ckey) filter (where rested.ckey is not null) into moved, keys from rested;
   if keys is not null then perform _promote(keys, false); end if;

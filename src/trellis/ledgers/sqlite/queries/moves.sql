@@ -10,11 +10,12 @@ SELECT DISTINCT e.job FROM trellis_event e WHERE e.request = ? AND e.type = ? OR
 UPDATE trellis_job SET cancel_at = ? WHERE id = ?;
 
 -- name: remember_wish
-INSERT INTO trellis_wish (job, epoch, role, actor, cause) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (job) DO UPDATE SET epoch = excluded.epoch, role = excluded.role, actor = excluded.actor, cause = excluded.cause;
+INSERT INTO trellis_wish (job, epoch, role, actor, cause, at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (job) DO UPDATE SET epoch = excluded.epoch, role = excluded.role, actor = excluded.actor, cause = excluded.cause,
+  at = excluded.at;
 
 -- name: wish
-SELECT a.name, w.role, w.cause FROM trellis_wish w JOIN trellis_actor a ON a.id = w.actor WHERE w.job = ? AND w.epoch = ?;
+SELECT a.name, w.role, w.cause, w.at FROM trellis_wish w JOIN trellis_actor a ON a.id = w.actor WHERE w.job = ? AND w.epoch = ?;
 
 -- Which ended or resting jobs a requeue with a filter means, oldest first. `states` are lifecycle * 16 + state.
 -- name: requeueable

@@ -12,8 +12,13 @@ LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submissio
 WHERE s.job_id = ?;
 
 -- name: asked_to_stop
-SELECT a.name, w.cause FROM trellis_submission s JOIN trellis_job j ON j.id = s.id
+SELECT a.name, w.at, w.cause FROM trellis_submission s JOIN trellis_job j ON j.id = s.id
 JOIN trellis_wish w ON w.job = j.id AND w.epoch = j.epoch JOIN trellis_actor a ON a.id = w.actor WHERE s.job_id = ?;
+
+-- name: ended_though_asked_to_stop
+SELECT e.data FROM trellis_submission s JOIN trellis_job j ON j.id = s.id JOIN trellis_event e ON e.job = j.id
+WHERE s.job_id = ? AND e.generation = j.generation AND instr(e.data, CAST('"cancel_requested"' AS BLOB)) > 0
+ORDER BY e.version DESC LIMIT 1;
 
 -- name: key_of
 SELECT id FROM trellis_submission WHERE job_id = ?;

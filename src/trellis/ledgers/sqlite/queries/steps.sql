@@ -20,9 +20,10 @@ FROM json_each(?) AS wanted CROSS JOIN trellis_job j ON j.id = wanted.value;
 
 -- name: insert_dead_letter
 INSERT INTO trellis_dead_letter (job, version, reason, stage, last_error, attempts, last_owner, last_lease_expires_at, at)
-SELECT j.id, j.version + 1, iif(j.compensates IS NULL, :reason, 'compensation_failed'), :stage, :error, j.attempt + 1,
+SELECT j.id, j.version + 1, iif(j.compensates IS NULL, :reason, 'compensation_failed'), :stage, :error,
+  max(1, j.attempt + 1 - iif(j.lifecycle IN (SELECT value FROM json_each(:begun_by_timer)), 0, j.max_attempts - s.max_attempts)),
   a.name, iif(a.id IS NULL, NULL, j.until), :at
-FROM trellis_job j LEFT JOIN trellis_actor a ON a.id = j.owner WHERE j.id = :job;
+FROM trellis_job j JOIN trellis_submission s ON s.id = j.id LEFT JOIN trellis_actor a ON a.id = j.owner WHERE j.id = :job;
 
 -- name: name_artifact
 INSERT INTO trellis_finalizing (job, artifact) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET artifact = excluded.artifact;
@@ -57,11 +58,16 @@ SELECT job_id FROM trellis_submission WHERE id = ?;
 -- name: find_key_of_job
 SELECT id FROM trellis_submission WHERE job_id = ?;
 
--- name: last_step_of_epoch
-SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? ORDER BY version DESC LIMIT 1 OFFSET ?;
+-- Of the steps that holders made: what others did in the same epoch, after its holder had let go of the job, has no place here.
+-- name: last_steps_of_epoch
+SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? AND request IS NULL
+  AND (source * 16 + target) * 256 + type IN (SELECT value FROM json_each(?))
+ORDER BY version DESC LIMIT ? + 1;
 
+-- The event that began an epoch, if this actor made it and nobody asked for it.
 -- name: unasked_step_of_epoch
-SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? AND actor = ? AND request IS NULL
+SELECT version, source, target, type FROM trellis_event e WHERE job = ? AND epoch = ? AND actor = ? AND request IS NULL
+  AND NOT EXISTS (SELECT 1 FROM trellis_event b WHERE b.job = e.job AND b.version = e.version - 1 AND b.epoch = e.epoch)
 ORDER BY version LIMIT 1;
 
 -- name: step_at
