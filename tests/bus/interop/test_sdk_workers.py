@@ -37,6 +37,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning"),  # by the SDK's own store
 ]
 
+YEAR_S = 365 * 86_400.0
+
 
 @pytest.mark.requirement("BUS-1", "BUS-11", "D28", "D29", "D53")
 async def test_a_worker_that_says_nothing_of_itself_is_found_when_it_is_there(plane: Plane):
@@ -232,7 +234,7 @@ async def test_copies_of_signed_packets_that_another_process_takes_change_nothin
         before = [await plane.path(job_id) for job_id in ("j1", "j2")]
         assert len({subject for subject, _ in copies}) == 4, "a request, a progress, a result, a cancel"
         await plane.services.stop()
-        async with another_process(plane, **key_files):
+        async with another_process(plane, **key_files) as (plane.bus, plane.services):
             for subject, data in list(copies):
                 await thief.throw(subject, data)
             await plane.settle()
@@ -242,8 +244,8 @@ async def test_copies_of_signed_packets_that_another_process_takes_change_nothin
 
 
 @asynccontextmanager
-async def another_process(plane: Plane, **options: Any) -> AsyncGenerator[None]:
-    """A second process of the same control plane, which remembers no packet; the plane's helpers talk to it."""
+async def another_process(plane: Plane, **options: Any) -> AsyncGenerator[tuple[NatsBus, BusServices]]:
+    """A second process of the same control plane, which remembers no packet."""
     opened = BusOptions(url=plane.tap.url, sender_id=OURS, **options)
     bus = await open_bus(opened, clock=SystemClock(), now=now, new_id=new_id)
     assert isinstance(bus, NatsBus)
@@ -256,10 +258,35 @@ async def another_process(plane: Plane, **options: Any) -> AsyncGenerator[None]:
         new_id=new_id,
         name="plane-2",
     )
-    plane.bus, plane.services = bus, BusServices(parts)
-    await plane.services.start()
+    services = BusServices(parts)
+    await services.start()
     try:
-        yield
+        yield bus, services
     finally:
-        await plane.services.stop()
+        await services.stop()
         await bus.close()
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_of_two_processes_neither_lets_an_older_cancel_win_or_loses_one_that_overtook_its_request(plane: Plane):
+    """Which process hears the cancel and which takes the request in is the server's choice, so several jobs of each kind are asked for."""
+    client, names = await plane.client(), [str(number) for number in range(6)]
+    async with another_process(plane) as (other, _):
+        for name in names:
+            await client.cancel(f"old-{name}", later_s=-YEAR_S)
+            await client.cancel(f"overtaken-{name}", later_s=30)
+        for name in names:
+            await client.submit(f"old-{name}")
+            await client.submit(f"overtaken-{name}")
+
+        async def all_are_there() -> bool:
+            return len(await plane.jobs()) == 2 * len(names) and all(
+                [await plane.state(f"overtaken-{name}") == "CANCELLED" for name in names]
+            )
+
+        await plane.until(all_are_there)
+        for bus in (plane.bus, other):
+            plane.bus = bus
+            await plane.settle()
+        await plane.pass_time(6)
+        assert [name for name in names if await plane.state(f"old-{name}") == "CANCELLED"] == []
