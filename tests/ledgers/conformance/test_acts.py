@@ -56,7 +56,7 @@ async def test_every_administrative_act_is_recorded_once(rig: Rig):
         (
             "type.options.changed",
             "work",
-            "priority 2, max_attempts 3, max_deaths 2, deadline_s 30, concurrency_limit 1",
+            "priority 2, max_attempts 3, max_deaths 3, deadline_s 30, concurrency_limit 1",
             options_text(TypeOptions(type="work", max_attempts=4, deadline_s=30)),
         ),
         ("agent.status.changed", "gardener", "a", "b"),
