@@ -27,7 +27,7 @@ begin
     raise exception 'an administrative act has at most 100 characters of event, 500 of subject, 2000 of any other text and 1 MiB of facts'
       using errcode = 'TR004';
   end if;
-  if p_id is not null and p_id !~ '^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$' or p_facts is not null and jsonb_typeof(p_facts::jsonb) <> 'object' then
+  if p_id is not null and p_id !~ '^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$' or p_facts is not null and json_typeof(p_facts::json) <> 'object' then
     raise exception 'the id of an act has at most 200 letters, digits, dots and hyphens, and its facts are a JSON object'
       using errcode = 'TR004';
   end if;
