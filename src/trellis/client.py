@@ -380,18 +380,20 @@ class Trellis:
                 await handle.result(timeout_s)
         return handles
 
-    async def pause(self, type_: str) -> None:
-        """Stop handing out jobs of a type; what is held goes on."""
-        await self.ledger.pause(self._acting(Role.CONTROL_PLANE, action="pause a type"), type_, paused=True)
+    async def pause(self, type_: str, *, reason: str | None = None) -> None:
+        """Stop handing out jobs of a type; what is held goes on. The audit record shows `reason`."""
+        actor = self._acting(Role.CONTROL_PLANE, action="pause a type")
+        await self.ledger.pause(actor, type_, paused=True, cause=reason)
 
-    async def resume(self, type_: str) -> None:
-        """Hand out jobs of a type again."""
-        await self.ledger.pause(self._acting(Role.CONTROL_PLANE, action="resume a type"), type_, paused=False)
+    async def resume(self, type_: str, *, reason: str | None = None) -> None:
+        """Hand out jobs of a type again. The audit record shows `reason`."""
+        actor = self._acting(Role.CONTROL_PLANE, action="resume a type")
+        await self.ledger.pause(actor, type_, paused=False, cause=reason)
 
-    async def leave_behind(self, follower: str) -> bool:
+    async def leave_behind(self, follower: str, *, reason: str | None = None) -> bool:
         """Let retention go on without a follower, until it reads on; False when it has no place."""
         actor = self._acting(Role.CONTROL_PLANE, action="leave a follower behind")
-        return await self.ledger.leave_behind(actor, follower)
+        return await self.ledger.leave_behind(actor, follower, cause=reason)
 
     async def declare(self, app: App) -> None:
         """Let what an application declares about its job types hold for every submit from anywhere, as a worker does when it starts."""

@@ -42,10 +42,11 @@ from trellis.queue.driver import Driver as QueueDriver
 from trellis.queue.driver import DriverOptions as QueueDriverOptions
 from trellis.queue.orchestrator import QueueOrchestrator
 from trellis.runs import finalizing
+from trellis.runs.agent_acts import CREATED
 from trellis.runs.applying import ApplyEngine, ApplyOptions
 from trellis.runs.driver import Driver, DriverOptions
 from trellis.runs.gate import AgentGate
-from trellis.runs.health import CREATED, AgentHealth
+from trellis.runs.health import AgentHealth
 from trellis.runs.inbox import Inbox, InboxKeeper
 from trellis.runs.layer import BuiltinLayer
 from trellis.runs.offering import Offering
@@ -384,7 +385,6 @@ class Instance:
             ledger=self.ledger,
             actor=self.actor(Role.CONTROL_PLANE),
             catalog=self.catalog,
-            publisher=Publisher(self.objects),
         )
 
     async def judge_agents(self) -> None:
@@ -418,7 +418,7 @@ class Instance:
         if not queue_jobs:
             services = [service for service in services if not is_of_queue(service)]
         if any(isinstance(service, Orchestrator) for service in services):
-            await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs)
+            await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs, cause="TRELLIS_RUNS")
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
         await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
         for service in services:
@@ -429,11 +429,12 @@ class Instance:
 
     async def plant(self) -> None:
         """Put the demonstration agents there, with the first pages of their memory. Twice is as once."""
-        planted = await plant(self.objects)
-        for slug in AGENTS:
-            if agent_key(slug) in planted.created:
+        for slug in AGENTS:  # before it is there: no crash leaves an agent that nobody made
+            if await self.objects.head(agent_key(slug)) is None:
                 created = NewAct(event=CREATED, subject=slug, target="active", cause="the garden is planted")
                 await self.ledger.record_act(self.actor(Role.CONTROL_PLANE), created)
+        await plant(self.objects)
+        for slug in AGENTS:
             if (await asyncio.to_thread(self.memory.read, slug)).version == 0:
                 await self._seed(slug)
 

@@ -9,7 +9,7 @@ from tests.bus.conftest import Opens
 from tests.bus.rig import Rig, quiet
 from trellis.bus.messages import Alert, ErrorCode, Heartbeat, direct_subject
 from trellis.bus.requests import JobRequest
-from trellis.bus.scheduling.placement import Placed, Placement, Stays, Unfit, Why, place
+from trellis.bus.scheduling.placement import DOUBT_S_MAX, Placed, Placement, Stays, Unfit, Why, place
 from trellis.bus.scheduling.registry import Seen, Workers
 from trellis.bus.topics import Topics
 from trellis.testing import FakeClock
@@ -50,9 +50,11 @@ def seen(worker_id: str = "w1", *, topics: tuple[str, ...] = (), load: int = 0, 
     return replace(found, ready_topics=topics)
 
 
-def put(*workers: Seen, topics: Topics = POOLED, subjects: Subjects | None = None, **said: Any) -> Placement:
+def put(
+    *workers: Seen, topics: Topics = POOLED, subjects: Subjects | None = None, age_s: float = 0.0, **said: Any
+) -> Placement:
     request = JobRequest.checked({"job_id": "j1", "topic": TOPIC, **said})
-    return place(request, topics, workers, subjects or Subjects(), subject_max=10)
+    return place(request, topics, workers, subjects or Subjects(), subject_max=10, age_s=age_s)
 
 
 def to(worker_id: str) -> Placed:
@@ -66,6 +68,9 @@ def test_a_worker_of_another_version_stops_only_the_topics_that_it_names_or_that
     used = Subjects(used={TOPIC})
     for unsaid in (later, wild):
         assert isinstance(put(unsaid, topics=PLAIN), Unfit), "nobody is known who would understand the order"
+        late = put(unsaid, topics=PLAIN, age_s=DOUBT_S_MAX)
+        assert isinstance(late, Placed)
+        assert (late.subject, late.doubt and late.doubt.worker_id) == (TOPIC, "later")
         placed = put(unsaid, topics=PLAIN, subjects=used)
         assert isinstance(placed, Placed)
         assert (placed.subject, placed.doubt and placed.doubt.worker_id) == (TOPIC, "later")

@@ -1,14 +1,21 @@
 """`trellis agents create`: an agent of one's own, valid and runnable from one command, and nothing overwritten."""
 
 import asyncio
+import getpass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.engine.admin_acts import AdminAct
+from trellis.engine.admin_acts import AdminAct, NewAct
+from trellis.engine.jobs import Actor
+from trellis.engine.nodes import this_node
 from trellis.ledgers import open_ledger
+from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.lifecycles import Role
+from trellis.storage.local import LocalObjects
 
 NOTES = {
     "register.md": "# Register\n\nThe boiler B-1 is kept at 94 degrees.\n",
@@ -42,19 +49,71 @@ def test_an_agent_is_made_with_its_sources_and_finds_what_they_disagree_on(local
     assert refs == {f"sources/{name}" for name in NOTES}
 
 
+async def acts_of(url: str) -> list[AdminAct]:
+    ledger = await open_ledger(url)
+    try:
+        return [one for one in await ledger.acts() if one.event.startswith("agent.")]
+    finally:
+        await ledger.close()
+
+
 @pytest.mark.requirement("OBS-1")
-def test_who_made_an_agent_is_recorded(local: Terminal, tmp_path: Path):
-    assert local("agents", "create", "boiler", "--purpose", PURPOSE).code == 0
+def test_who_made_an_agent_is_recorded(local: Terminal):
+    assert local("agents", "create", "boiler", "--purpose", PURPOSE, "--reason", "winter comes").code == 0
+    (act,) = asyncio.run(acts_of(local.url))
+    assert (act.subject, act.target, act.role, act.cause) == ("boiler", "active", Role.OWNER, "winter comes")
+    assert (act.actor.partition("@")[0], act.node) == (getpass.getuser(), this_node())
 
-    async def acts() -> list[AdminAct]:
-        ledger = await open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-        try:
-            return await ledger.acts()
-        finally:
-            await ledger.close()
 
-    (act,) = [one for one in asyncio.run(acts()) if one.event == "agent.created"]
-    assert (act.subject, act.target, act.role) == ("boiler", "active", Role.OWNER)
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.requirement("OBS-1", "D24")
+@pytest.mark.parametrize("writes_done", range(4))
+def test_no_crash_leaves_an_agent_that_nobody_is_recorded_to_have_made(
+    local: Terminal, notes: list[str], monkeypatch: pytest.MonkeyPatch, writes_done: int
+):
+    """Killed before each of the writes: two sources, the act, the agent's file. Asking again finishes what is left."""
+    left = [writes_done]
+
+    def dying(write: Callable[..., Any]) -> Callable[..., Any]:
+        async def limited(*arguments: Any, **named: Any) -> Any:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return await write(*arguments, **named)
+
+        return limited
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalObjects, "put", dying(LocalObjects.put))
+        patch.setattr(SqliteLedger, "record_act", dying(SqliteLedger.record_act))
+        with pytest.raises(Killed):
+            local("agents", "create", "boiler", "--purpose", PURPOSE, *notes)
+    file = Path("objects/agents/boiler/_agent.md")
+    assert (file.exists(), len(asyncio.run(acts_of(local.url)))) == (False, int(writes_done == 3))
+    assert local("agents", "create", "boiler", "--purpose", PURPOSE, *notes).code == 0
+    assert file.exists()
+    assert len(asyncio.run(acts_of(local.url))) == 1 + int(writes_done == 3), "one for each time that it was asked"
+
+
+@pytest.mark.requirement("OBS-1")
+def test_an_agent_that_another_made_first_is_recorded_as_refused(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    record, file = SqliteLedger.record_act, Path("objects/agents/boiler/_agent.md")
+
+    def made_by_another() -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("theirs")
+
+    async def overtaken(self: SqliteLedger, actor: Actor, act: NewAct) -> str:
+        made_by_another()
+        return await record(self, actor, act)
+
+    monkeypatch.setattr(SqliteLedger, "record_act", overtaken)
+    answer = local("agents", "create", "boiler", "--purpose", PURPOSE)
+    assert (answer.code, file.read_text()) == (1, "theirs")
+    assert [act.event for act in asyncio.run(acts_of(local.url))] == ["agent.created", "agent.create.refused"]
 
 
 def test_nothing_that_is_there_is_overwritten(local: Terminal, notes: list[str]):

@@ -5,7 +5,6 @@ import pytest
 from tests.cli.conftest import Terminal
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.mermaid import mermaid
-from trellis.lifecycles.svg import svg
 
 
 def test_every_lifecycle_is_listed_and_described(local: Terminal):
@@ -20,19 +19,13 @@ def test_every_lifecycle_is_listed_and_described(local: Terminal):
 def test_a_lifecycle_is_drawn(local: Terminal):
     lifecycle = LIFECYCLES["leased-job"]
     assert local("lifecycles", "leased-job", "--mermaid").out.strip() == mermaid(lifecycle).strip()
-    assert (
-        local("lifecycles", "leased-job", "--svg", "--highlight", "running").out.strip()
-        == svg(lifecycle, "running").strip()
-    )
 
 
 @pytest.mark.parametrize(
     "arguments, says",
     [
         (["leased_job"], "perhaps you mean leased-job"),
-        (["--svg"], "name one of"),
-        (["run", "--svg", "--mermaid"], "choose one"),
-        (["run", "--svg", "--highlight", "runing"], "perhaps you mean running"),
+        (["--mermaid"], "name one of"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(local: Terminal, arguments, says):

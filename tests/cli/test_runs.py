@@ -245,7 +245,7 @@ def test_an_agent_is_paused_and_activated_again_with_a_record_of_each(planted: T
     changes = [record for record in records if record["event"] == "agent.status.changed"]
     assert {(record["from"], record["to"], record["cause"]) for record in changes} == {
         ("active", "paused", "holidays"),
-        ("paused", "active", None),
+        ("paused", "active", "no reason given"),
     }
     assert planted("run", VIOLIN).code == 0
 

@@ -1,6 +1,7 @@
 """`trellis token issue`, and every other command with a token in the environment."""
 
 import asyncio
+import getpass
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from trellis.engine.admin_acts import AdminAct
+from trellis.engine.nodes import this_node
 from trellis.ledgers import open_ledger
 
 
@@ -53,9 +55,26 @@ def test_several_roles_are_named_apart_or_together(local: Terminal):
     agent = local("token", "issue", "--role", "agent-runtime", "--agent", "gardener", "--sub", "g", "--ttl", "5m")
     assert agent.code == 0
     acts = asyncio.run(acts_of(local.url))
-    assert [act.event for act in acts] == ["token.issued"] * 3
-    assert (acts[2].subject, acts[2].target) == ("g", "agent-runtime, agent=gardener for 5 min")
+    assert [act.event for act in acts] == ["ledger.migrated"] + ["token.issued"] * 3
+    assert (acts[3].subject, acts[3].target) == ("g", "agent-runtime, agent=gardener for 5 min")
     assert agent.out.strip().split(".")[2] not in str(acts), "a record holds no token"
+
+
+@pytest.mark.requirement("OBS-1", "D35")
+def test_a_token_of_the_operators_own_key_is_recorded_before_it_is_shown(
+    trellis: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    key = tmp_path / "own.key"
+    key.write_text("5" * 64)
+    key.chmod(0o600)
+    monkeypatch.setenv("TRELLIS_TOKEN_KEY_FILE", str(key))
+    issued = trellis("token", "issue", "--role", "worker", "--sub", "ada", "--reason", "new machine")
+    assert issued.code == 0, issued.err
+    act = asyncio.run(acts_of(trellis.url))[-1]
+    assert (act.event, act.subject, act.target, act.cause) == ("token.issued", "ada", "worker for 1 h", "new machine")
+    assert (act.actor.partition("@")[0], act.node) == (getpass.getuser(), this_node())
+    unrecorded = trellis("token", "issue", "--role", "worker", ledger=f"sqlite:///{tmp_path / 'nowhere.db'}")
+    assert (unrecorded.code, unrecorded.out) == (1, ""), "what cannot be recorded is not given out"
 
 
 @pytest.mark.parametrize(

@@ -462,14 +462,16 @@ async def test_a_refusal_is_audited_with_its_rule_and_only_so_many_a_minute(gate
     (record,) = await refusals(gateway)
     expected = {
         "event": "access.refused",
-        "actor": "frontend",
+        "actor": "gateway",
         "actor_name": "screen",
+        "roles": "frontend",
+        "subject": "GET /dlq",
         "rule": "dead-letters.read",
         "method": "GET",
         "path": "/dlq",
         "correlation_id": "look-1",
         "left_out": 0,
-        "ts": "2026-01-01T00:00:00.000Z",
+        "ts": "2026-01-01T00:00:00.000000Z",
     }
     assert {name: record[name] for name in expected} == expected
     for _ in range(REFUSALS_PER_MINUTE_MAX + 4):

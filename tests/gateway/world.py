@@ -25,8 +25,10 @@ from trellis.engine.jobs import (
 )
 from trellis.lifecycles import Role
 from trellis.runs import proposals
+from trellis.runs.act_records import ActRecorder
 from trellis.runs.layer import TriggerKind
 from trellis.runs.proposals import Draft, Source
+from trellis.runs.publishing import Publisher
 from trellis.wiring import new_id
 
 SOMEBODY = Actor(role=Role.SUBMITTER, name="somebody")
@@ -158,7 +160,7 @@ async def make_world(gateway: Gateway, name: str) -> World:
 
 
 async def everything(gateway: Gateway) -> dict[str, list[str]]:
-    """Every row of every table, every object and every commit; but for the records of refusals."""
+    """Every row of every table, every object and every commit; but for the acts of refusals and who was refused."""
     found = await asyncio.to_thread(_rows, gateway.instance.places.ledger.removeprefix("sqlite:///"))
     objects = [item for item in await _objects(gateway) if "/refused-" not in item]
     commits = [
@@ -168,7 +170,9 @@ async def everything(gateway: Gateway) -> dict[str, list[str]]:
 
 
 async def refusals(gateway: Gateway) -> list[dict[str, object]]:
-    """The audit records of refusals."""
+    """The audit records of refusals, when the projector has published them."""
+    instance = gateway.instance
+    await ActRecorder(instance.ledger, instance.actor(Role.PROJECTOR), Publisher(instance.objects)).publish_new()
     keys = [item.split(" ")[0] for item in await _objects(gateway, "audit/") if "/refused-" in item]
     bodies = [await gateway.instance.objects.get(key) for key in keys]
     return [json.loads(found.body) for found in bodies if found is not None]
@@ -191,6 +195,14 @@ def _rows(path: str) -> dict[str, list[str]]:
         tables = [
             row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
         ]
-        return {table: [repr(row) for row in connection.execute(f'SELECT * FROM "{table}"')] for table in tables}
+        refused = "id NOT LIKE 'refused-%'"
+        named = (
+            "id IN (SELECT actor FROM trellis_event UNION SELECT actor FROM trellis_act WHERE id NOT LIKE 'refused-%')"
+        )
+        kept = {"trellis_act": refused, "trellis_actor": named, "sqlite_sequence": "name <> 'trellis_act'"}
+        return {
+            table: [repr(row) for row in connection.execute(f'SELECT * FROM "{table}" WHERE {kept.get(table, "true")}')]
+            for table in tables
+        }
     finally:
         connection.close()

@@ -7,7 +7,6 @@ from trellis.lifecycles import LIFECYCLES, Lifecycle
 from trellis.lifecycles.describe import STATE_COLUMNS, TRANSITION_COLUMNS, describe
 from trellis.lifecycles.mermaid import mermaid
 from trellis.lifecycles.projection import WIRE_NUMBERS, WORDS, Position
-from trellis.lifecycles.svg import svg
 
 ROOT = Path(__file__).parents[2]
 VOCABULARIES = ("bus-job", "leased-job", "queue-job", "run")
@@ -25,7 +24,6 @@ def documents() -> dict[Path, str]:
     """Every generated file and what it must hold."""
     files = {ROOT / "docs/reference/lifecycles.md": reference()}
     for name, lifecycle in LIFECYCLES.items():
-        files[ROOT / f"docs/lifecycles/{name}.svg"] = svg(lifecycle)
         files[ROOT / f"docs/lifecycles/{name}.mmd"] = mermaid(lifecycle)
     return files
 
@@ -49,7 +47,7 @@ def _chapter(lifecycle: Lifecycle) -> str:
             "",
             f"{told.title}. Version {told.version}; the sweep acts as {told.swept_by}.",
             "",
-            f"![The lifecycle {told.name}](../lifecycles/{told.name}.svg)",
+            *("```mermaid", mermaid(lifecycle).rstrip("\n"), "```"),
             "",
             *_table(STATE_COLUMNS, states),
             "",

@@ -10,10 +10,14 @@ from tests.queue.rig import OTHER, Nlm, Rig, accept_only, under_way
 from trellis.lifecycles import Role
 from trellis.queue.backend import Execution, UnderWay
 from trellis.queue.context import snapshot_key
+from trellis.runs.act_records import ActRecorder
+from trellis.runs.publishing import Publisher
 
 
 async def _records(rig: Rig) -> list[dict[str, Any]]:
     """The audit records about callbacks."""
+    projector = rig.instance.actor(Role.PROJECTOR)
+    await ActRecorder(rig.instance.ledger, projector, Publisher(rig.instance.objects)).publish_new()
     found = [await rig.instance.objects.get(info.key) for info in (await rig.instance.objects.list("audit/")).items]
     told = [json.loads(one.body) for one in found if one is not None]
     return [one for one in told if one["event"].startswith("callback.")]

@@ -36,7 +36,7 @@ from trellis.engine.records import Place, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs import documents, ids, proposals, rebuild, segments
+from trellis.runs import audit, ids, proposals, rebuild, segments
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
 from trellis.runs.proposals import Draft
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
@@ -209,15 +209,17 @@ async def test_a_rebuild_is_recorded_with_who_did_it_when_and_what_was_made(pres
     run_id = await one_run(press)
     key = ids.manifest_key(SLUG, run_id)
     assert await press.store.delete(key)
-    await rebuild_objects(press.stand.ledger, press.store, ADMIN)
+    await rebuild_objects(press.stand.ledger, press.store, ADMIN, cause="the bucket was lost")
     again = await rebuild_objects(press.stand.ledger, press.store, ADMIN)
     first, second = await rebuild_records(press)
-    now = documents.timestamp(await press.stand.ledger.now())
+    now = audit.timestamp(await press.stand.ledger.now())
     told = {
         "event": "objects.rebuilt",
         "actor": "control-plane",
         "actor_name": "admin@test",
         "node": this_node(),
+        "cause": "the bucket was lost",
+        "subject": "objects",
         "ts": now,
     }
     assert {name: first[name] for name in told} == told
@@ -249,8 +251,9 @@ async def one_run(press: Press) -> JobId:
 
 
 async def rebuild_records(press: Press) -> list[dict[str, Any]]:
-    """The audit records of rebuilds, in their order."""
-    keys = [info.key for info in (await press.store.list("audit/")).items if is_of_rebuild(info.key)]
+    """The audit records of rebuilds, in the order of their acts."""
+    acts = [act for act in await press.stand.ledger.acts() if act.event.endswith(".rebuilt")]
+    keys = [ids.audit_key(act.at, act.id) for act in acts]
     return [json.loads(found.body) for key in keys if (found := await press.store.get(key)) is not None]
 
 

@@ -7,7 +7,7 @@ What holds:
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
@@ -127,9 +127,16 @@ def source_name(file: str, body: bytes) -> str:
 
 
 async def create_agent(
-    objects: ObjectStore, agent: NewAgent, sources: Mapping[str, bytes], *, at: datetime
+    objects: ObjectStore,
+    agent: NewAgent,
+    sources: Mapping[str, bytes],
+    *,
+    at: datetime,
+    before_file: Callable[[], Awaitable[None]],
 ) -> tuple[AgentDefinition, Sequence[str]]:
     """Make the agent with these sources, by file name; what was made, and its keys with the agent's file last.
+
+    `before_file` is called when the sources are there and the agent's file is the only thing left to be made.
 
     Raises SlugInvalid, DefinitionMalformed, SourceRefused, AgentExists, KeyInvalid.
     """
@@ -138,12 +145,15 @@ async def create_agent(
     files = {object_key("agents", agent.slug, SOURCES_FOLDER, name): text for name, text in sorted(sources.items())}
     if await objects.head(own) is not None:
         raise AgentExists(key=own)
-    for key, text in {**files, own: body}.items():
+    for key, text in files.items():
         if isinstance(await objects.put(key, text, when=CREATE), Stored):
             continue
         there = await objects.get(key)
-        if key == own or there is None or there.body != text:
+        if there is None or there.body != text:
             raise AgentExists(key=key)
+    await before_file()
+    if not isinstance(await objects.put(own, body, when=CREATE), Stored):
+        raise AgentExists(key=own, recorded=True)
     made = read_definition(body, slug=agent.slug)
     assert isinstance(made, AgentDefinition), made
     return made, [*files, own]

@@ -9,27 +9,35 @@ import typer
 from rich.text import Text
 
 from trellis.agents.catalog import Agent
-from trellis.agents.creation import NewAgent, create_agent, source_name
+from trellis.agents.creation import NewAgent, source_name
 from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.agents.errors import SourceRefused
 from trellis.agents.models import OFFLINE, ModelOptions, check_model
 from trellis.agents.runtime_errors import ModelSettingInvalid
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
+from trellis.cli.commands import (
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    IdsOption,
+    LimitOption,
+    ReasonOption,
+    at_gateway,
+    command,
+    group,
+)
 from trellis.cli.instances import opened, owner, person
 from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import Column
-from trellis.engine.admin_acts import NewAct
 from trellis.engine.jobs import Actor
 from trellis.engine.ownership import owner_name
 from trellis.lifecycles import Role
-from trellis.runs.health import CREATED, Failure, last_failure, set_status
+from trellis.runs.agent_acts import recorded_creation, set_status
+from trellis.runs.health import Failure, last_failure
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
     from trellis.instance import Instance
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's slug.")]
-ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why, for the audit record.")]
 
 _STYLES = {AgentStatus.ACTIVE: "green", AgentStatus.ERROR: "red"}
 
@@ -128,6 +136,7 @@ async def create(
         typer.Option("--question", metavar="TEXT", help="What it asks its sources; again for another."),
     ] = None,
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What people call it.")] = None,
+    reason: ReasonOption = None,
 ) -> None:
     """Make an agent: a folder with its definition (`_agent.md`) and copies of its sources.
 
@@ -145,9 +154,8 @@ async def create(
             questions=tuple(question or ()),
             created_by=owner_name(principal),
         )
-        made, keys = await create_agent(instance.objects, asked, sources, at=await instance.ledger.now())
-        created = NewAct(event=CREATED, subject=made.slug, target=made.status.value, cause="trellis agents create")
-        await instance.ledger.record_act(Actor(role=Role.OWNER, name=principal.name), created)
+        actor = Actor(role=Role.OWNER, name=principal.name)
+        made, keys = await recorded_creation(instance.objects, instance.ledger, actor, asked, sources, reason=reason)
         await instance.catalog.index()
         store = instance.objects.url.rstrip("/").removeprefix("file://")
     folder = f"{store}/{keys[-1].rpartition('/')[0]}"

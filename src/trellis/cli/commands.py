@@ -34,6 +34,7 @@ GatewayOption = Annotated[
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 IdsOption = Annotated[bool, typer.Option("--ids", help="Print the ids alone, one per line.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why, for the audit record.")]
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", help="At most this many.")]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

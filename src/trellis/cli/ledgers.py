@@ -17,7 +17,7 @@ import typer
 from rich.text import Text
 
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column, as_record
 from trellis.cli.problems import way_out, without_password
@@ -70,7 +70,7 @@ def add_to(program: typer.Typer) -> None:
     command(program, "version", section="Reference")(version)
 
 
-async def migrate(cli: Cli) -> None:
+async def migrate(cli: Cli, reason: ReasonOption = None) -> None:
     """Make the ledger, or bring it to this program's schema.
 
     Run it before a new version starts. On SQLite it also makes the operator's key beside the file, which requeue and pause ask for.
@@ -79,7 +79,7 @@ async def migrate(cli: Cli) -> None:
     wanted = [] if file is None else [file, development_key_path(cli.url)]
     missing = [path for path in wanted if not path.exists()]
     folder = make_folder(cli.url)
-    await migrate_ledger(cli.url)
+    await migrate_ledger(cli.url, by=cli.person, reason=reason)
     key = make_development_key(cli.url) if file is not None else None
     made = [*([folder] if folder else []), *missing]
     address = without_password(cli.url, cli.url)
@@ -185,7 +185,9 @@ def _behind(seen: FollowerSeen, now: datetime) -> Text:
 
 
 async def leave_behind(
-    cli: Cli, name: Annotated[str, typer.Argument(metavar="NAME", help="As `trellis followers` shows it.")]
+    cli: Cli,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `trellis followers` shows it.")],
+    reason: ReasonOption = None,
 ) -> None:
     """Keep nothing more for a follower that nobody runs any more.
 
@@ -197,7 +199,7 @@ async def leave_behind(
             near = values.nearest(name, known)
             hint = f"did you mean {near}?" if near else "`trellis followers` lists those that are."
             raise Refused(detail=f"Nobody has followed under the name {name!r}; {hint}")
-        waited = await trellis.leave_behind(name)
+        waited = await trellis.leave_behind(name, reason=reason)
     if cli.out.as_json:
         cli.out.record({"follower": name, "waits": False})
     else:

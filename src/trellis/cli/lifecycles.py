@@ -1,4 +1,4 @@
-"""`trellis lifecycles`: the declared states and transitions, as tables, Mermaid or SVG."""
+"""`trellis lifecycles`: the declared states and transitions, as tables or Mermaid."""
 
 from typing import Annotated
 
@@ -13,7 +13,6 @@ from trellis.engine.errors import OptionInvalid
 from trellis.lifecycles import LIFECYCLES, Lifecycle
 from trellis.lifecycles.describe import StateLine, TransitionLine, describe
 from trellis.lifecycles.mermaid import mermaid
-from trellis.lifecycles.svg import svg
 
 
 def add_to(program: typer.Typer) -> None:
@@ -25,24 +24,19 @@ def lifecycles(
     cli: Cli,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, in full.")] = None,
     mermaid_: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid state diagram.")] = False,  # noqa: FBT002
-    svg_: Annotated[bool, typer.Option("--svg", help="Print an SVG picture.")] = False,  # noqa: FBT002
-    highlight: Annotated[str | None, typer.Option("--highlight", metavar="STATE", help="With --svg: mark it.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
 ) -> None:
     """Show what may happen to a job: states and transitions."""
     wanted = values.limit(limit, LIMIT_MAX)
     chosen = values.lifecycle(name)
-    if mermaid_ and svg_:
-        raise OptionInvalid(option="--svg", value=True, expected="choose one of --mermaid and --svg")
     if chosen is None:
-        if mermaid_ or svg_:
+        if mermaid_:
             raise OptionInvalid(option="NAME", value=None, expected=f"name one of {', '.join(LIFECYCLES)}")
         _list(cli, wanted)
         return
     lifecycle = LIFECYCLES[chosen]
-    marked, _ = values.state(highlight, chosen)
-    if svg_ or mermaid_:
-        cli.out.line((svg(lifecycle, marked) if svg_ else mermaid(lifecycle)).rstrip("\n"))
+    if mermaid_:
+        cli.out.line(mermaid(lifecycle).rstrip("\n"))
     else:
         _describe(cli, lifecycle)
 

@@ -6,7 +6,7 @@ import typer
 from rich.text import Text
 
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Column
 from trellis.engine.errors import Refused
@@ -37,21 +37,31 @@ async def list_queues(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     cli.out.listing(found[:wanted], COLUMNS, empty="No job waits and none is held.")
 
 
-async def pause(cli: Cli, type_: TypeArgument, force: ForceOption = False) -> None:  # noqa: FBT002 - a flag
+async def pause(
+    cli: Cli,
+    type_: TypeArgument,
+    force: ForceOption = False,  # noqa: FBT002 - a flag
+    reason: ReasonOption = None,
+) -> None:
     """Stop handing out a type; what is held goes on."""
-    await _set(cli, type_, paused=True, force=force)
+    await _set(cli, type_, paused=True, force=force, reason=reason)
 
 
-async def resume(cli: Cli, type_: TypeArgument, force: ForceOption = False) -> None:  # noqa: FBT002 - a flag
+async def resume(
+    cli: Cli,
+    type_: TypeArgument,
+    force: ForceOption = False,  # noqa: FBT002 - a flag
+    reason: ReasonOption = None,
+) -> None:
     """Hand out a type again."""
-    await _set(cli, type_, paused=False, force=force)
+    await _set(cli, type_, paused=False, force=force, reason=reason)
 
 
-async def _set(cli: Cli, type_: str, *, paused: bool, force: bool) -> None:
+async def _set(cli: Cli, type_: str, *, paused: bool, force: bool, reason: str | None) -> None:
     async with cli.connect(operator=True) as trellis:
         if not force:
             await _refuse_unknown(trellis.ledger, checked_type(type_))
-        await (trellis.pause if paused else trellis.resume)(checked_type(type_))
+        await (trellis.pause if paused else trellis.resume)(checked_type(type_), reason=reason)
     if cli.out.as_json:
         cli.out.record({"type": type_, "paused": paused})
     else:

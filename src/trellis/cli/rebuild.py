@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from trellis.cli.commands import command
+from trellis.cli.commands import ReasonOption, command
 from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import Column
@@ -39,6 +39,7 @@ async def rebuild(
     side: Annotated[
         str, typer.Option("--from", metavar="SIDE", help="What is still there and whole: `ledger` or `objects`.")
     ],
+    reason: ReasonOption = None,
 ) -> int:
     """Make again what was lost, from the side that is left.
 
@@ -49,16 +50,17 @@ async def rebuild(
     if side not in SIDES:
         raise OptionInvalid(option="--from", value=side, expected=f"one of {', '.join(SIDES)}")
     async with _objects(cli) as objects:
-        return await (_from_ledger(cli, objects) if side == "ledger" else _from_objects(cli, objects))
+        make = _from_ledger if side == "ledger" else _from_objects
+        return await make(cli, objects, reason)
 
 
-async def _from_ledger(cli: Cli, objects: ObjectStore) -> int:
+async def _from_ledger(cli: Cli, objects: ObjectStore, reason: str | None) -> int:
     refuse_missing(cli.url)
     actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
     ledger = await open_ledger(cli.url)
     try:
         with counting(cli.out) as progress:
-            done = await rebuild_objects(ledger, objects, actor, alone=alone, on_progress=progress)
+            done = await rebuild_objects(ledger, objects, actor, alone=alone, cause=reason, on_progress=progress)
     finally:
         await ledger.close()
     if cli.out.as_json:
@@ -83,7 +85,7 @@ def _say_differing(cli: Cli, done: Rebuilt) -> None:
         )
 
 
-async def _from_objects(cli: Cli, objects: ObjectStore) -> int:
+async def _from_objects(cli: Cli, objects: ObjectStore, reason: str | None) -> int:
     if not (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
         raise RebuildError(detail=f"There is no audit record in {objects.url}; set TRELLIS_OBJECTS to where they are.")
     from trellis.bus.ends.publisher import FOLLOWS_AS as TELLS_CLIENTS  # the other side does not need the bus
@@ -94,7 +96,7 @@ async def _from_objects(cli: Cli, objects: ObjectStore) -> int:
     try:
         with counting(cli.out) as progress:
             done = await rebuild_ledger(
-                ledger, objects, actor, alone=alone, tellers=(TELLS_CLIENTS,), on_progress=progress
+                ledger, objects, actor, alone=alone, tellers=(TELLS_CLIENTS,), cause=reason, on_progress=progress
             )
     finally:
         await ledger.close()

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from trellis.cli import values
-from trellis.cli.commands import command, group
-from trellis.cli.invocation import Cli, refuse_missing, sqlite_path
-from trellis.engine.admin_acts import NewAct
+from trellis.cli.commands import ReasonOption, command, group
+from trellis.cli.invocation import Cli, refuse_missing
+from trellis.engine.admin_acts import TOKEN_ISSUED, NewAct
 from trellis.engine.errors import KeyUnusable, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.private_files import write_private
@@ -48,11 +48,12 @@ async def issue_token(
     ttl: Annotated[
         str | None, typer.Option("--ttl", metavar="TIME", help="How long it is good for: 1h by default, 24h at most.")
     ] = None,
+    reason: ReasonOption = None,
 ) -> None:
     """Print a token, alone, on standard output.
 
     It is signed with the private key that TRELLIS_TOKEN_SIGNING_KEY_FILE names, else with the secret of TRELLIS_TOKEN_KEY_FILE, else with the key
-    that `migrate` makes beside an SQLite ledger. Programs take it from TRELLIS_TOKEN, from the file that TRELLIS_TOKEN_FILE names, or as connect(url, token=…); never from a command line, which others can see.
+    that `migrate` makes beside an SQLite ledger. Programs take it from TRELLIS_TOKEN, from the file that TRELLIS_TOKEN_FILE names, or as connect(url, token=…); never from a command line, which others can see. Who issued it, for whom and why is recorded in the ledger first, whichever key signs; the token itself is not.
     """
     given_s = values.seconds("--ttl", ttl)
     ttl_s = TTL_S_DEFAULT if given_s is None else given_s
@@ -60,14 +61,13 @@ async def issue_token(
     if Role.AGENT_RUNTIME in roles and agent is None:
         expected = "a token for an agent's runtime is for one agent; name it"
         raise OptionInvalid(option="--agent", value=None, expected=expected)
-    if cli.settings.token_key_file is None and cli.settings.token_signing_key_file is None:
-        refuse_missing(cli.url)
+    refuse_missing(cli.url)
     name = _user() if sub is None else sub
     key, now = token_key(cli.url, cli.settings), time.time()
     token = issue(key, name=name, roles=roles, ttl_s=ttl_s, now=now, tenant=tenant, agent=agent)
     chosen = [one.value for one in Role if one in roles]
     bound = {word: value for word, value in (("tenant", tenant), ("agent", agent)) if value is not None}
-    await _record(cli, name, [*chosen, *map("=".join, bound.items())], ttl_s)
+    await _record(cli, name, [*chosen, *map("=".join, bound.items())], ttl_s, reason)
     if cli.out.as_json:
         cli.out.record({"token": token, "sub": name, "role": chosen, "ttl_s": ttl_s, **bound})
     else:
@@ -75,16 +75,10 @@ async def issue_token(
         cli.out.note(f"{name} is {' and '.join(chosen)} with it for {duration(ttl_s)}")
 
 
-async def _record(cli: Cli, name: str, gives: list[str], ttl_s: float) -> None:
-    """The audit record of a token that the key of an SQLite ledger signs: who has that ledger gave it out.
-
-    A key file of the operator's own signs wherever it lies, without a ledger, and what it signs is recorded nowhere.
-    """
-    path = sqlite_path(cli.url)
-    own_key = cli.settings.token_key_file is not None or cli.settings.token_signing_key_file is not None
-    if own_key or path is None or not path.exists():
-        return
-    act = NewAct(event="token.issued", subject=name, target=f"{', '.join(gives)} for {duration(ttl_s)}")
+async def _record(cli: Cli, name: str, gives: list[str], ttl_s: float, reason: str | None) -> None:
+    """Record the act before anybody sees the token: what cannot be recorded is not given out."""
+    target = f"{', '.join(gives)} for {duration(ttl_s)}"
+    act = NewAct(event=TOKEN_ISSUED, subject=name, target=target, cause=reason)
     ledger = await open_ledger(cli.url)  # whatever token is shown: it may be the one that is over
     try:
         await ledger.record_act(Actor(role=Role.CONTROL_PLANE, name=cli.person), act)

@@ -42,7 +42,8 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
         "leave_behind": frozenset({Role.CONTROL_PLANE}),
         "restore": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
-        "record_act": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
+        # A gateway records the requests that it refuses, in the name of whoever asked.
+        "record_act": frozenset({Role.OWNER, Role.CONTROL_PLANE, Role.GATEWAY}),
         "publish_acts": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
         # Whoever hears the bus writes down what it refused, in its own name or in the worker's.
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),

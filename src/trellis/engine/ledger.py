@@ -151,11 +151,13 @@ class Ledger(Protocol):
         """
         ...
 
-    async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
-        """Stop or go on handing out a type."""
+    async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
+        """Stop or go on handing out a type; `cause` is why, for the act that records it."""
         ...
 
-    async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
+    async def limit_rate(
+        self, actor: Actor, type_: str, per_second: float | None, burst: int = 1, *, cause: str | None = None
+    ) -> None:
         """At most this many claims a second of a type, over all claimers; None takes the limit away."""
         ...
 
@@ -167,11 +169,11 @@ class Ledger(Protocol):
         """
         ...
 
-    async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
+    async def limit_key(self, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
         """How many jobs of a concurrency key may be held at once; with 0 none is handed out until the key has a limit again."""
         ...
 
-    async def limit_held(self, actor: Actor, type_: str, limit: int | None) -> None:
+    async def limit_held(self, actor: Actor, type_: str, limit: int | None, *, cause: str | None = None) -> None:
         """At most this many jobs of a type held at once, over all claimers; None takes the limit away."""
         ...
 
@@ -190,12 +192,15 @@ class Ledger(Protocol):
         """Let another have it at once."""
         ...
 
-    async def leave_behind(self, actor: Actor, name: str) -> bool:
+    async def leave_behind(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         """Let retention go on without whoever follows under this name, until it reads on; False when nothing is kept for it."""
         ...
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
-        """Record an administrative act on something that is not in the ledger; its id. Acts on the ledger record themselves."""
+        """Record an act on something that is not in the ledger; its id. Acts on the ledger record themselves.
+
+        One that brings an id that is there already changes nothing.
+        """
         ...
 
     async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:

@@ -33,6 +33,25 @@ class TypeOptions:
     """The job type that undoes a succeeded job of this one."""
 
 
+DECLARED = "declared by an application"
+"""Why the options of a type changed, as acts say it."""
+
+
+def options_text(options: TypeOptions) -> str:
+    """The options of a type as acts show them. PostgreSQL words it the same."""
+    deadline = None if options.deadline_s is None else f"{float(options.deadline_s)!r}".removesuffix(".0")
+    named = {
+        "priority": int(options.priority),
+        "max_attempts": options.max_attempts,
+        "max_deaths": options.max_deaths,
+        "deadline_s": deadline,
+        "concurrency_limit": options.concurrency_limit,
+    }
+    told = [f"{name} {value}" for name, value in named.items() if value is not None]
+    undone_by = [] if options.compensation is None else [f"compensation {options.compensation}"]
+    return ", ".join([*told, *(["keyed"] if options.keyed else []), *undone_by])
+
+
 class Resolved(NamedTuple):
     """The options that a job is stored with."""
 

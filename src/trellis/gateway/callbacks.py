@@ -37,7 +37,7 @@ from trellis.queue.callbacks import EXAMPLE_JOB, Callback, callback_key
 from trellis.runs import documents
 from trellis.storage.objects import CREATE, Stored
 from trellis.web.bodies import StrictRoute, parse
-from trellis.web.problems import Problem, correlation_of
+from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
 
 EXPECTED_IN = "NOTEBOOKLM_CALL"
@@ -173,5 +173,5 @@ def _check_expected(job: Job, callback: Callback) -> None:
 async def _record(request: Request, job_id: str, event: str, cause: str) -> None:
     """By the address it came from: whoever cannot sign has no other name, and shall not make records without end."""
     address = request.client.host if request.client else "unknown"
-    facts = {"job_id": job_id, "cause": cause[:CAUSE_CHARS_MAX], "correlation_id": correlation_of(request)}
-    await record(request, Principal(name=f"callback from {address}", roles=frozenset()), facts, event=event)
+    sender = Principal(name=f"callback from {address}", roles=frozenset())
+    await record(request, sender, event=event, subject=job_id, cause=cause[:CAUSE_CHARS_MAX], job_id=job_id)

@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trellis.engine.errors import LedgerUrlInvalid
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.ledger import Ledger
+from trellis.ledgers.migration import migrated_by
 
 _POSTGRES = ("postgresql://", "postgres://")
 
@@ -41,18 +43,22 @@ async def open_ledger(
     raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
 
 
-async def migrate(url: str, **options: Any) -> None:
-    """Make or upgrade the schema of the ledger at `url`; an SQLite file is also migrated whenever it is opened."""
+async def migrate(url: str, *, by: str | None = None, reason: str | None = None, **options: Any) -> None:
+    """Make or upgrade the schema of the ledger at `url`; an SQLite file is also migrated whenever it is opened.
+
+    What changes is recorded as an administrative act of `by`, by default of this process, with the reason.
+    """
+    author = migrated_by(by, cause=reason)
     if url.startswith("sqlite:"):
         from trellis.ledgers.sqlite.connection import parse_url
         from trellis.ledgers.sqlite.migrate import migrate as migrate_sqlite
 
-        await asyncio.get_running_loop().run_in_executor(None, migrate_sqlite, parse_url(url))
+        await asyncio.get_running_loop().run_in_executor(None, partial(migrate_sqlite, parse_url(url), by=author))
     elif url.startswith(_POSTGRES):
         with extra_needed(Extra.POSTGRES, "A ledger on PostgreSQL"):
             from trellis.ledgers.postgres.migrate import migrate as migrate_postgres
 
-        await migrate_postgres(url, **options)
+        await migrate_postgres(url, by=author, **options)
     else:
         raise LedgerUrlInvalid(url=url, reason="its scheme is not known")
 

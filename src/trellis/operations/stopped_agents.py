@@ -8,7 +8,8 @@ from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.agents.errors import AgentError
 from trellis.engine.ledger import Ledger
 from trellis.operations.explain import Explanation, duration
-from trellis.runs.health import FAILURES_MAX, last_act_on, last_failure
+from trellis.runs.agent_acts import last_act_on
+from trellis.runs.health import FAILURES_MAX, last_failure
 
 REQUEUE = "trellis job requeue "
 

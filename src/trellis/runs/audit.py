@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from trellis.engine.admin_acts import AdminAct
+from trellis.engine.admin_acts import RECORD_FIELDS, AdminAct
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, IdempotencyKey, Recorded, Submission
@@ -78,25 +78,12 @@ def to_line(record: Recorded) -> bytes:
 
 
 def act_to_bytes(act: AdminAct) -> bytes:
-    """The record of an administrative act, as an object of its own: the fields of document 000 first."""
-    return encode(
-        {
-            "ts": timestamp(act.at),
-            "event": act.event,
-            "actor": _actor_name(act.role),
-            "job_id": None,
-            "from": act.source,
-            "to": act.target,
-            "node": act.node,
-            "format": FORMAT,
-            "event_id": act.id,
-            "subject": act.subject,
-            "role": act.role.value,
-            "actor_name": act.actor,
-            "correlation_id": act.correlation_id,
-            "cause": act.cause,
-        }
+    """The record of an administrative act, as an object of its own: the fields of document 000 first, the act's facts last."""
+    fields = (
+        *(timestamp(act.at), act.event, _actor_name(act.role), act.job_id, act.source, act.target, act.node, FORMAT),
+        *(act.id, act.subject, act.role.value, act.actor, act.correlation_id, act.cause),
     )
+    return encode({**dict(zip(RECORD_FIELDS, fields, strict=True)), **act.facts})
 
 
 def _actor_name(role: Role) -> str:
@@ -133,8 +120,8 @@ def is_of_event(made: Mapping[str, Any]) -> bool:
 
 
 def is_of_act(made: Mapping[str, Any]) -> bool:
-    """Whether a record is one of an administrative act."""
-    return str(made.get("event_id")).startswith("act-") and "subject" in made and made.get("format") in READABLE
+    """Whether a record is one of an administrative act. Rebuilds, refusals and stopped agents of before name no subject: they stay as they are."""
+    return "subject" in made and not is_of_event(made) and made.get("format") in READABLE
 
 
 def read_act(made: Mapping[str, Any]) -> AdminAct:
@@ -153,6 +140,8 @@ def read_act(made: Mapping[str, Any]) -> AdminAct:
             target=made["to"],
             cause=made["cause"],
             correlation_id=made["correlation_id"],
+            job_id=made["job_id"],
+            facts={name: value for name, value in made.items() if name not in RECORD_FIELDS},
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"

@@ -340,7 +340,8 @@ class _Drive:
         Without a holder the run takes none of the places that runs of other agents need. `AgentGate` lets it go on.
         """
         await self._waits.begin(reason, (await self._driver.ledger_time()).now, is_bounded=False)
-        await self._driver.ledger.limit_key(self._driver.actor, run_key(self._request.agent_slug), 0)
+        key = run_key(self._request.agent_slug)
+        await self._driver.ledger.limit_key(self._driver.actor, key, 0, cause=reason)
 
     async def complete(self, summary: str | None) -> str:
         """The run is done."""

@@ -57,7 +57,7 @@ class AgentGate:
         keys = {job.concurrency_key for job in page.jobs if job.concurrency_key is not None}
         opened = [key.removeprefix(KEY) for key in sorted(keys) if await self._is_to_open(key)]
         for slug in opened:
-            await self.ledger.limit_key(self.actor, run_key(slug), RUNS_AT_ONCE)
+            await self.ledger.limit_key(self.actor, run_key(slug), RUNS_AT_ONCE, cause="its agent may run again")
             _log.info("agent_goes_on", agent=slug)
         return Opened(agents=tuple(opened))
 

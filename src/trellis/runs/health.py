@@ -4,45 +4,38 @@ What holds:
 - a cancelled run neither counts nor ends the row (D19), nor does one that upstream failed: no agent can help that. Only runs that
   ended after the last change of the agent's file count, so an agent that was set active again has three new tries;
 - the status is written over exactly the file it was decided on, and every other byte of it stays;
-- every change of status has one audit record (OBS-1). What the follower does follows from the event of the run alone, so doing it again
-  after a crash writes the same or nothing;
-- a run that nobody can read, or a record that is there with other bytes, is logged and stops no other agent's judgement.
+- every change of status is one administrative act (OBS-1). What the follower does follows from the event of the run alone, and the act
+  has an id made of that event, so doing it again after a crash writes nothing twice;
+- a run that nobody can read is logged and stops no other agent's judgement.
 """
 
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, checked_slug
-from trellis.agents.errors import AgentNotFound, DefinitionContended, DefinitionMalformed, SlugInvalid
-from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
+from trellis.agents.errors import DefinitionContended, SlugInvalid
+from trellis.engine.admin_acts import NewAct
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
-from trellis.runs import documents, ids
-from trellis.runs.documents import Facts, Publication, Request
-from trellis.runs.errors import DocumentDiffers, NlmDown, UpstreamUnavailable
-from trellis.runs.publishing import Publisher
+from trellis.runs import documents
+from trellis.runs.agent_acts import CHANGED
+from trellis.runs.documents import Facts, Request
+from trellis.runs.errors import NlmDown, UpstreamUnavailable
 
 FOLLOWS_AS = "agent-health"
 FAILURES_MAX = 3
-CHANGED = "agent.status.changed"
-CREATED = "agent.created"
-"""The administrative acts on an agent."""
-ACT_PAGES_MAX = 20
-"""How many pages of the acts are read for the last one on an agent; where there are more, none is looked for."""
 NO_FAULT_OF_THE_AGENT = ("CANCELLED:", f"{UpstreamUnavailable.code}:", f"{NlmDown.code}:")
 """How the errors of failed runs begin that say nothing about their agent."""
 PAGE = 100
 PAGES_MAX = 10
 """How far back a row of failures is looked for."""
 DECIDE_TRIES_MAX = 5
-REASON_CHARS_MAX = 2_000
 
 _log = log_of("trellis.health")
 
@@ -90,80 +83,6 @@ def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:
     return json.loads(documents.status(Facts(run_id, Request(slug, "", {}), tuple(events))))["error"] or ""
 
 
-# --- a person changes the status ---------------------------------------------------------------------------------------
-
-
-async def set_status(
-    catalog: Catalog,
-    ledger: Ledger,
-    actor: Actor,
-    slug: str,
-    status: AgentStatus,
-    *,
-    reason: str | None,
-    correlation_id: str | None = None,
-) -> StatusChanged:
-    """What a person decided about an agent, recorded as an administrative act.
-
-    The file is changed before the act is recorded. Where a process died in between, asking again finds the file changed already and
-    records the act then: the last one on the agent does not show the status that it has.
-
-    Raises AgentNotFound, DefinitionMalformed, StatusChangeRefused, DefinitionContended.
-    """
-    changed = await catalog.change_status(slug, status, at=await ledger.now())
-    match changed:
-        case AgentMissing():
-            raise AgentNotFound(slug=slug)
-        case AgentMalformed():
-            raise DefinitionMalformed(problems=changed)
-        case StatusChanged():
-            source: str | None = changed.previous.value
-            if changed.previous is changed.agent.status:
-                source = await _recorded_status(ledger, slug)
-                if source is None or source == changed.agent.status.value:
-                    return changed
-            act = NewAct(
-                event=CHANGED,
-                subject=slug,
-                source=source,
-                target=changed.agent.status.value,
-                cause=reason,
-                correlation_id=correlation_id,
-            )
-            await ledger.record_act(actor, act)
-            await catalog.index()
-            return changed
-
-
-async def _recorded_status(ledger: Ledger, slug: str) -> str | None:
-    """The status that the last administrative act on an agent gave it; None when there is none."""
-    act = await last_act_on(ledger, slug)
-    return None if act is None else act.target
-
-
-async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:
-    """The last administrative act on an agent; None when there is none, or there are too many acts to look through."""
-    found, after = None, 0
-    for _ in range(ACT_PAGES_MAX):
-        page = await ledger.acts(after=after)
-        for act in page:
-            after = act.no
-            if act.subject == slug and act.event in {CREATED, CHANGED}:
-                found = act
-        if len(page) < ACTS_MAX:
-            return found
-    return None
-
-
-def _record(event: Event, actor: Actor, about: dict[str, Any]) -> Publication:
-    """The audit record of a change of status that followed from an event, with the fields that every audit record has."""
-    event_id = f"{event.id}-agent"
-    named = {"ts": documents.timestamp(event.ts), "event": CHANGED, "actor": actor.role.value, "event_id": event_id}
-    who = {"actor_name": actor.name, "node": event.node}
-    cause = about["cause"][:REASON_CHARS_MAX]
-    return Publication(ids.audit_key(event.ts, event_id), documents.encode({**named, **who, **about, "cause": cause}))
-
-
 # --- three failed runs in a row ----------------------------------------------------------------------------------------
 
 
@@ -195,7 +114,6 @@ class AgentHealth:
     ledger: Ledger
     actor: Actor
     catalog: Catalog
-    publisher: Publisher
     options: HealthOptions = field(default_factory=HealthOptions)
     name: str = "agent-health"
     waits_for_events = True
@@ -268,22 +186,20 @@ class AgentHealth:
         return False
 
     async def _recorded(self, event: Event, slug: str) -> str:
-        """Make the record, and let the cache of the agents say it too."""
+        """Record the act, once whichever process does it, and let the cache of the agents say it too."""
         error = error_of(slug, event.job_id, await self.ledger.events(event.job_id))
-        about = {
-            "job_id": event.job_id,
-            "agent_slug": slug,
-            "from": AgentStatus.ACTIVE.value,
-            "to": AgentStatus.ERROR.value,
-            "cause": f"{FAILURES_MAX} failed runs in a row, the last with {error}",
-        }
-        # Whichever process does it: a name of its own would make a second record differ from the first.
-        record = _record(event, Actor(role=self.actor.role, name=FOLLOWS_AS), about)
-        try:
-            if await self.publisher.publish([record]):
-                _log.warning("agent_stopped", agent=slug, run_id=event.job_id, error=error)
-        except DocumentDiffers as differs:  # a person must look at it; the other agents go on
-            _log.error("record_differs", agent=slug, run_id=event.job_id, key=differs.data["key"])
+        act = NewAct(
+            event=CHANGED,
+            subject=slug,
+            source=AgentStatus.ACTIVE.value,
+            target=AgentStatus.ERROR.value,
+            cause=f"{FAILURES_MAX} failed runs in a row, the last with {error}",
+            correlation_id=event.correlation_id,
+            job_id=event.job_id,
+            id=f"{event.id}-agent",
+        )
+        await self.ledger.record_act(Actor(role=self.actor.role, name=FOLLOWS_AS), act)
+        _log.warning("agent_stopped", agent=slug, run_id=event.job_id, error=error)
         await self.catalog.index()
         return slug
 

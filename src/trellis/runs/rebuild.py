@@ -24,8 +24,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, finalizing, ids, segments
-from trellis.runs.act_records import ActRecorder
-from trellis.runs.acts import KEYS_MAX, recorded_rebuild
+from trellis.runs.act_records import ActRecorder, named, recorded_rebuild
 from trellis.runs.alerts import read_alerts, withdraw_alert
 from trellis.runs.documents import Request
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
@@ -36,7 +35,7 @@ from trellis.storage.objects import ObjectInfo, ObjectStore, StoreError
 
 OBJECTS = "objects.rebuilt"
 LEDGER = "ledger.rebuilt"
-"""What the audit record of a rebuild calls it."""
+"""What the act of a rebuild is called."""
 LEASE_S = 60.0
 PAGE = 500
 READS_AT_ONCE = 16
@@ -102,11 +101,13 @@ async def rebuild_objects(
     actor: Actor,
     *,
     alone: frozenset[str] = frozenset(),
+    cause: str | None = None,
     on_progress: Progress = _quietly,
 ) -> Rebuilt:
     """Publish what the store lacks of everything that was published, and record that. Raises RecordInUse, StoreUnavailable."""
     done, position = Rebuilt(), None
-    async with _as_projector(ledger, actor) as following, recorded_rebuild(ledger, objects, actor, OBJECTS) as act:
+    recording = recorded_rebuild(ledger, objects, actor, OBJECTS, cause)
+    async with _as_projector(ledger, actor) as following, recording as act:
         if following.position == REBUILDING:
             raise RebuildError(
                 detail="Jobs are still being put back: finish that first, with `trellis rebuild --from objects`."
@@ -132,7 +133,7 @@ async def rebuild_objects(
         await _withdraw_alerts(objects, recorder)
         differing = tuple(sorted({*recorder.differing, *acts.differing}))
         done = replace(done, written=written, older=recorder.older, differing=differing)
-        act.facts = {**asdict(done), "differing": list(done.differing[:KEYS_MAX])}
+        act.facts = {**asdict(done), "differing": named(list(done.differing))}
         return done
 
 
@@ -160,6 +161,7 @@ async def rebuild_ledger(
     *,
     alone: frozenset[str] = frozenset(),
     tellers: Sequence[str] = (),
+    cause: str | None = None,
     on_progress: Progress = _quietly,
 ) -> Returned:
     """Put every job back that is recorded, and record that. Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable.
@@ -167,7 +169,8 @@ async def rebuild_ledger(
     `tellers` follow the feed to tell others what happened: those that have no place yet begin after what was put back, which was told
     before the ledger was lost.
     """
-    async with _as_projector(ledger, actor) as following, recorded_rebuild(ledger, objects, actor, LEDGER) as act:
+    recording = recorded_rebuild(ledger, objects, actor, LEDGER, cause)
+    async with _as_projector(ledger, actor) as following, recording as act:
         keep = _keeping(ledger, following)
         with closing(Spool()) as spool:
             await _read_record(objects, spool, on_progress, keep, bodies=True)

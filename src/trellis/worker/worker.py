@@ -22,6 +22,7 @@ from trellis.engine.jobs import Actor, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.service import Presence, Retention, Service, Sweeper, serve
+from trellis.engine.type_options import DECLARED
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.capacity import Room
@@ -113,7 +114,7 @@ class Worker:
         for spec in self.app:
             if spec.options.rate is not None:
                 burst = max(1, math.ceil(spec.options.rate * self.options.poll_s))
-                await self.ledger.limit_rate(self.actor, spec.type, spec.options.rate, burst)
+                await self.ledger.limit_rate(self.actor, spec.type, spec.options.rate, burst, cause=DECLARED)
         services = self._services() if listening else self._own_services()
         self._seen = listening
         loops = range(self.ledger.turns_at_once)

@@ -9,6 +9,7 @@ from tests.bus.interop.plane import RAN, TOPIC, Peer, Plane, now, packets, pb, u
 from trellis.bus.messages import DEAD_LETTERS, HANDSHAKE, HEARTBEAT, RESULT, direct_subject
 from trellis.bus.safety.decisions import Kind
 from trellis.bus.scheduling.early_cancels import KEPT_S
+from trellis.bus.scheduling.placement import DOUBT_S_MAX
 
 DUPLICATE, INVALID_INPUT = 205, 203
 
@@ -44,6 +45,20 @@ async def test_a_worker_without_our_version_that_names_no_topics_gets_nothing_by
     await plane.settle()
     assert "later names no topics" in (await plane.said("j1", "job_deferred"))["reason"]
     assert (later.orders, client.alerts) == ([], [100])
+    silent = await plane.peer("silent")
+    await silent.serve("job.new")  # listens on a topic that nobody has used, and never introduces itself
+    await client.submit("first", "job.new")
+    await plane.reaches("first", "SCHEDULED")
+    await plane.settle()
+    assert silent.orders == []
+    for part in range(5):
+        assert silent.orders == [], part
+        await later.beat()
+        await plane.heard_everything()
+        await plane.pass_time(DOUBT_S_MAX / 5, step_s=DOUBT_S_MAX / 5)
+    assert "later" in {seen.worker_id for seen in plane.services.workers.live()}
+    await plane.runs_to("first", "DISPATCHED")
+    assert [order.job_id for order in await silent.got(1)] == ["first@1"], "held back for a while, and not for good"
     able = await plane.peer("able")
     await able.serve(direct=True)
     await plane.heard_everything()

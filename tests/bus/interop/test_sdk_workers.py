@@ -3,14 +3,16 @@
 import asyncio
 import json
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cap.packet_boundary import verify_packet
+from cap.packet_boundary import parse_packet, verify_packet
 from cap.progress import emit_progress, progress_payload
 
-from tests.bus.interop.plane import FAILED, OURS, SUCCEEDED, TOPIC, Plane, new_id, pb, plane_on
+from tests.bus.interop.plane import FAILED, OURS, SUCCEEDED, TOPIC, Plane, new_id, now, pb, plane_on
 from tests.bus.interop.sdk import fail, sdk_agent, sdk_worker, succeed
 from tests.bus.test_signing import OURS as OUR_KEY
 from tests.bus.test_signing import THEIRS as THEIR_KEY
@@ -21,10 +23,14 @@ from trellis.bus.messages import direct_subject
 from trellis.bus.pointers import make_pointers
 from trellis.bus.room import Room
 from trellis.bus.safety.decisions import Kind
+from trellis.bus.services import BusParts, BusServices
+from trellis.bus.wire.nats import NatsBus
+from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.authority import Principal
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
+from trellis.wiring import SystemClock
 
 pytestmark = [
     pytest.mark.requirement("BUS-2"),
@@ -195,3 +201,91 @@ async def test_where_signatures_are_required_an_unsigned_word_disturbs_nothing(
         await worker.report(order.job_id)
         await plane.told(client, "j1", "SUCCEEDED")
         assert (await plane.path("j1"), await plane.jobs()) == (SUCCEEDED, ["j1"])
+
+
+@pytest.mark.requirement("D62", "BUS-11")
+async def test_copies_of_signed_packets_that_another_process_takes_change_nothing(
+    interop_server: NatsServer, tmp_path: Path, key_files: dict[str, Any]
+):
+    """What a process has had is remembered by that process alone: the ledger decides that a copy is no second request, result or cancel."""
+    async with plane_on(interop_server, tmp_path, **key_files) as plane:
+        client, worker = await plane.client(key=THEIR_KEY), await plane.peer("sdk-1", key=THEIR_KEY)
+        thief, copies = await plane.peer("thief"), list[tuple[str, bytes]]()
+
+        async def copy(message: Any) -> None:
+            if parse_packet(message.data).sender_id in {"client-1", "sdk-1"}:
+                copies.append((message.subject, message.data))
+
+        await thief.client.subscribe("sys.job.>", cb=copy)
+        await worker.serve()
+        await client.submit("j1")
+        await plane.reaches("j1", "DISPATCHED")
+        (order,) = await worker.got(1)
+        await worker.progress(order.job_id)
+        await worker.report(order.job_id)
+        await plane.told(client, "j1", "SUCCEEDED")
+        await client.submit("j2")
+        await plane.heard_everything()
+        await client.cancel("j2")
+        await plane.reaches("j2", "CANCELLED")
+        await plane.settle()
+        before = [await plane.path(job_id) for job_id in ("j1", "j2")]
+        assert len({subject for subject, _ in copies}) == 4, "a request, a progress, a result, a cancel"
+        await plane.services.stop()
+        async with another_process(plane, **key_files) as (plane.bus, plane.services):
+            for subject, data in list(copies):
+                await thief.throw(subject, data)
+            await plane.settle()
+            assert [await plane.path(job_id) for job_id in ("j1", "j2")] == before
+            assert (await plane.jobs(), len(worker.orders)) == (["j1", "j2"], 1)
+            assert set(client.results("j1")) == {"SUCCEEDED"}, "told again, and the same"
+
+
+@asynccontextmanager
+async def another_process(plane: Plane, **options: Any) -> AsyncGenerator[tuple[NatsBus, BusServices]]:
+    """A second process of the same control plane, which remembers no packet."""
+    opened = BusOptions(url=plane.tap.url, sender_id=OURS, **options)
+    bus = await open_bus(opened, clock=SystemClock(), now=now, new_id=new_id)
+    assert isinstance(bus, NatsBus)
+    parts = BusParts(
+        ledger=plane.ledger,
+        bus=bus,
+        topics=plane.topics,
+        kernel=plane.kernel,
+        clock=plane.clock,
+        new_id=new_id,
+        name="plane-2",
+    )
+    services = BusServices(parts)
+    await services.start()
+    try:
+        yield bus, services
+    finally:
+        await services.stop()
+        await bus.close()
+
+
+@pytest.mark.requirement("BUS-12", "D68")
+async def test_of_two_processes_neither_lets_an_older_cancel_win_or_loses_one_that_overtook_its_request(plane: Plane):
+    """Which process hears the cancel and which takes the request in is the server's choice, so several jobs of each kind are asked for."""
+    client, names = await plane.client(), [str(number) for number in range(6)]
+    async with another_process(plane) as (other, _):
+        before_s = (await plane.ledger.now() - now()).total_seconds() - 60  # the ledger's time is the test's own
+        for name in names:
+            await client.cancel(f"old-{name}", later_s=min(before_s, -60))
+            await client.cancel(f"overtaken-{name}", later_s=30)
+        for name in names:
+            await client.submit(f"old-{name}")
+            await client.submit(f"overtaken-{name}")
+
+        async def all_are_there() -> bool:
+            return len(await plane.jobs()) == 2 * len(names) and all(
+                [await plane.state(f"overtaken-{name}") == "CANCELLED" for name in names]
+            )
+
+        await plane.until(all_are_there)
+        for bus in (plane.bus, other):
+            plane.bus = bus
+            await plane.settle()
+        await plane.pass_time(6)
+        assert [name for name in names if await plane.state(f"old-{name}") == "CANCELLED"] == []

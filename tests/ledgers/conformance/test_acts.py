@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
-from trellis.engine.admin_acts import NewAct
+from trellis.engine.admin_acts import NO_REASON, NewAct
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.nodes import this_node
 from trellis.engine.records import RetentionOptions
+from trellis.engine.type_options import TypeOptions, options_text
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 
@@ -34,6 +35,8 @@ async def test_every_administrative_act_is_recorded_once(rig: Rig):
     await ledger.limit_key(ADMIN, "tenant:acme", 0)
     for _ in range(2):
         await ledger.leave_behind(ADMIN, "reader")
+    for attempts in (3, 3, 4):
+        await ledger.declare_types(WORKER, [TypeOptions(type="work", max_attempts=attempts, deadline_s=30.0)])
     assert not await ledger.leave_behind(ADMIN, "nobody")
     told = NewAct(
         event="agent.status.changed", subject="gardener", source="a", target="b", cause="x", correlation_id="c"
@@ -49,12 +52,47 @@ async def test_every_administrative_act_is_recorded_once(rig: Rig):
         ("key.limit.changed", "tenant:acme", None, "2"),
         ("key.limit.changed", "tenant:acme", "2", "0"),
         ("follower.left_behind", "reader", "waited for", "left behind"),
+        ("type.options.changed", "work", None, options_text(TypeOptions(type="work", max_attempts=3, deadline_s=30))),
+        (
+            "type.options.changed",
+            "work",
+            "priority 2, max_attempts 3, max_deaths 3, deadline_s 30, concurrency_limit 1",
+            options_text(TypeOptions(type="work", max_attempts=4, deadline_s=30)),
+        ),
         ("agent.status.changed", "gardener", "a", "b"),
     ]
     assert {(act.role, act.actor) for act in acts} == {(Role.CONTROL_PLANE, ADMIN.name), (Role.WORKER, WORKER.name)}
     assert {(act.node, act.at) for act in acts} == {(this_node(), await ledger.now())}
     assert (acts[-1].id, acts[-1].cause, acts[-1].correlation_id) == (id_, "x", "c")
     assert len({act.id for act in acts}) == len(acts)
+
+
+@pytest.mark.requirement("OBS-1", "D35")
+async def test_every_act_says_why_and_one_without_a_reason_says_that_none_was_given(rig: Rig):
+    ledger = rig.ledger
+    await ledger.follow(PROJECTOR, "reader", lease_s=60.0)
+    await ledger.pause(ADMIN, "work", paused=True, cause="a bad deploy")
+    await ledger.limit_rate(ADMIN, "work", 2.0, cause="the supplier asks")
+    await ledger.limit_held(ADMIN, "work", 4, cause="memory")
+    await ledger.limit_key(ADMIN, "k", 2, cause="tenant asks")
+    await ledger.leave_behind(ADMIN, "reader", cause="retired")
+    await ledger.pause(ADMIN, "work", paused=False)
+    await ledger.record_act(ADMIN, NewAct(event="x", subject="y", cause=""))
+    given = ["a bad deploy", "the supplier asks", "memory", "tenant asks", "retired"]
+    assert [act.cause for act in await ledger.acts()] == [*given, NO_REASON, NO_REASON]
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_an_act_with_an_id_of_its_own_is_recorded_once_with_its_job_and_facts(rig: Rig):
+    facts = {"objects_written": ["a", "\0ä"], "left_out": 3, "error": None}
+    act = NewAct(event="x", subject="y", cause="first", job_id="job-1", facts=facts, id="job-1-2-agent")
+    assert await rig.ledger.record_act(ADMIN, act) == "job-1-2-agent"
+    assert await rig.ledger.record_act(ADMIN, replace(act, cause="again")) == "job-1-2-agent"
+    (found,) = await rig.ledger.acts()
+    assert (found.id, found.cause, found.job_id, dict(found.facts)) == ("job-1-2-agent", "first", "job-1", facts)
+    for bad in ({"id": "a/b"}, {"facts": {"event": 1}}, {"facts": {"A b": 1}}, {"facts": {"x": "y" * 2**20}}):
+        with pytest.raises(OptionInvalid):
+            await rig.ledger.record_act(ADMIN, replace(act, **bad))
 
 
 @pytest.mark.requirement("OBS-1")
@@ -88,6 +126,7 @@ async def test_an_act_that_cannot_be_stored_is_refused_and_a_long_reason_is_cut(
 async def test_lost_acts_come_back_as_they_were(rig: Rig):
     await rig.ledger.pause(ADMIN, "work", paused=True)
     await rig.ledger.limit_rate(WORKER, "work", 5.0)
+    await rig.ledger.record_act(ADMIN, NewAct(event="x", subject="y", job_id="j", facts={"a": [1]}, id="mine"))
     lost = await rig.ledger.acts()
     owner = await rig.lose()
     for _ in range(2):

@@ -86,7 +86,7 @@ async def _it_is_handed_out(rig: Rig) -> bool:
 
 
 ACT = NewAct(event="agent.status.changed", subject="gardener", source="active", target="paused")
-FIRST_ACT = AdminAct(**asdict(ACT), no=1, id="", at=datetime.now(UTC), role=Role.OWNER, actor="anna", node=None)
+FIRST_ACT = AdminAct(**{**asdict(ACT), "id": ""}, no=1, at=datetime.now(UTC), role=Role.OWNER, actor="anna", node=None)
 
 
 async def _an_act(rig: Rig) -> None:
@@ -182,6 +182,6 @@ def test_the_table_says_who_may_do_what():
         "leave_behind": ["control-plane"],
         "restore": ["control-plane", "owner"],
         "remark": ["control-plane", "gateway", "reconciler", "scheduler", "worker"],
-        "record_act": ["control-plane", "owner"],
+        "record_act": ["control-plane", "gateway", "owner"],
         "publish_acts": ["control-plane", "owner", "projector"],
     }

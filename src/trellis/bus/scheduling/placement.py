@@ -8,8 +8,8 @@ submitter's own. What the job requires must be there, in the pool or in the work
 
 A worker that does not speak our version of CAP gets nothing. Who listens on a topic's own subject cannot be told apart, so
 that subject is not used while such a worker names the topic, or has it as its pool: the job waits, with VERSION_MISMATCH as its reason.
-One that names neither, or a pattern, may listen anywhere. It keeps jobs back only where no worker of our version is known, so that
-one such handshake does not stop every topic; people are alerted all the same.
+One that names neither, or a pattern, may listen anywhere. It keeps jobs back only where no worker of our version is known, and each for
+DOUBT_S_MAX at most, so that one such handshake stops no topic for good; people are alerted all the same.
 """
 
 import hashlib
@@ -24,6 +24,9 @@ from trellis.bus.scheduling.registry import Seen, serves
 from trellis.bus.topics import Topics
 
 OVERLOADED_CPU = 95.0
+DOUBT_S_MAX = 30.0
+"""How long a worker of another version that names no topic keeps a job from a topic that nobody has served yet. Then the job goes to the
+topic's own subject: workers that never introduce themselves may listen there, and only a job that goes out can show it."""
 WORKER_LABEL = "worker."
 PREFERRED_WORKER = "preferred_worker"
 PREFERRED_POOL = "preferred_pool"
@@ -98,9 +101,15 @@ Placement: TypeAlias = Placed | Stays | Unfit
 
 
 def place(
-    request: JobRequest, topics: Topics, workers: Iterable[Seen], subjects: Subjects, *, subject_max: int
+    request: JobRequest,
+    topics: Topics,
+    workers: Iterable[Seen],
+    subjects: Subjects,
+    *,
+    subject_max: int,
+    age_s: float = 0.0,
 ) -> Placement:
-    """Where the job goes now."""
+    """Where the job goes now; `age_s` is how long it has waited."""
     topic = topics.of(request.topic)
     serving: list[Seen] = []
     foreign: list[Seen] = []
@@ -125,7 +134,7 @@ def place(
     if not unsaid or topic.pools or not (own_subject or nobody):
         return placed
     doubt = _mismatch(request.topic, unsaid)
-    if not known and not serving:
+    if not known and not serving and age_s < DOUBT_S_MAX:
         return doubt
     return replace(placed, doubt=doubt) if isinstance(placed, Placed) else placed
 

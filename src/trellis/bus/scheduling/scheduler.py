@@ -292,7 +292,14 @@ class Scheduler:
 
     def _place(self, ready: _Ready) -> Placed | Stays | Unfit:
         live = self.workers.live()
-        return place(ready.request, self.topics, live, self.workers, subject_max=self.options.subject_max)
+        return place(
+            ready.request,
+            self.topics,
+            live,
+            self.workers,
+            subject_max=self.options.subject_max,
+            age_s=ready.age_s,
+        )
 
     def _stays(self, ready: _Ready, placed: Stays | Unfit, room: _Room) -> bool:
         """Whether it stays ready: unless that would keep others from being seen, or nobody may have it."""

@@ -17,6 +17,9 @@ from trellis.lifecycles import Role
 SAID_AT_ONCE = 100
 """Tenants of which a pass says it; the others come with the next ones."""
 
+SETTING = "held_max of this tenant in the topics file"
+"""Why the limit changed, as its administrative act says it."""
+
 _log = log_of("trellis.bus.scheduling.tenants")
 
 
@@ -39,7 +42,7 @@ class TenantLimits:
             limit = self.topics.tenant(name).held_max or HELD_MAX_MAX
             by = Actor(role=Role.CONTROL_PLANE, name=self.name)
             try:
-                await self.ledger.limit_key(by, f"{TENANT_KEY}{name}", limit)
+                await self.ledger.limit_key(by, f"{TENANT_KEY}{name}", limit, cause=SETTING)
             except Refused as error:
                 _log.warning("tenant_limit_not_set", tenant=name, held_max=limit, error=str(error))
             self._left.pop()

@@ -1,7 +1,8 @@
 """How we come in to a NATS server that asks for keys: a credentials file (a user's JWT and the seed of its key), or the seed alone (an nkey).
 
 The file is read with every connection that is made, so one that is replaced counts from the next on. The seed stays here: the server gets a
-signature of what it asks for. (The library's own reader of these files never ends on one that has no JWT, and needs another package.)
+signature of what it asks for. (nats-py 2.16 still reads these files in a loop that never ends on one
+that has no JWT, and needs the package nkeys: that is why this module is here. Look again when nats-py is raised.)
 """
 
 import base64

@@ -10,7 +10,7 @@ from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
 from trellis.http.shapes import AgentShape
-from trellis.runs.health import set_status
+from trellis.runs.agent_acts import set_status
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS

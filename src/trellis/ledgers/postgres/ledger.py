@@ -7,10 +7,10 @@ against the database role of the connection, so a role is granted by the databas
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, Self
 
-from trellis.engine.admin_acts import AdminAct, NewAct, checked_act
+from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason
 from trellis.engine.authority import check_held_limit, require
 from trellis.engine.batching import Batcher, SingleFlight
 from trellis.engine.errors import (
@@ -399,18 +399,20 @@ class PostgresLedger(Reads):
         )
         return RetentionReport(**dict(rows[0]))
 
-    async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
+    async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
         require(actor, "pause")
-        await self._admin("pause", "select set_paused($1, $2, $3)", await self._actor(actor), type_, paused)
+        asked = (await self._actor(actor), type_, paused, reason(cause))
+        await self._admin("pause", "select set_paused($1, $2, $3, $4)", *asked)
         self._bell.ring()
 
-    async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
+    async def limit_rate(
+        self, actor: Actor, type_: str, per_second: float | None, burst: int = 1, *, cause: str | None = None
+    ) -> None:
         require(actor, "limit_rate")
         if per_second is not None and per_second <= 0:
             raise OptionInvalid(option="per_second", value=per_second, expected="above 0, or None for no limit")
-        await self._admin(
-            "limit_rate", "select set_rate($1, $2, $3, $4)", await self._actor(actor), type_, per_second, burst
-        )
+        asked = (await self._actor(actor), type_, per_second, burst, reason(cause))
+        await self._admin("limit_rate", "select set_rate($1, $2, $3, $4, $5)", *asked)
         self._bell.ring_events()
 
     async def declare_types(self, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
@@ -418,17 +420,19 @@ class PostgresLedger(Reads):
         check_declared(types)
         await self._admin(*submit.declaring(await self._actor(actor), types, only_new=only_new))
 
-    async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
+    async def limit_key(self, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
         require(actor, "limit_key")
         if limit < 0:
             raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
-        await self._admin("limit_key", "select set_key_limit($1, $2, $3)", await self._actor(actor), key, limit)
+        asked = (await self._actor(actor), key, limit, reason(cause))
+        await self._admin("limit_key", "select set_key_limit($1, $2, $3, $4)", *asked)
         self._bell.ring()
 
-    async def limit_held(self, actor: Actor, type_: str, limit: int | None) -> None:
+    async def limit_held(self, actor: Actor, type_: str, limit: int | None, *, cause: str | None = None) -> None:
         require(actor, "limit_held")
         check_held_limit(limit)
-        await self._admin("limit_held", "select set_held_max($1, $2, $3)", await self._actor(actor), type_, limit)
+        asked = (await self._actor(actor), type_, limit, reason(cause))
+        await self._admin("limit_held", "select set_held_max($1, $2, $3, $4)", *asked)
         self._bell.ring()
 
     async def follow(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Following | None:
@@ -443,16 +447,17 @@ class PostgresLedger(Reads):
         asked = (following.name, following.epoch, position, lease_s)
         return await self._admin("followed", "select followed($1, $2, $3, $4)", *asked)
 
-    async def leave_behind(self, actor: Actor, name: str) -> bool:
+    async def leave_behind(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "leave_behind")
-        done = await self._admin("leave_behind", "select leave_behind($1, $2)", await self._actor(actor), name)
+        asked = (await self._actor(actor), name, reason(cause))
+        done = await self._admin("leave_behind", "select leave_behind($1, $2, $3)", *asked)
         self._bell.ring_events()
         return done
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
-        told, number = astuple(checked_act(act)), await self._actor(actor)
-        act_id = await self._admin("record_act", "select record_act($1, $2, $3, $4, $5, $6, $7)", number, *told)
+        asked = rows.act_arguments(await self._actor(actor), checked_act(act))
+        act_id = await self._admin("record_act", "select record_act($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)", *asked)
         self._bell.ring_events()
         return act_id
 

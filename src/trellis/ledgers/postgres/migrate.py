@@ -11,12 +11,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, LiteralString, cast
 
+from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.authority import ACTIONS, ADMINISTRATION
 from trellis.engine.deaths import COMPANY_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
 from trellis.engine.matrices import RULES
 from trellis.engine.reserved_ids import DERIVING_ROLES, RESERVED_ID_PATTERN
+from trellis.ledgers.migration import MigratedBy, migrated_by, migration_act
 from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, connect
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES, Role, event_code
 from trellis.lifecycles.causes import sql_cases
@@ -50,13 +52,21 @@ def schema_version() -> int:
 
 
 async def migrate(
-    url: str, *, clock: Literal["system", "test"] = "system", grants: Sequence[tuple[str, Role]] = ()
+    url: str,
+    *,
+    clock: Literal["system", "test"] = "system",
+    grants: Sequence[tuple[str, Role]] = (),
+    by: MigratedBy | None = None,
 ) -> Migrated:
-    """Create or upgrade the schema. `grants` lets further database roles act in single roles of ours."""
+    """Create or upgrade the schema. `grants` lets further database roles act in single roles of ours.
+
+    A change of the schema, and each grant that is new, is one administrative act in the same transaction; only a new schema that nobody is
+    named for has none.
+    """
     connection = await connect(url)
     try:
         async with connection.transaction():
-            return await _migrate(connection, clock, grants)
+            return await _migrate(connection, clock, grants, by)
     except InsufficientPrivilege as error:
         raise LedgerReadOnly(reason=f"{error}; migrate as a superuser or as a role that may create roles") from error
     finally:
@@ -64,7 +74,10 @@ async def migrate(
 
 
 async def _migrate(
-    connection: Connection, clock: Literal["system", "test"], grants: Sequence[tuple[str, Role]]
+    connection: Connection,
+    clock: Literal["system", "test"],
+    grants: Sequence[tuple[str, Role]],
+    by: MigratedBy | None,
 ) -> Migrated:
     await connection.execute("select pg_advisory_xact_lock(hashtext('trellis.migrate'))")
     await connection.execute(_script("roles"))
@@ -90,13 +103,38 @@ async def _migrate(
         "insert into meta (name, value) values ('schema_version', $1) on conflict (name) do update set value = excluded.value",
         str(schema_version()),
     )
-    everyone = [(APP_ROLE, role) for role in ROLES]
-    await connection.executemany(
-        "insert into authority (db_role, role) values ($1, $2) on conflict do nothing",
-        [(db_role, role.code) for db_role, role in [*everyone, *grants]],
-    )
+    granted = await _grant(connection, grants)
     await connection.execute(_script("grants"))
+    author = by or migrated_by()
+    if before != schema_version() and (by is not None or before):
+        await _record(connection, author, migration_act(author, before, schema_version()))
+    for db_role, role in granted:
+        act = NewAct(event=GRANTED, subject=db_role, target=role.value, cause=author.cause)
+        await _record(connection, author, act)
     return Migrated(version_before=before, version=schema_version(), applied=tuple(applied))
+
+
+async def _grant(connection: Connection, grants: Sequence[tuple[str, Role]]) -> list[tuple[str, Role]]:
+    """Let the application act in every role, and others in the ones that are given; those of the others that are new."""
+    statement = "insert into authority (db_role, role) values ($1, $2) on conflict do nothing returning db_role"
+    await connection.executemany(statement, [(APP_ROLE, role.code) for role in ROLES])
+    return [one for one in grants if await connection.fetchval(statement, one[0], one[1].code) is not None]
+
+
+async def _record(connection: Connection, by: MigratedBy, act: NewAct) -> None:
+    """As the owner of the tables: whoever migrates need not be one of the application's logins."""
+    await connection.execute(
+        "insert into actor (role, db_role, name, node) values ($1, session_user, $2, $3) on conflict do nothing",
+        by.actor.role.code,
+        by.name,
+        by.node,
+    )
+    await connection.execute(
+        "select _record_act(a.id, a.role, $4, $5, $6, $7, $8, null) from actor a"
+        " where a.role = $1 and a.db_role = session_user and a.name = $2 and a.node = $3",
+        *(by.actor.role.code, by.name, by.node),
+        *(act.event, act.subject, act.source, act.target, act.cause),
+    )
 
 
 async def stored_version(connection: Connection) -> int:

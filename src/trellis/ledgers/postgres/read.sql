@@ -250,12 +250,12 @@ select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = 
 
 -- name: acts
 select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
-       c.correlation_id
+       c.correlation_id, c.job_id as act_job, c.facts
   from act c join actor a on a.id = c.actor where c.no > $1 order by c.no limit $2
 
 -- name: acts_unpublished
 select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
-       c.correlation_id
+       c.correlation_id, c.job_id as act_job, c.facts
   from act c join actor a on a.id = c.actor where not c.published and c.no > $1 order by c.no limit $2
 
 -- name: followers

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from trellis.engine.admin_acts import AdminAct
+from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, read_facts
 from trellis.engine.event_data import asked_to_stop, cancel_request_in
 from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.nodes import node_of
@@ -160,7 +160,15 @@ def act(row: Row) -> AdminAct:
         target=row["target"],
         cause=row["cause"],
         correlation_id=row["correlation_id"],
+        job_id=row["act_job"],
+        facts=read_facts(row["facts"]),
     )
+
+
+def act_arguments(actor: int, act: NewAct) -> tuple[object, ...]:
+    """An act in the order in which `record_act` takes it."""
+    about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id, act.job_id)
+    return (actor, *about, facts_text(act.facts), act.id)
 
 
 def acts_json(acts: Sequence[AdminAct]) -> str:
@@ -170,6 +178,7 @@ def acts_json(acts: Sequence[AdminAct]) -> str:
             {
                 **{name: value for name, value in asdict(act).items() if name not in {"no", "id"}},
                 "act_id": act.id,
+                "facts": facts_text(act.facts),
                 "at": act.at.isoformat(),
                 "role": act.role.code,
                 "node": act.node or "",

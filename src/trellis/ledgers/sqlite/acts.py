@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import LiteralString
 
-from trellis.engine.admin_acts import AdminAct, NewAct
+from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, read_facts, reason
 from trellis.engine.jobs import Actor
 from trellis.engine.nodes import node_of
 from trellis.ledgers.queries import NamedQueries
@@ -22,7 +22,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
 
 
 def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
-    """Write the act down; its id."""
+    """Write the act down, unless one of its id is there; its id."""
     values = {
         "at": tx.now,
         "role": ROLE_CODES[actor.role],
@@ -31,19 +31,23 @@ def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
         "subject": act.subject,
         "source": act.source,
         "target": act.target,
-        "cause": act.cause,
+        "cause": reason(act.cause),
         "correlation": act.correlation_id,
+        "job": act.job_id,
+        "facts": facts_text(act.facts),
+        "id": act.id,
     }
     tx.appended = True
-    return tx.db.execute(_Sql.add, values).fetchall()[0][0]
+    added = tx.db.execute(_Sql.add, values).fetchall()
+    return added[0][0] if added else (act.id or "")
 
 
 def put_back(tx: Transaction, lost: Sequence[AdminAct]) -> None:
     """Write acts down that this ledger lost, as they were; those that are there stay."""
     for act in lost:
         who = (ROLE_CODES[act.role], tx.names.actor_id(act.actor, act.node or ""))
-        about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id)
-        tx.db.execute(_Sql.put_back, (act.id, rows.microseconds(act.at), *who, *about))
+        about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id, act.job_id)
+        tx.db.execute(_Sql.put_back, (act.id, rows.microseconds(act.at), *who, *about, facts_text(act.facts)))
 
 
 def read(tx: Transaction, after: int, limit: int, *, unpublished: bool) -> list[AdminAct]:
@@ -57,7 +61,7 @@ def mark_published(tx: Transaction, numbers: Sequence[int]) -> None:
 
 
 def _act(row: rows.Row) -> AdminAct:
-    no, id_, at, role, actor, node, event, subject, source, target, cause, correlation = row
+    no, id_, at, role, actor, node, event, subject, source, target, cause, correlation, job, facts = row
     return AdminAct(
         no=no,
         id=id_,
@@ -71,4 +75,6 @@ def _act(row: rows.Row) -> AdminAct:
         target=target,
         cause=cause,
         correlation_id=correlation,
+        job_id=job,
+        facts=read_facts(facts),
     )

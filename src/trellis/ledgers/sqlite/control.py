@@ -56,35 +56,40 @@ def _control(tx: Transaction, type_: str) -> _Control:
     return _Control(*found[0]) if found else _Control()
 
 
-def _note(tx: Transaction, actor: Actor, event: str, subject: str, source: object, target: object) -> None:
-    """Record the act if it changed something."""
-    if source != target:
-        before, after = (None if one is None else str(one) for one in (source, target))
-        acts.record(tx, actor, NewAct(event=event, subject=subject, source=before, target=after))
+def _note(
+    tx: Transaction, actor: Actor, event: str, subject: str, change: tuple[object, object], cause: str | None
+) -> None:
+    """Record the act if it changed something: `change` is how it stood before and stands now."""
+    if change[0] != change[1]:
+        before, after = (None if one is None else str(one) for one in change)
+        acts.record(tx, actor, NewAct(event=event, subject=subject, source=before, target=after, cause=cause))
 
 
-def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool) -> None:
+def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool, cause: str | None) -> None:
     before, after = (ACTIVITY[bool(one)] for one in (_control(tx, type_).paused, paused))
-    _note(tx, actor, PAUSED if paused else RESUMED, type_, before, after)
+    _note(tx, actor, PAUSED if paused else RESUMED, type_, (before, after), cause)
     tx.db.execute(_Sql.pause, (type_, int(paused), tx.names.actor_id(actor.name)))
     tx.woke |= not paused
 
 
-def limit_rate(tx: Transaction, actor: Actor, type_: str, per_second: float | None, burst: int) -> None:
+def limit_rate(
+    tx: Transaction, actor: Actor, type_: str, per_second: float | None, burst: int, *, cause: str | None
+) -> None:
     """A full bucket of `burst` to begin with, refilled at `per_second`."""
     if per_second is not None and per_second <= 0:
         raise OptionInvalid(option="per_second", value=per_second, expected="more than 0; pause the type to stop it")
     if burst < 1:
         raise OptionInvalid(option="burst", value=burst, expected="1 or more")
     before = _control(tx, type_)
-    _note(tx, actor, RATE, type_, rate_text(before.rate, before.burst), rate_text(per_second, burst))
+    change = (rate_text(before.rate, before.burst), rate_text(per_second, burst))
+    _note(tx, actor, RATE, type_, change, cause)
     values = {"name": type_, "rate": per_second, "burst": burst, "now": tx.now, "by": tx.names.actor_id(actor.name)}
     tx.db.execute(_Sql.limit_rate, values)
     tx.woke = True
 
 
-def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None) -> None:
-    _note(tx, actor, HELD_LIMIT, type_, _control(tx, type_).held_max, limit)
+def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None, *, cause: str | None) -> None:
+    _note(tx, actor, HELD_LIMIT, type_, (_control(tx, type_).held_max, limit), cause)
     tx.db.execute(_Sql.limit_held, (type_, limit, tx.names.actor_id(actor.name)))
     tx.woke = True
 
@@ -102,19 +107,19 @@ def followed(tx: Transaction, following: Following, position: str | None, lease_
     return bool(tx.db.execute(_Sql.followed, values).fetchall())
 
 
-def leave_behind(tx: Transaction, actor: Actor, name: str) -> bool:
+def leave_behind(tx: Transaction, actor: Actor, name: str, *, cause: str | None) -> bool:
     found = tx.db.execute(_Sql.is_waited_for, (name,)).fetchall()
     if found and found[0][0]:
         tx.db.execute(_Sql.leave_behind, (name,))
-        _note(tx, actor, LEFT_BEHIND, name, "waited for", "left behind")
+        _note(tx, actor, LEFT_BEHIND, name, ("waited for", "left behind"), cause)
     return bool(found)
 
 
-def limit_key(tx: Transaction, actor: Actor, key: str, limit: int) -> None:
+def limit_key(tx: Transaction, actor: Actor, key: str, limit: int, *, cause: str | None) -> None:
     """A lower limit takes slots back from jobs nobody holds; held ones finish."""
     if limit < 0:
         raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
-    _note(tx, actor, KEY_LIMIT, key, tx.names.key_limit(key), limit)
+    _note(tx, actor, KEY_LIMIT, key, (tx.names.key_limit(key), limit), cause)
     number = tx.names.set_key_limit(key, limit, actor.name)
     over: int = tx.db.execute(_Sql.over_limit, (number,)).fetchall()[0][0]
     for (job,) in tx.db.execute(_Sql.ready_of_key, (number, over)).fetchall():

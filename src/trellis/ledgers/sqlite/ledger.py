@@ -202,27 +202,29 @@ class SqliteLedger:
     async def retain(self, options: RetentionOptions) -> RetentionReport:
         return await self._writer.run(lambda tx: retain.retain(tx, options))
 
-    async def pause(self, actor: Actor, type_: str, *, paused: bool) -> None:
+    async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
         require(actor, "pause")
-        await self._writer.run(lambda tx: control.pause(tx, actor, type_, paused=paused))
+        await self._writer.run(lambda tx: control.pause(tx, actor, type_, paused=paused, cause=cause))
 
-    async def limit_rate(self, actor: Actor, type_: str, per_second: float | None, burst: int = 1) -> None:
+    async def limit_rate(
+        self, actor: Actor, type_: str, per_second: float | None, burst: int = 1, *, cause: str | None = None
+    ) -> None:
         require(actor, "limit_rate")
-        await self._writer.run(lambda tx: control.limit_rate(tx, actor, type_, per_second, burst))
+        await self._writer.run(lambda tx: control.limit_rate(tx, actor, type_, per_second, burst, cause=cause))
 
     async def declare_types(self, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
         require(actor, "declare_types")
         check_declared(types)
         await self._writer.run(lambda tx: type_options.declare(tx, actor, types, only_new=only_new))
 
-    async def limit_key(self, actor: Actor, key: str, limit: int) -> None:
+    async def limit_key(self, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
         require(actor, "limit_key")
-        await self._writer.run(lambda tx: control.limit_key(tx, actor, key, limit))
+        await self._writer.run(lambda tx: control.limit_key(tx, actor, key, limit, cause=cause))
 
-    async def limit_held(self, actor: Actor, type_: str, limit: int | None) -> None:
+    async def limit_held(self, actor: Actor, type_: str, limit: int | None, *, cause: str | None = None) -> None:
         require(actor, "limit_held")
         check_held_limit(limit)
-        await self._writer.run(lambda tx: control.limit_held(tx, actor, type_, limit))
+        await self._writer.run(lambda tx: control.limit_held(tx, actor, type_, limit, cause=cause))
 
     async def follow(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Following | None:
         require(actor, "follow")
@@ -231,9 +233,9 @@ class SqliteLedger:
     async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
         return await self._writer.run(lambda tx: control.followed(tx, following, position, lease_s))
 
-    async def leave_behind(self, actor: Actor, name: str) -> bool:
+    async def leave_behind(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "leave_behind")
-        return await self._writer.run(lambda tx: control.leave_behind(tx, actor, name))
+        return await self._writer.run(lambda tx: control.leave_behind(tx, actor, name, cause=cause))
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")

@@ -8,9 +8,14 @@ from typing import LiteralString
 import apsw
 
 from trellis.engine.errors import LedgerNotMigrated
+from trellis.ledgers.migration import OPENED, MigratedBy, migrated_by, migration_act
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import acts
 from trellis.ledgers.sqlite.connection import Database, Target, connect, typed
 from trellis.ledgers.sqlite.contract import load_contract
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.names import Names
+from trellis.ledgers.sqlite.plan import US
 
 _NUMBERED = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 
@@ -39,17 +44,20 @@ def migrations() -> dict[int, str]:
 SCHEMA_VERSION = len(migrations())
 
 
-def migrate(target: Target) -> int:
+def migrate(target: Target, *, by: MigratedBy | None = None) -> int:
     """Make or upgrade the schema and load the lifecycles; returns the version that was there before."""
     connection = connect(target)
     try:
-        return prepare(connection, target.url)
+        return prepare(connection, target.url, by=by)
     finally:
         connection.close()
 
 
-def prepare(connection: Database, url: str) -> int:
-    """`migrate` on an open connection: processes that open one file at once wait here for each other."""
+def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> int:
+    """`migrate` on an open connection: processes that open one file at once wait here for each other.
+
+    A change of the schema is one administrative act in the same transaction; only a new file that nobody is named for has none.
+    """
     try:
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -57,6 +65,8 @@ def prepare(connection: Database, url: str) -> int:
             load_contract(connection, url)
             connection.execute(_Sql.nothing_is_restored)
             connection.execute(_Sql.nobody_restores)
+            if found != SCHEMA_VERSION and (by is not None or found):
+                _record(connection, by or migrated_by(cause=OPENED), found)
         except BaseException:
             connection.execute("ROLLBACK")
             raise
@@ -64,6 +74,11 @@ def prepare(connection: Database, url: str) -> int:
     except apsw.Error as error:
         raise typed(error, url) from error
     return found
+
+
+def _record(connection: Database, by: MigratedBy, before: int) -> None:
+    tx = Transaction(connection, Names(connection, by.node), int(by.at * US))
+    acts.record(tx, by.actor, migration_act(by, before, SCHEMA_VERSION))
 
 
 def stored_version(connection: Database) -> int:

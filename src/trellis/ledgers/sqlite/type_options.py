@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, LiteralString
 
+from trellis.engine.admin_acts import TYPE_OPTIONS, NewAct
 from trellis.engine.jobs import Actor, NewJob, Priority
-from trellis.engine.type_options import DECLARED_MAX, TypeOptions
+from trellis.engine.type_options import DECLARED, DECLARED_MAX, TypeOptions, options_text
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import acts
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import lifecycle_code
 from trellis.lifecycles import BY_CODE, LIFECYCLES
@@ -18,13 +20,16 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/type_options.sql")
 
 
 def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool) -> None:
-    """Keep the options of types. What is declared already is not written again."""
+    """Keep the options of types; each change is one administrative act. What is declared already is not written again."""
     by = tx.names.actor_id(actor.name)
     for one in types:
         row = _row(one)
         found = tx.db.execute(_Sql.declared, (row[1], one.type)).fetchall()
         if not found or (not only_new and found[0] != row):
             tx.db.execute(_Sql.declare, (*row, by, tx.now))
+            before = options_text(_options(found[0])) if found else None
+            act = NewAct(event=TYPE_OPTIONS, subject=one.type, source=before, target=options_text(one), cause=DECLARED)
+            acts.record(tx, actor, act)
 
 
 def declared(tx: Transaction, lifecycle: int, type_: str) -> TypeOptions | None:

@@ -8,6 +8,13 @@ begin
     using errcode = 'TR008', detail = of_type;
 end $$;
 
+-- The options of a type as acts show them. engine/type_options.py words it the same.
+create or replace function _options_text(p_prio smallint, p_attempts int, p_deaths smallint, p_deadline float8, p_limit int, p_keyed boolean,
+                                         p_compensation text) returns text language sql immutable set search_path from current as $$
+  select concat_ws(', ', 'priority ' || p_prio, 'max_attempts ' || p_attempts, 'max_deaths ' || p_deaths, 'deadline_s ' || p_deadline,
+                   'concurrency_limit ' || p_limit, case when p_keyed then 'keyed' end, 'compensation ' || p_compensation)
+$$;
+
 -- What is declared already is not written again, so that workers that start do not wait for each other.
 create or replace function declare_types(
   p_actor int, p_only_new boolean, p_lifecycles smallint[], p_types text[], p_prios smallint[], p_max_attempts int[],
@@ -16,13 +23,14 @@ language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
   d record;
+  before text;
 begin
   perform _require(a.role, 'declare_types');
   if _is_limited() then
     raise exception 'what a type declares holds for everybody: only a member of trellis_app may declare it, and % is none', session_user
       using errcode = 'TR002';
   end if;
-  for d in select u.lifecycle, type_id(u.name) as type, u.prio, u.max_attempts, u.max_deaths, u.deadline_s, u.lim, u.keyed, u.compensation
+  for d in select u.lifecycle, u.name, type_id(u.name) as type, u.prio, u.max_attempts, u.max_deaths, u.deadline_s, u.lim, u.keyed, u.compensation
              from unnest(p_lifecycles, p_types, p_prios, p_max_attempts, p_max_deaths, p_deadlines, p_limits, p_keyed, p_compensations)
                   u(lifecycle, name, prio, max_attempts, max_deaths, deadline_s, lim, keyed, compensation)
             order by u.lifecycle, u.name loop
@@ -30,11 +38,18 @@ begin
       select from type_options o where o.lifecycle = d.lifecycle and o.type = d.type and (p_only_new or
         (o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation)
           is not distinct from (d.prio, d.max_attempts, d.max_deaths, d.deadline_s, d.lim, d.keyed, d.compensation)));
+    select _options_text(o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation) into before
+      from type_options o where o.lifecycle = d.lifecycle and o.type = d.type;
     insert into type_options as o (lifecycle, type, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation,
                                    changed_by, changed_at)
     values (d.lifecycle, d.type, d.prio, d.max_attempts, d.max_deaths, d.deadline_s, d.lim, d.keyed, d.compensation, p_actor, trellis.now())
     on conflict (lifecycle, type) do update set prio = d.prio, max_attempts = d.max_attempts, max_deaths = d.max_deaths,
       deadline_s = d.deadline_s, concurrency_limit = d.lim, keyed = d.keyed, compensation = d.compensation, changed_by = p_actor,
       changed_at = trellis.now() where not p_only_new;
+    if found then
+      perform _record_act(p_actor, a.role, 'type.options.changed', d.name, before,
+                          _options_text(d.prio, d.max_attempts, d.max_deaths, d.deadline_s, d.lim, d.keyed, d.compensation),
+                          'declared by an application', null);
+    end if;
   end loop;
 end $$;

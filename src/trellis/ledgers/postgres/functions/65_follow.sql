@@ -28,7 +28,7 @@ begin
   return found;
 end $$;
 
-create or replace function leave_behind(p_actor int, p_name text) returns boolean
+create or replace function leave_behind(p_actor int, p_name text, p_cause text default null) returns boolean
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
@@ -38,7 +38,7 @@ begin
   select left(f.place, 1) <> '!' into waited from follower f where f.name = p_name and f.place is not null for update;
   if waited then
     update follower f set place = '!' || f.place where f.name = p_name;
-    perform _record_act(p_actor, a.role, 'follower.left_behind', p_name, 'waited for', 'left behind', null, null);
+    perform _record_act(p_actor, a.role, 'follower.left_behind', p_name, 'waited for', 'left behind', p_cause, null);
   end if;
   return waited is not null;
 end $$;

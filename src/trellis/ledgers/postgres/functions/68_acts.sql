@@ -1,27 +1,37 @@
 -- Administrative acts, each recorded in the transaction of the change that it tells of. Nobody writes them but these functions.
 
 create or replace function _record_act(p_actor int, p_role smallint, p_event text, p_subject text, p_source text, p_target text,
-                                       p_cause text, p_correlation text) returns text language sql set search_path from current as $$
-  insert into act (act_id, at, role, actor, event, subject, source, target, cause, correlation_id)
-  values ('act-' || replace(gen_random_uuid()::text, '-', ''), trellis.now(), p_role, p_actor, p_event, p_subject, p_source, p_target,
-          p_cause, p_correlation)
-  returning act_id
-$$;
+                                       p_cause text, p_correlation text, p_job text default null, p_facts text default null,
+                                       p_id text default null) returns text language plpgsql set search_path from current as $$
+declare
+  its_id text := coalesce(p_id, 'act-' || replace(gen_random_uuid()::text, '-', ''));
+begin
+  insert into act (act_id, at, role, actor, event, subject, source, target, cause, correlation_id, job_id, facts)
+  values (its_id, trellis.now(), p_role, p_actor, p_event, p_subject, p_source, p_target,
+          coalesce(left(nullif(p_cause, ''), 2000), 'no reason given'), p_correlation, p_job, p_facts)
+  on conflict (act_id) do nothing;
+  return its_id;
+end $$;
 
--- For a change of something that is not in this database: an agent's file, a rebuild.
+-- For a change of something that is not in this database (an agent's file, a token), and for a request that a gateway refused. An act
+-- that is recorded a second time under an id of the caller's own stays as it is.
 create or replace function record_act(p_actor int, p_event text, p_subject text, p_source text, p_target text, p_cause text,
-                                      p_correlation text) returns text language plpgsql security definer
-set search_path from current as $$
+                                      p_correlation text, p_job text default null, p_facts text default null, p_id text default null)
+returns text language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
 begin
   perform _require(a.role, 'record_act');
   if length(p_event) > 100 or length(p_subject) > 500 or greatest(length(p_source), length(p_target), length(p_cause)) > 2000
-     or length(p_correlation) > 200 then
-    raise exception 'an administrative act has at most 100 characters of event, 500 of subject and 2000 of any other text'
+     or greatest(length(p_correlation), length(p_job)) > 200 or octet_length(p_facts) > 1048576 then
+    raise exception 'an administrative act has at most 100 characters of event, 500 of subject, 2000 of any other text and 1 MiB of facts'
       using errcode = 'TR004';
   end if;
-  return _record_act(p_actor, a.role, p_event, p_subject, p_source, p_target, p_cause, p_correlation);
+  if p_id is not null and p_id !~ '^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$' or p_facts is not null and json_typeof(p_facts::json) <> 'object' then
+    raise exception 'the id of an act has at most 200 letters, digits, dots and hyphens, and its facts are a JSON object'
+      using errcode = 'TR004';
+  end if;
+  return _record_act(p_actor, a.role, p_event, p_subject, p_source, p_target, p_cause, p_correlation, p_job, p_facts, p_id);
 end $$;
 
 create or replace function acts_published(p_actor int, p_nos bigint[]) returns void language plpgsql security definer
@@ -46,11 +56,11 @@ begin
   insert into actor (role, db_role, name, node)
   select distinct x.role, session_user, x.actor, x.node from jsonb_to_recordset(p_acts) as x(role smallint, actor text, node text)
   on conflict do nothing;
-  insert into act (act_id, at, role, actor, event, subject, source, target, cause, correlation_id, published)
-  select x.act_id, x.at, x.role, o.id, x.event, x.subject, x.source, x.target, x.cause, x.correlation_id, true
+  insert into act (act_id, at, role, actor, event, subject, source, target, cause, correlation_id, job_id, facts, published)
+  select x.act_id, x.at, x.role, o.id, x.event, x.subject, x.source, x.target, x.cause, x.correlation_id, x.job_id, x.facts, true
     from jsonb_to_recordset(p_acts) as x(
       act_id text, at timestamptz, role smallint, actor text, node text, event text, subject text, source text, target text, cause text,
-      correlation_id text)
+      correlation_id text, job_id text, facts text)
     join actor o on o.name = x.actor and o.role = x.role and o.db_role = session_user and o.node = x.node
   on conflict do nothing;
 end $$;

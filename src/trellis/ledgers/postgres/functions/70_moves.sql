@@ -168,8 +168,8 @@ end $$;
 
 -- What administrators set. Each change is one administrative act; what is set as it was is none.
 
-create or replace function set_paused(p_actor int, p_type text, p_paused boolean) returns void language plpgsql security definer
-set search_path from current as $$
+create or replace function set_paused(p_actor int, p_type text, p_paused boolean, p_cause text default null) returns void
+language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
   of_type int := type_id(p_type);
@@ -178,7 +178,8 @@ begin
   update job_type t set paused = p_paused where t.id = of_type and t.paused <> p_paused;
   if found then
     perform _record_act(p_actor, a.role, case when p_paused then 'type.paused' else 'type.resumed' end, p_type,
-                        case when p_paused then 'active' else 'paused' end, case when p_paused then 'paused' else 'active' end, null, null);
+                        case when p_paused then 'active' else 'paused' end, case when p_paused then 'paused' else 'active' end, p_cause,
+                        null);
   end if;
 end $$;
 
@@ -186,8 +187,8 @@ create or replace function _rate_text(p_rate float8, p_burst int) returns text l
   select p_rate::text || '/s, burst ' || p_burst
 $$;
 
-create or replace function set_rate(p_actor int, p_type text, p_rate float8, p_burst int) returns void language plpgsql security definer
-set search_path from current as $$
+create or replace function set_rate(p_actor int, p_type text, p_rate float8, p_burst int, p_cause text default null) returns void
+language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
   of_type int := type_id(p_type);
@@ -199,13 +200,13 @@ begin
     update job_type t set rate_per_s = p_rate, burst = p_burst, tokens = least(t.tokens, p_burst) where t.id = of_type;
     if _rate_text(before.rate_per_s, before.burst) is distinct from _rate_text(p_rate, p_burst) then
       perform _record_act(p_actor, a.role, 'type.rate.changed', p_type, _rate_text(before.rate_per_s, before.burst),
-                          _rate_text(p_rate, p_burst), null, null);
+                          _rate_text(p_rate, p_burst), p_cause, null);
     end if;
   end if;
 end $$;
 
-create or replace function set_held_max(p_actor int, p_type text, p_max int) returns void language plpgsql security definer
-set search_path from current as $$
+create or replace function set_held_max(p_actor int, p_type text, p_max int, p_cause text default null) returns void
+language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
   of_type int := type_id(p_type);
@@ -215,12 +216,12 @@ begin
   select t.held_max into before from job_type t where t.id = of_type for no key update;
   if before is distinct from p_max then
     update job_type t set held_max = p_max where t.id = of_type;
-    perform _record_act(p_actor, a.role, 'type.held_limit.changed', p_type, before::text, p_max::text, null, null);
+    perform _record_act(p_actor, a.role, 'type.held_limit.changed', p_type, before::text, p_max::text, p_cause, null);
   end if;
 end $$;
 
-create or replace function set_key_limit(p_actor int, p_key text, p_cap int) returns void language plpgsql security definer
-set search_path from current as $$
+create or replace function set_key_limit(p_actor int, p_key text, p_cap int, p_cause text default null) returns void
+language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
   key_id bigint := _key_hash(p_key);
@@ -231,7 +232,7 @@ begin
   insert into concurrency_key as k (id, name, cap, set_by) values (key_id, p_key, p_cap, p_actor)
     on conflict (id) do update set cap = p_cap, set_by = p_actor;
   if before is distinct from p_cap then
-    perform _record_act(p_actor, a.role, 'key.limit.changed', p_key, before::text, p_cap::text, null, null);
+    perform _record_act(p_actor, a.role, 'key.limit.changed', p_key, before::text, p_cap::text, p_cause, null);
   end if;
   with surplus as (
     delete from ready r where r.id = any(array(
