@@ -26,6 +26,8 @@ TOKENS_GO = "tests/http/test_where_tokens_go.py"
 NAMES = "tests/client/test_principal_names.py"
 PRIVATE = "tests/engine/test_private_files.py"
 OUTPUT = "tests/cli/test_output.py"
+WORKER = "tests/worker/test_on_bus.py"
+COMMANDS = "tests/cli/test_tokens.py"
 
 
 def _one_party(*tests: str) -> Mutant:
@@ -111,6 +113,24 @@ HIGH: dict[str, Mutant] = {
         new=":",
         tests=(f"{BODIES}::test_senders_without_authentication_share_what_there_is_by_address",),
     ),
+    "H3-one-network": Mutant(
+        file="net/addresses.py",
+        old="    return str(found.ipv4_mapped or ip_network((found, 64), strict=False))",
+        new="    return address",
+        tests=(f"{BODIES}::test_whoever_has_many_addresses_of_ipv6_is_one_sender",),
+    ),
+    "H4-locked-retention": Mutant(
+        file="ledgers/postgres/functions/90_feed_retention.sql",
+        old="  if not _try_work_lock('retain') then",
+        new="  if not pg_try_advisory_xact_lock(hashtext('trellis.retain')) then",
+        tests=(f"{SQL}::test_a_login_that_holds_advisory_locks_stops_nobody",),
+    ),
+    "H4-locked-key": Mutant(
+        file="ledgers/postgres/functions/11_work_locks.sql",
+        old="returns void language plpgsql set lock_timeout = '3s' as $$\nbegin",
+        new="returns void language plpgsql set lock_timeout = '3s' as $$\nbegin\n  set local lock_timeout = 0;",
+        tests=(f"{SQL}::test_a_login_that_holds_the_lock_of_a_bounded_key_does_not_stop_submits",),
+    ),
     "H4-cancelled": _within_any_reach(f"{SQL}::test_a_login_cancels_its_own_and_is_told_nothing_of_another"),
     "H4-moved": _within_any_reach(f"{SQL}::test_a_login_moves_nothing_of_another"),
     "H4-read": Mutant(
@@ -148,8 +168,7 @@ MEDIUM: dict[str, Mutant] = {
         old="        digest = digest_in(pointer)\n",
         new="        digest = None\n",
         tests=(
-            "tests/worker/test_on_bus.py::"
-            "test_a_payload_that_was_changed_under_its_pointer_never_reaches_the_handler",
+            "tests/worker/test_on_bus.py::test_a_payload_that_was_changed_under_its_pointer_never_reaches_the_handler",
         ),
     ),
     "M1-shown": Mutant(
@@ -160,9 +179,9 @@ MEDIUM: dict[str, Mutant] = {
     ),
     "M2-shown": Mutant(
         file="bus/approvals.py",
-        old="    return work.model_dump(mode=\"json\", exclude_defaults=True)",
-        new="    hidden = {\"memory_id\", \"context_hints\", \"budget\", \"meta\", \"compensation\"}\n"
-        "    return work.model_dump(mode=\"json\", exclude_defaults=True, exclude=hidden)",
+        old='    return work.model_dump(mode="json", exclude_defaults=True)',
+        new='    hidden = {"memory_id", "context_hints", "budget", "meta", "compensation"}\n'
+        '    return work.model_dump(mode="json", exclude_defaults=True, exclude=hidden)',
         tests=(f"{DISPATCH}::test_an_approval_shows_every_field_that_the_worker_is_told",),
     ),
     "M2-bound": Mutant(
@@ -177,10 +196,16 @@ MEDIUM: dict[str, Mutant] = {
         new="    if only is not None and not agent:",
         tests=(f"{HTTP}::test_a_token_for_one_agent_proposes_and_reads_nothing_of_another",),
     ),
+    "M3-bound-to-none": Mutant(
+        file="engine/ownership.py",
+        old="    if principal.by_token and principal.agent is None and by_runtime:",
+        new="    if principal.by_token and not principal.roles and by_runtime:",
+        tests=(f"{HTTP}::test_a_token_of_a_runtime_that_names_no_agent_reaches_none",),
+    ),
     "M4-bound-to-a-job": Mutant(
         file="runs/agent_reach.py",
-        old="    if principal.job_id is None:\n        return principal.agent\n",
-        new="    if principal.roles:\n        return principal.agent\n",
+        old="    if principal.job_id is None:\n",
+        new="    if principal.roles:\n",
         tests=(f"{HTTP}::test_a_token_for_one_job_reads_memory_and_artifacts_of_its_agent_alone",),
     ),
     "M5-descriptors": Mutant(
@@ -193,9 +218,7 @@ MEDIUM: dict[str, Mutant] = {
         file="web/log_limit.py",
         old="        if key in self._counts:",
         new="        if key not in self._counts and False:",
-        tests=(
-            f"{CONNECTIONS}::test_when_descriptors_run_out_all_the_same_the_one_in_reserve_turns_clients_away",
-        ),
+        tests=(f"{CONNECTIONS}::test_when_descriptors_run_out_all_the_same_the_one_in_reserve_turns_clients_away",),
     ),
     "M6-over-http": Mutant(
         file="engine/ownership.py",
@@ -274,8 +297,8 @@ LOW: dict[str, Mutant] = {
     ),
     "L-unseen": Mutant(
         file="cli/output.py",
-        old="    r\"|[\\u00ad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200d",
-        new="    r\"|[\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f",
+        old='    r"|[\\u00ad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200d',
+        new='    r"|[\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f',
         tests=(f"{OUTPUT}::test_no_character_of_unicode_that_is_a_control_or_shown_as_nothing_gets_through",),
     ),
     "L-trailer": Mutant(
@@ -319,6 +342,24 @@ LOW: dict[str, Mutant] = {
         old="    recorded = recorded_name(name, issuer=foreign_issuer, tenant=tenant)",
         new="    recorded = recorded_name(name, tenant=tenant)",
         tests=(f"{HTTP}::test_an_owner_is_an_issuer_and_a_subject_and_a_tenant",),
+    ),
+    "L-issuer-replaced": Mutant(
+        file="wiring.py",
+        old="    if known not in {None, home}:",
+        new="    if known == home == None:",
+        tests=(f"{COMMANDS}::test_an_instance_with_another_issuer_does_not_take_over_the_names_of_the_first",),
+    ),
+    "L-reads-of-commands": Mutant(
+        file="cli/invocation.py",
+        old='    return ledger if sees_all(principal, "jobs.read") else',
+        new='    return ledger if sees_all(principal, "jobs.read") or True else',
+        tests=(f"{COMMANDS}::test_a_token_reads_with_commands_what_it_reads_over_http",),
+    ),
+    "L-name-of-a-limited-login": Mutant(
+        file="engine/ownership.py",
+        old="            return events[0].actor.removeprefix(ledger.name_prefix)",
+        new="            return events[0].actor",
+        tests=(f"{SQL}::test_a_token_through_a_limited_login_has_the_jobs_that_it_submitted_there",),
     ),
     "L-homoglyph": Mutant(
         file="engine/principal_names.py",
