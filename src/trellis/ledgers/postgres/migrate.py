@@ -11,10 +11,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, LiteralString, cast
 
-from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
+from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
 from trellis.engine.matrices import RULES
 from trellis.engine.reserved_ids import DERIVING_ROLES, RESERVED_ID_PATTERN
-from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, connect
+from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, LockNotAvailable, connect
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES, Role, event_code
 from trellis.lifecycles.causes import sql_cases
 from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
@@ -22,6 +22,8 @@ from trellis.lifecycles.lifecycle import ROLES
 
 OWNER_ROLE = "trellis_owner"
 APP_ROLE = "trellis_app"
+MIGRATION_LOCK_S = 60
+"""How long a migration waits for another one to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +65,7 @@ async def migrate(
 async def _migrate(
     connection: Connection, clock: Literal["system", "test"], grants: Sequence[tuple[str, Role]]
 ) -> Migrated:
-    await connection.execute("select pg_advisory_xact_lock(hashtext('trellis.migrate'))")
+    await _lock_migrations(connection)
     await connection.execute(_script("roles"))
     await connection.execute("set local search_path = trellis, pg_temp")
     before = await stored_version(connection)
@@ -94,6 +96,20 @@ async def _migrate(
     )
     await connection.execute(_script("grants"))
     return Migrated(version_before=before, version=schema_version(), applied=tuple(applied))
+
+
+async def _lock_migrations(connection: Connection) -> None:
+    """Let no other migration run meanwhile. Anybody can hold an advisory lock, so this one is not waited for without end."""
+    await connection.execute(f"set local lock_timeout = '{MIGRATION_LOCK_S}s'")
+    try:
+        await connection.execute("select pg_advisory_xact_lock(hashtext('trellis.migrate'))")
+    except LockNotAvailable as error:
+        reason = (
+            f"another session has held the lock of migrations for {MIGRATION_LOCK_S} s: wait for that migration, or "
+            "find the session in pg_locks (locktype advisory) and end it with pg_terminate_backend"
+        )
+        raise LedgerUnavailable(reason=reason) from error
+    await connection.execute("set local lock_timeout = 0")
 
 
 async def stored_version(connection: Connection) -> int:
