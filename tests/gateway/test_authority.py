@@ -433,7 +433,7 @@ async def test_a_backend_whose_token_names_no_job_has_none(gateway: Gateway):
     "action, target, payload, rule",
     [
         ("run", VIOLIN, {}, "runs.trigger"),
-        ("job", "work", {"type": "work"}, "jobs.create"),
+        ("job", "work", {"type": "work", "agent_slug": VIOLIN}, "jobs.create"),
     ],
 )
 async def test_an_entry_gives_nobody_a_right_it_has_not(

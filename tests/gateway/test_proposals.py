@@ -228,7 +228,7 @@ async def test_what_cannot_be_proposed_is_refused_and_nothing_is_stored(gateway:
 async def test_nobody_proposes_in_the_name_of_another_agents_run(gateway: Gateway):
     run_id = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
     wish = memory_wish(run_id=run_id)
-    answer = await gateway.client("agent-runtime").post("/memory/architect-guardian/propose", json=wish)
+    answer = await gateway.client("orchestrator").post("/memory/architect-guardian/propose", json=wish)
     assert (answer.status_code, f"{run_id} is a run of agent {VIOLIN}" in answer.json()["detail"]) == (422, True)
 
 

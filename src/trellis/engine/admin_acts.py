@@ -19,6 +19,7 @@ RATE = "type.rate.changed"
 HELD_LIMIT = "type.held_limit.changed"
 KEY_LIMIT = "key.limit.changed"
 LEFT_BEHIND = "follower.left_behind"
+HOME_ISSUER = "issuer.changed"
 ACTIVITY = ("active", "paused")
 """How a type stands that is not paused, and one that is."""
 EVENT_CHARS_MAX = 100
