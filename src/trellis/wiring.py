@@ -179,12 +179,6 @@ async def _connect_ledger(
     identity = identify(address, settings, token)
     principal = principal_for(address, name=name or process_name("client"), operator=operator, identity=identity)
     ledger = await open_ledger(address)
-    try:
-        if identity is not None:
-            await check_home_issuer(ledger, settings)
-    except BaseException:
-        await ledger.close()
-        raise
 
     @cache
     def room() -> "Room":
@@ -193,6 +187,8 @@ async def _connect_ledger(
         return Room(ledger=ledger, clock=SystemClock())
 
     try:
+        if identity is not None:
+            await check_home_issuer(ledger, settings)
         asking = partial(_asking, settings, address, room)
         yield Trellis(
             ledger,

@@ -257,11 +257,11 @@ async def test_senders_without_authentication_share_what_there_is_by_address():
 
 @pytest.mark.requirement("D25")
 @pytest.mark.parametrize(
-    "network, next_to_it", [("2001:db8::{:x}", "2001:db8:0:1::1"), ("::ffff:192.0.2.1", "192.0.2.2")]
+    "network, next_to_it", [("2001:db8::{:x}:1", "2001:db8:0:1::1"), ("::ffff:192.0.2.1", "192.0.2.2")]
 )
 async def test_whoever_has_many_addresses_of_ipv6_is_one_sender(door: Door, network: str, next_to_it: str):
     until, came = asyncio.Event(), asyncio.Semaphore(0)
-    addresses = [network.format(2**48 + number) for number in range(UNAUTHENTICATED_OF_ADDRESS_MAX)]
+    addresses = [network.format(number + 1) for number in range(UNAUTHENTICATED_OF_ADDRESS_MAX)]
     stalled = [asyncio.ensure_future(_stalled(door, until, came, 10, address)) for address in addresses]
     for _ in addresses:
         await came.acquire()
