@@ -31,6 +31,7 @@ from trellis.engine.jobs import (
     TypeClaim,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.ownership import may_see
 from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.type_options import TypeOptions
 from trellis.ledgers import open_ledger
@@ -389,7 +390,8 @@ async def test_a_login_that_holds_the_lock_of_a_bounded_key_does_not_stop_submit
     def job(number: int) -> NewJob:
         return NewJob(job_id=JobId(f"j{number}"), type="ship", concurrency_key="user:k", waiting_max=1)
 
-    await tenants.ledger.submit(Actor(role=Role.SUBMITTER, name="x"), [job(1)])
+    submitting = asyncio.ensure_future(tenants.ledger.submit(Actor(role=Role.SUBMITTER, name="x"), [job(1)]))
+    assert (await asyncio.wait([submitting], timeout=10))[0], "it waits for the lock"
     with pytest.raises(QueueFull):
         await tenants.ledger.submit(Actor(role=Role.SUBMITTER, name="x"), [job(2)])
 
@@ -406,6 +408,7 @@ async def test_a_token_through_a_limited_login_has_the_jobs_that_it_submitted_th
             for ledger, who in ((acme, iryna), (acme, olha), (rival, iryna), (tenants.ledger, iryna))
         )
         parent = await own.submit("ship", {"secret": 1}, idempotency_key="k")
+        assert await may_see(iryna, "jobs.read", acme, await tenants.ledger.job(parent.id) or pytest.fail())
         assert (await own.submit("ship", {"secret": 1}, idempotency_key="k")).id == parent.id
         step = await own.submit("ship", parent_id=parent.id)
         assert [event.actor for event in await own.events(parent.id)] == [f"db:{ACME}:iryna"]
