@@ -408,7 +408,7 @@ async def test_a_token_through_a_limited_login_has_the_jobs_that_it_submitted_th
             for ledger, who in ((acme, iryna), (acme, olha), (rival, iryna), (tenants.ledger, iryna))
         )
         parent = await own.submit("ship", {"secret": 1}, idempotency_key="k")
-        assert await may_see(iryna, "jobs.read", acme, await tenants.ledger.job(parent.id) or pytest.fail())
+        assert await may_see(iryna, "jobs.read", acme, await tenants.ledger.job(parent.id) or pytest.fail("it is gone"))
         assert (await own.submit("ship", {"secret": 1}, idempotency_key="k")).id == parent.id
         step = await own.submit("ship", parent_id=parent.id)
         assert [event.actor for event in await own.events(parent.id)] == [f"db:{ACME}:iryna"]
