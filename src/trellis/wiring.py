@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, overload
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
 from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, SettingsInvalid, TokenRefused
+from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.private_files import check_owner, read_private, write_private
@@ -186,6 +187,8 @@ async def _connect_ledger(
         return Room(ledger=ledger, clock=SystemClock())
 
     try:
+        if identity is not None:
+            await check_home_issuer(ledger, settings)
         asking = partial(_asking, settings, address, room)
         yield Trellis(
             ledger,
@@ -253,8 +256,29 @@ async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = N
 def identify(url: str, settings: Settings, token: str | None = None) -> Identity | None:
     """Whom the token names, given or of the settings; None without one. Raises TokenRefused."""
     shown = settings.shown_token() if token is None else token
-    home = settings.token_issuer if settings.token_jwks_file is not None else ISSUER
-    return None if shown is None else verify(shown, _local_keys(url, settings), now=time.time(), home=home)
+    if shown is None:
+        return None
+    return verify(shown, _local_keys(url, settings), now=time.time(), home=home_issuer_of(settings))
+
+
+def home_issuer_of(settings: Settings) -> str:
+    """The instance's own issuer, whose subjects the ledger records as they are."""
+    return (settings.token_issuer if settings.token_jwks_file is not None else None) or ISSUER
+
+
+async def check_home_issuer(ledger: Ledger, settings: Settings, *, by: Actor | None = None) -> None:
+    """Raise SettingsInvalid when the plain names in the ledger are of another issuer; with `by`, record ours where none is recorded.
+
+    The names would else pass to the new issuer, and with them the jobs that others own.
+    """
+    home = home_issuer_of(settings)
+    known = await ledger.home_issuer() if by is None else await ledger.set_home_issuer(by, home)
+    if known not in {None, home}:
+        detail = (
+            f"{home} would take over the names, and so the jobs, of {known}, whose tokens this ledger was used with. Set the "
+            f"issuer back; if both name the same people, run: trellis token issuer {home} --replaces {known}"
+        )
+        raise SettingsInvalid(source="token_issuer", detail=detail)
 
 
 def principal_for(url: str, *, name: str, operator: bool, identity: Identity | None = None) -> Principal:

@@ -9,8 +9,10 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from trellis.engine.admin_acts import AdminAct
+from trellis.engine.jobs import Actor
 from trellis.engine.nodes import this_node
 from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 
 
 @pytest.mark.requirement("D46")
@@ -176,3 +178,51 @@ def test_a_token_is_bound_to_a_tenant_and_to_an_agent(local: Terminal, monkeypat
     assert (refused.code, "rule jobs.cancel" in refused.err) == (1, True)
     monkeypatch.setenv("TRELLIS_TOKEN", ours)
     assert local("job", "cancel", job_id).code == 0
+
+
+@pytest.mark.requirement("D62")
+def test_a_token_reads_with_commands_what_it_reads_over_http(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    """Whoever can read the file can read all of it without a token; one that is shown counts all the same."""
+    named = ("ada", "--role", "submitter"), ("mallory", "--role", "submitter"), ("olha", "--role", "control-plane")
+    ada, mallory, operator = [local("token", "issue", "--sub", *one).out.strip() for one in named]
+    monkeypatch.setenv("TRELLIS_TOKEN", ada)
+    job_id = local.submit("t")
+    for token, code, listed in ((mallory, 1, 0), (ada, 0, 1), (operator, 0, 1)):
+        monkeypatch.setenv("TRELLIS_TOKEN", token)
+        for command in (("job", "show", job_id), ("events", job_id)):
+            answer = local(*command, "--json")
+            assert (command, answer.code) == (command, code), answer.err
+            assert code == 0 or "rule jobs.read gives it for its own only" in answer.err
+        for command in (("jobs",), ("events",), ("events", "--type", "job_queued")):
+            answer = local(*command, "--json")
+            assert (answer.code, answer.out.count(job_id) > 0) == (0, bool(listed)), (command, answer.err)
+        assert local("queues").code == (0 if token is operator else 1)
+    monkeypatch.setenv("TRELLIS_TOKEN", mallory)
+    missing = local("job", "show", "not-there")
+    assert (missing.code, "rule jobs.read" in missing.err) == (1, True), "it looks like another's"
+
+
+@pytest.mark.requirement("D62", "D46")
+def test_an_instance_with_another_issuer_does_not_take_over_the_names_of_the_first(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    async def served_before() -> None:
+        ledger = await open_ledger(local.url)
+        await ledger.set_home_issuer(Actor(role=Role.GATEWAY, name="g"), "https://tokens.example")
+        await ledger.close()
+
+    assert "none is recorded" in local("token", "issuer").out
+    asyncio.run(served_before())
+    monkeypatch.setenv("TRELLIS_TOKEN", local("token", "issue", "--role", "submitter", "--sub", "ada").out.strip())
+    change = ("trellis", "--replaces", "https://tokens.example")
+    refusals = [local(*command) for command in (("submit", "t"), ("jobs",))]
+    assert local("token", "issuer", *change).code == 1, "a submitter does not"
+    monkeypatch.delenv("TRELLIS_TOKEN")
+    refusals.append(local("up", "--roles", "gateway", "--port", "0"))
+    for refused in refusals:
+        assert refused.code == 2, refused.err
+        assert f"trellis token issuer {' '.join(change)}" in refused.err.replace("\n", " ")
+    assert local("token", "issuer", "trellis", "--replaces", "https://other.example").code == 2
+    assert local("token", "issuer", *change, "--json").record == {"issuer": "trellis"}
+    assert local("token", "issuer").out == "trellis\n"
+    assert local("submit", "t").code == 0

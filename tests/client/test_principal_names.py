@@ -26,6 +26,7 @@ REFUSED = {
     "\uff29ryna": "NFKC",
     "e\u0301ve": "NFKC",
     "<tenant=acme>iryna": "begins with '<'",
+    "db:reports:iryna": "begins with 'db:'",
 }
 TAKEN = (
     "iryna",

@@ -152,7 +152,7 @@ async def test_no_verb_reaches_a_job_of_another(stranger: str):
         for name, verb in {**VERBS, **{f"handle.{name}": verb for name, verb in HANDLE_VERBS.items()}}.items():
             with pytest.raises(NotAllowed):
                 assert await verb(one) is None, name
-        assert await one.ledger.job(one.job.job_id) == one.job
+            assert await one.ledger.job(one.job.job_id) == one.job, name
         assert await one.owner.events(one.job.job_id) == before
 
 

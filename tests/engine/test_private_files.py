@@ -15,6 +15,8 @@ from trellis.engine.errors import KeyUnusable
 from trellis.engine.private_files import read_private, write_private
 from trellis.instance import open_instance
 from trellis.ledgers import open_ledger
+from trellis.ledgers.sqlite import ledger as sqlite_ledger
+from trellis.ledgers.sqlite.connection import connect
 from trellis.settings import Settings
 from trellis.storage.memory import MemoryRepository, Operation, Update
 from trellis.wiring import KeySetFile
@@ -62,7 +64,8 @@ def _commit(memory: MemoryRepository) -> None:
     )
 
 
-async def test_nothing_that_an_instance_makes_is_for_others(tmp_path: Path):
+async def test_nothing_that_an_instance_makes_is_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sqlite_ledger, "connect", connect)  # no copy of a file that a test made before
     made = await make_all(tmp_path)
     assert {name for name, mode in made.items() if mode & 0o077} == set()
     assert {

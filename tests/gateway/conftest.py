@@ -74,8 +74,10 @@ class Gateway:
         tenant: str | None = None,
         agent: str | None = None,
     ) -> str:
-        """A token that is good for an hour."""
+        """A token that is good for an hour. One of an agent's runtime is for an agent, as those of `trellis token issue` are."""
         chosen = [Role(role) for role in roles]
+        if chosen == [Role.AGENT_RUNTIME] and agent is None:
+            agent = VIOLIN
         return issue(
             self.key,
             name=name or chosen[0].value,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from fastapi.routing import APIRoute
 
@@ -208,14 +209,18 @@ async def test_who_leaves_while_sending_is_no_crash(door: Door, path: str, caplo
 # --- bodies of senders that are not authenticated yet ----------------------------------------------------------------
 
 
-async def _stalled(door: Door, until: asyncio.Event, came: asyncio.Semaphore, size: int) -> int:
+async def _stalled(
+    door: Door, until: asyncio.Event, came: asyncio.Semaphore, size: int, address: str = "192.0.2.1"
+) -> httpx2.Response:
     async def body() -> AsyncIterator[bytes]:
         yield b"x" * size
         came.release()
         await until.wait()
         yield b"x"
 
-    return (await door.client.post(RESULT, content=body(), headers=_signed())).status_code
+    transport = httpx2.ASGITransport(app=door.app, client=(address, 40_000))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.post(RESULT, content=body(), headers=_signed())
 
 
 @pytest.mark.requirement("D25")
@@ -226,13 +231,13 @@ async def test_bodies_without_authentication_take_nothing_of_what_the_others_may
     for _ in range(UNAUTHENTICATED_OF_ADDRESS_MAX):
         await came.acquire()
     done, waiting = await asyncio.wait(stalled, timeout=0.05)
-    assert (len(waiting), {one.result() for one in done}) == (UNAUTHENTICATED_OF_ADDRESS_MAX, {503})
+    assert (len(waiting), {one.result().status_code for one in done}) == (UNAUTHENTICATED_OF_ADDRESS_MAX, {503})
     assert door.app.state.bodies.bytes == 0
     wish = json.dumps({"type": "a", "payload": "x" * 5_000}).encode()
     assert (await door("POST", "/jobs", token(Role.SUBMITTER), content=wish, headers=JSON)).status_code == 202
     until.set()
-    assert {await one for one in waiting} == {401}
-    assert (await _stalled(door, until, came, 10)) == 401, "there is room again"
+    assert {(await one).status_code for one in waiting} == {401}
+    assert (await _stalled(door, until, came, 10)).status_code == 401, "there is room again"
 
 
 async def test_senders_without_authentication_share_what_there_is_by_address():
@@ -250,9 +255,28 @@ async def test_senders_without_authentication_share_what_there_is_by_address():
         pass
 
 
+@pytest.mark.requirement("D25")
+@pytest.mark.parametrize(
+    "network, next_to_it", [("2001:db8::{:x}:1", "2001:db8:0:1::1"), ("::ffff:192.0.2.1", "192.0.2.2")]
+)
+async def test_whoever_has_many_addresses_of_ipv6_is_one_sender(door: Door, network: str, next_to_it: str):
+    until, came = asyncio.Event(), asyncio.Semaphore(0)
+    addresses = [network.format(number + 1) for number in range(UNAUTHENTICATED_OF_ADDRESS_MAX)]
+    stalled = [asyncio.ensure_future(_stalled(door, until, came, 10, address)) for address in addresses]
+    for _ in addresses:
+        await came.acquire()
+    same = "192.0.2.1" if "ffff" in network else "2001:db8::"
+    assert (await _stalled(door, until, came, 10, same)).status_code == 503
+    until.set()
+    assert (await _stalled(door, until, came, 10, next_to_it)).status_code == 401
+    assert {(await one).status_code for one in stalled} == {401}
+
+
 async def test_a_callback_that_stalls_or_is_large_is_ended_soon(door: Door, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bodies, "UNAUTHENTICATED_S", 0.01)
-    assert await _stalled(door, asyncio.Event(), asyncio.Semaphore(0), 10) == 408
+    monkeypatch.setattr(bodies.StrictRoute, "body_s", 0.5)  # of those who are authenticated
+    slow = await _stalled(door, asyncio.Event(), asyncio.Semaphore(0), 10)
+    assert (slow.status_code, "within 0.01 s" in slow.text) == (408, True), slow.text
     large = await door.client.post(RESULT, content=b"x" * 65_537, headers=_signed())
     assert (large.status_code, "65536 bytes" in large.text) == (413, True)
 

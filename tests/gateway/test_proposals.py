@@ -214,7 +214,7 @@ async def test_a_memory_update_for_an_older_version_fails_and_changes_no_memory(
 @pytest.mark.parametrize("priority", ["normal", "high"])
 async def test_logic_always_waits_for_a_person(gateway: Gateway, priority: str):
     await make_world(gateway, "mine")
-    client, owner = gateway.client("agent-runtime"), gateway.client("owner")
+    client, owner = gateway.client("agent-runtime", agent=LOGICIAN), gateway.client("owner")
     wish = {"summary": "ask first", "text": "1. Ask.\n", "priority": priority}
     answer = (await client.post(f"/logic/{LOGICIAN}/propose", json=wish)).json()
     assert (answer["status"], answer["requiresHumanReview"]) == ("pending", True)
@@ -242,7 +242,7 @@ REFUSED: list[tuple[str, dict[str, Any], int]] = [
 
 
 async def test_what_cannot_be_proposed_is_refused_and_nothing_is_stored(gateway: Gateway):
-    before, client = await everything(gateway), gateway.client("agent-runtime")
+    before, client = await everything(gateway), gateway.client("orchestrator")
     for path, wish, status in REFUSED:
         answer = await client.post(path, json=wish)
         assert (path, wish, answer.status_code) == (path, wish, status)
@@ -252,7 +252,7 @@ async def test_what_cannot_be_proposed_is_refused_and_nothing_is_stored(gateway:
 async def test_nobody_proposes_in_the_name_of_another_agents_run(gateway: Gateway):
     run_id = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
     wish = memory_wish(run_id=run_id)
-    answer = await gateway.client("agent-runtime").post("/memory/architect-guardian/propose", json=wish)
+    answer = await gateway.client("orchestrator").post("/memory/architect-guardian/propose", json=wish)
     assert (answer.status_code, f"{run_id} is a run of agent {VIOLIN}" in answer.json()["detail"]) == (422, True)
 
 
@@ -272,7 +272,7 @@ async def test_layer_2_is_read_part_by_part_and_never_with_layer_1(gateway: Gate
     read = (await runtime.get(f"/memory/{VIOLIN}/read", params={"mode": "wide"})).json()
     assert set(read["files"]) == {"snapshot.md", "open_loops.md", "facts.md"}
     assert (await runtime.get(f"/memory/{VIOLIN}/deep", params={"part": "secrets"})).status_code == 422
-    assert (await runtime.get("/memory/nobody/read")).status_code == 404
+    assert (await gateway.client("owner").get("/memory/nobody/read")).status_code == 404
     for role in ("orchestrator", "nlm-backend", "frontend"):
         refused = await gateway.client(role).get(f"/memory/{VIOLIN}/deep", params={"part": "decisions"})
         assert (role, refused.status_code) == (role, 403)

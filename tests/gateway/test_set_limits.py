@@ -35,7 +35,7 @@ async def test_as_many_runs_of_an_agent_wait_as_are_set(gateway: Gateway):
 
 @pytest.mark.requirement("D25")
 async def test_bodies_are_as_long_as_is_set(gateway: Gateway):
-    client = set_to(gateway, body_bytes=2_048, large_body_bytes=4_096).client(Role.OWNER, Role.AGENT_RUNTIME)
+    client = set_to(gateway, body_bytes=2_048, large_body_bytes=4_096).client(Role.OWNER, Role.ORCHESTRATOR)
     for path, size, refused in (
         ("/jobs", 1_900, False),
         ("/jobs", 2_100, True),

@@ -22,6 +22,7 @@ from trellis.engine.matrices import OF_AGENTS, RULES, Grant
 from trellis.gateway import create_app
 from trellis.identity import issue, symmetric_key
 from trellis.lifecycles import Role
+from trellis.storage.memory import ReadMode
 from trellis.wiring import new_id
 
 SECRET = "the-recipe-of-acme"
@@ -291,22 +292,39 @@ OTHER = "architect-guardian"
 CHANGE = {"summary": "one more", "updates": [{"file": "facts.md", "operation": "append", "content": "- a fact"}]}
 
 
+def about(agent: str) -> tuple[tuple[str, str, Any], ...]:
+    """Every request of an agent's runtime about one agent."""
+    return (
+        ("POST", f"/memory/{agent}/propose", CHANGE),
+        ("POST", f"/logic/{agent}/propose", {"summary": "better", "text": "Obey."}),
+        ("GET", f"/memory/{agent}/read", None),
+        ("GET", f"/memory/{agent}/history", None),
+        ("GET", f"/memory/{agent}/deep?part=decisions", None),
+        ("POST", "/inbox/submit", {"intent": {"action": "propose-note", "target": f"{agent}/notes/x.md"}}),
+    )
+
+
 @pytest.mark.requirement("D62", "AUTH-4")
 async def test_a_token_for_one_agent_proposes_and_reads_nothing_of_another(gateway: Gateway):
     client = gateway.client(Role.AGENT_RUNTIME, agent=VIOLIN)
     assert (await client.post(f"/memory/{VIOLIN}/propose", json=CHANGE)).status_code == 202
-    for method, path, body in (
-        ("POST", f"/memory/{OTHER}/propose", CHANGE),
-        ("POST", f"/logic/{OTHER}/propose", {"summary": "better", "text": "Obey."}),
-        ("GET", f"/memory/{OTHER}/read", None),
-        ("GET", f"/memory/{OTHER}/history", None),
-        ("GET", f"/memory/{OTHER}/deep?part=decisions", None),
-        ("POST", "/inbox/submit", {"intent": {"action": "propose-note", "target": f"{OTHER}/notes/x.md"}}),
-    ):
+    for method, path, body in about(OTHER):
         answer = await client.request(method, path, json=body)
         assert (path, answer.status_code) == (path, 403), answer.text
         assert f"agent {VIOLIN}" in answer.json()["detail"]
     assert (await client.get(f"/memory/{VIOLIN}/read")).status_code == 200
+
+
+@pytest.mark.requirement("D62", "AUTH-4")
+async def test_a_token_of_a_runtime_that_names_no_agent_reaches_none(gateway: Gateway):
+    """`trellis token issue` makes no such token, but another issuer may."""
+    unbound = issue(KEY, name="runtime", roles=[Role.AGENT_RUNTIME], ttl_s=600, now=time.time())
+    client, before = gateway.client(token=unbound), gateway.instance.memory.read(VIOLIN, ReadMode.WIDE)
+    for method, path, body in about(VIOLIN):
+        answer = await client.request(method, path, json=body)
+        assert (path, answer.status_code) == (path, 403), answer.text
+        assert "it names none" in answer.json()["detail"]
+    assert gateway.instance.memory.read(VIOLIN, ReadMode.WIDE) == before
 
 
 @pytest.mark.requirement("D62")

@@ -43,6 +43,12 @@ def marks(node: str) -> set[str]:
     return _marks_of(path).get(name, set()) | _marks_of(path).get(f"[{case}", set())
 
 
+def is_there(node: str) -> bool:
+    """Whether the file of this node id has a test of its name."""
+    path, _, name = node.partition("[")[0].partition("::")
+    return name in _marks_of(path)
+
+
 @cache
 def _marks_of(path: str) -> dict[str, set[str]]:
     """The requirements of each test of a file, and of each [case] of its parameters; empty if there is no such file."""

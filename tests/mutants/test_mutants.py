@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.changed_program import COPY, ENDS
-from tests.mutants.mutant import ROOT, SOURCE, Mutant, marks, requirement_of
+from tests.mutants.mutant import ROOT, SOURCE, Mutant, is_there, marks, requirement_of
+from tests.mutants.security import FINDINGS, SECURITY
 from tests.mutants.table import FAMILIES, FIRST, MUTANTS, twin
 from tests.requirement_report import known_ids
 
@@ -89,3 +90,31 @@ def _run(mutant: Mutant, folder: Path) -> tuple[list[dict], str]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=RUN_TIME_MAX_S, check=False
     )
     return [json.loads(line) for line in ends.read_text(encoding="utf-8").splitlines()], result.stdout + result.stderr
+
+
+# --- the findings of the security review ------------------------------------------------------------------------------
+
+each_guard = pytest.mark.parametrize("guard", SECURITY)
+
+
+def test_every_high_and_medium_finding_has_a_mutant() -> None:
+    assert {name.partition("-")[0] for name in SECURITY} == {*FINDINGS, "L"}
+
+
+@each_guard
+def test_a_guard_of_the_security_review_is_where_its_mutant_removes_it(guard: str) -> None:
+    mutant = SECURITY[guard]
+    if mutant.file.endswith(".py"):
+        ast.parse(mutant.applied())
+    assert mutant.applied() != (SOURCE / mutant.file).read_text(encoding="utf-8")
+    assert mutant.tests
+    assert {node: is_there(node) for node in mutant.tests} == dict.fromkeys(mutant.tests, True)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(RUN_TIME_MAX_S + 60)
+@each_guard
+def test_a_program_without_a_guard_of_the_security_review_is_caught(guard: str, tmp_path: Path) -> None:
+    ends, output = _run(SECURITY[guard], tmp_path)
+    caught = [end for end in ends if end["when"] == "call" and end["outcome"] == "failed" and end["noticed"]]
+    assert caught, f"no reproduction of {guard} failed:\n{output[-OUTPUT_SHOWN_MAX:]}"

@@ -37,7 +37,7 @@ from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Epoch, JobId
 from trellis.testing import EPOCH_S, FakeClock
 from trellis.worker.app import App
-from trellis.worker.on_bus.options import BusWorkerOptions
+from trellis.worker.on_bus.options import BusWorkerOptions, Resolver
 from trellis.worker.on_bus.serving import BusWorker
 
 PATIENCE_S = 60.0
@@ -208,6 +208,7 @@ class Rig:
         self.line = Line(self.bus.sibling(WORKER))
         self.control = Control(self.bus)
         self.kept = Kept()
+        self.resolver: Resolver = self.kept
         self._ids = itertools.count(1)
 
     def now(self) -> datetime:
@@ -220,7 +221,7 @@ class Rig:
             BusWorkerOptions(**changes),
             clock=self.clock,
             new_id=lambda: f"id-{next(self._ids)}",
-            resolver=self.kept,
+            resolver=self.resolver,
         )
 
     @asynccontextmanager

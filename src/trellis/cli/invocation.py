@@ -9,22 +9,25 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from trellis.cli.logs import configure_logging
 from trellis.cli.output import Output
 from trellis.client import Trellis
+from trellis.engine.authority import Principal
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid, Refused
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.own_reads import OwnReads
+from trellis.engine.ownership import sees_all
 from trellis.engine.private_files import PRIVATE_FOLDER
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import parse_url
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.settings import Settings, read_settings
-from trellis.wiring import connect, identify, principal_for, process_name
+from trellis.wiring import check_home_issuer, connect, identify, principal_for, process_name
 from trellis.worker.app import App
 
 if TYPE_CHECKING:  # HTTP is loaded when it is used
@@ -107,12 +110,14 @@ class Cli:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Ledger]:
-        """The ledger, for reading. Reading needs no token, but one that is shown must be good."""
+        """The ledger, for reading. Reading needs no token; one that is shown must be good, and gives what it gives over HTTP."""
         refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
-        identify(self.url, self.settings)
+        identity = identify(self.url, self.settings)
         ledger = await open_ledger(self.url)
         try:
-            yield ledger
+            if identity is not None:
+                await check_home_issuer(ledger, self.settings)
+            yield ledger if identity is None else readable(ledger, identity.principal())
         finally:
             await ledger.close()
 
@@ -127,9 +132,10 @@ class Cli:
             if not known or not (lifecycle == NLM_JOB.name or by_id):
                 yield ledger
                 return
+            identity = identify(self.url, self.settings)
             of_backend = await open_ledger(elsewhere)
             try:
-                yield of_backend
+                yield of_backend if identity is None else readable(of_backend, identity.principal())
             finally:
                 await of_backend.close()
 
@@ -139,6 +145,11 @@ class Cli:
         refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
         async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
             yield trellis
+
+
+def readable(ledger: Ledger, principal: Principal) -> Ledger:
+    """What a token gives to read of a ledger: all of it, or the jobs that are its own."""
+    return ledger if sees_all(principal, "jobs.read") else cast("Ledger", OwnReads(ledger=ledger, principal=principal))
 
 
 def program_name() -> str:

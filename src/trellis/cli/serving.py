@@ -21,14 +21,16 @@ from trellis.cli.together import together
 from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, Choices, part_of, say_ready, say_services, uses_memory
 from trellis.cli.waiting import announced
 from trellis.engine.errors import KeyUnusable
+from trellis.engine.jobs import Actor
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
 from trellis.instance import Instance, is_of_queue, open_instance, role_of
+from trellis.lifecycles import Role
 from trellis.nlm_backend import Backend
 from trellis.settings import Settings
 from trellis.web.health import Health
 from trellis.web.server import Listening, ServerOptions, listen, serve_gateway
-from trellis.wiring import callback_secrets, is_key_configured, new_id, process_name, trusted_keys
+from trellis.wiring import callback_secrets, check_home_issuer, is_key_configured, new_id, process_name, trusted_keys
 from trellis.worker.app import App
 
 
@@ -53,6 +55,8 @@ async def serve_all(
             instance = await stack.enter_async_context(
                 open_instance(settings, cli.url, name=name, part=part_of(roles), uses_memory=uses_memory(roles))
             )
+            if listening is not None:
+                await check_home_issuer(instance.ledger, cli.settings, by=Actor(role=Role.GATEWAY, name=name))
             if choices.demo:
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")

@@ -10,6 +10,7 @@ import typer
 
 from trellis.cli import values
 from trellis.cli.commands import ReasonOption, command, group
+from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.engine.admin_acts import TOKEN_ISSUED, NewAct
 from trellis.engine.errors import KeyUnusable, OptionInvalid
@@ -27,6 +28,7 @@ def add_to(program: typer.Typer) -> None:
     token = group(program, "token", section="Ledger", help_="Tokens that say who a program is and what it may do.")
     command(token, "issue")(issue_token)
     command(token, "key")(make_key)
+    command(token, "issuer")(home_issuer)
 
 
 async def issue_token(
@@ -108,6 +110,41 @@ def make_key(
         raise KeyUnusable(reason=f"{out} cannot be written: {error.strerror}") from error
     cli.out.line(json.dumps({name: value for name, value in made.items() if name != "d"}))
     cli.out.note(f"{out} holds the private key; keep it")
+
+
+async def home_issuer(
+    cli: Cli,
+    issuer: Annotated[
+        str | None, typer.Argument(metavar="ISSUER", help="The new issuer, as TRELLIS_TOKEN_ISSUER will name it.")
+    ] = None,
+    replaces: Annotated[
+        str | None, typer.Option("--replaces", metavar="ISSUER", help="The one that is recorded now.")
+    ] = None,
+    reason: ReasonOption = None,
+) -> None:
+    """Show whose tokens the plain names in the ledger are from, or record that another issuer names the same people.
+
+    The first gateway records its issuer. One that is set to another issuer does not start: it would pass the jobs of one issuer's subjects to
+    the other's of the same name. Use this when that is meant, because both issuers name the same people.
+    """
+    if (issuer is None) != (replaces is None):
+        raise OptionInvalid(option="--replaces", value=replaces, expected="give the new issuer and the one it replaces")
+    actor = None if issuer is None else operator(cli, "replace the issuer")
+    refuse_missing(cli.url)
+    ledger = await open_ledger(cli.url)
+    try:
+        before = await ledger.home_issuer()
+        if actor is not None and issuer is not None:
+            if before != replaces:
+                expected = f"the issuer that is recorded is {before or 'none'}"
+                raise OptionInvalid(option="--replaces", value=replaces, expected=expected)
+            before = await ledger.set_home_issuer(actor, issuer, replaces=replaces, cause=reason)
+    finally:
+        await ledger.close()
+    if cli.out.as_json:
+        cli.out.record({"issuer": before})
+    else:
+        cli.out.line(before or "none is recorded; the first gateway records its own")
 
 
 def _user() -> str:

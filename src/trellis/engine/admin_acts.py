@@ -34,6 +34,7 @@ LEDGER_SUBJECT = "ledger"
 """What the act of a migration is about."""
 NO_REASON = "no reason given"
 """The cause of an act whose author gave none. PostgreSQL writes the same."""
+HOME_ISSUER = "issuer.changed"
 ACTIVITY = ("active", "paused")
 """How a type stands that is not paused, and one that is."""
 EVENT_CHARS_MAX = 100

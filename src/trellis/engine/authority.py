@@ -21,12 +21,16 @@ Verb = Literal[
     "retain",
     "follow",
     "leave_behind",
+    "set_home_issuer",
+    "replace_home_issuer",
     "restore",
     "remark",
     "record_act",
     "publish_acts",
 ]
 """The ledger's verbs that are no step of a job; a pause is also its end."""
+
+ISSUER_CHARS_MAX = 500
 
 ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
     {
@@ -41,6 +45,9 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "retain": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
         "leave_behind": frozenset({Role.CONTROL_PLANE}),
+        # A gateway records whose tokens it takes first; another issuer instead is an operator's act.
+        "set_home_issuer": frozenset({Role.CONTROL_PLANE, Role.GATEWAY}),
+        "replace_home_issuer": frozenset({Role.CONTROL_PLANE}),
         "restore": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
         # A gateway records the requests that it refuses, in the name of whoever asked.
         "record_act": frozenset({Role.OWNER, Role.CONTROL_PLANE, Role.GATEWAY}),
@@ -63,6 +70,8 @@ ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "retain": "remove finished work",
         "follow": "follow the feed under a name",
         "leave_behind": "let retention go on without a follower",
+        "set_home_issuer": "record whose tokens the plain names of a ledger are from",
+        "replace_home_issuer": "replace the issuer",
         "restore": "put lost jobs back",
         "remark": "say something about a job",
         "record_act": "record an administrative act",
@@ -77,6 +86,13 @@ def require(actor: Actor, verb: Verb) -> None:
     if actor.role not in roles:
         needed = " or ".join(sorted(role.value for role in roles))
         raise NotAllowed(role=actor.role.value, action=ACTIONS[verb], reason=f"it needs {needed}")
+
+
+def require_home_issuer(actor: Actor, issuer: str, replaces: str | None) -> None:
+    """Nothing, when the actor may record this issuer, in place of `replaces`; raises NotAllowed, OptionInvalid."""
+    require(actor, "set_home_issuer" if replaces is None else "replace_home_issuer")
+    if not 1 <= len(issuer) <= ISSUER_CHARS_MAX:
+        raise OptionInvalid(option="issuer", value=issuer[:50], expected=f"1 to {ISSUER_CHARS_MAX} characters")
 
 
 def check_held_limit(limit: int | None) -> None:

@@ -71,6 +71,8 @@ class Ledger(Protocol):
     url: str
     turns_at_once: int
     """How many turns of one worker it is worth to have under way: two where another process commits, one in this process."""
+    name_prefix: str
+    """What the ledger records in front of the names that this connection gives: `db:<login>:` of a limited PostgreSQL login, else nothing."""
 
     async def close(self) -> None:
         """Let go of files, threads and connections; calls under way are finished first."""
@@ -194,6 +196,15 @@ class Ledger(Protocol):
 
     async def leave_behind(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         """Let retention go on without whoever follows under this name, until it reads on; False when nothing is kept for it."""
+        ...
+
+    async def set_home_issuer(
+        self, actor: Actor, issuer: str, *, replaces: str | None = None, cause: str | None = None
+    ) -> str:
+        """Record whose subjects the plain names of this ledger are, if nobody is recorded yet or `replaces` is; who is recorded now.
+
+        A replacement is an operator's act: the new issuer's subjects get the jobs that those of the same name had.
+        """
         ...
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
@@ -344,6 +355,10 @@ class Ledger(Protocol):
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         """What applications declared about their job types, by name, at most DECLARED_MAX; `type_` narrows it to one."""
+        ...
+
+    async def home_issuer(self) -> str | None:
+        """Whose subjects the plain names of this ledger are; None before the first gateway has begun."""
         ...
 
     async def workers(self) -> list[WorkerSeen]:

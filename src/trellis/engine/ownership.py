@@ -38,14 +38,17 @@ def owner_name(principal: Principal) -> str:
 
 
 async def submitter_of(ledger: Ledger, job: Job) -> str:
-    """Who owns a job, as recorded; one that the reconciler made belongs to whom the job before it belongs. Empty when nobody knows."""
+    """Who owns a job, as recorded; one that the reconciler made belongs to whom the job before it belongs. Empty when nobody knows.
+
+    Through a limited PostgreSQL login its own callers are named as they name themselves, and everybody else is not.
+    """
     for _ in range(LINKS_MAX):
         events = await ledger.events(job.job_id)
         if not events or events[0].version != 1:
             return ""
         before = await ledger.job(job.parent_id) if events[0].role is Role.RECONCILER and job.parent_id else None
         if before is None:
-            return events[0].actor
+            return events[0].actor.removeprefix(ledger.name_prefix)
         job = before
     return ""
 
@@ -104,9 +107,19 @@ def within_scope(principal: Principal, rule: str, job_id: str) -> None:
         raise refused(principal, rule, "for the job of its token only")
 
 
+def bound_agent(principal: Principal, rule: str) -> str | None:
+    """The agent that a token is bound to, None for all; raises NotAllowed for one of an agent's runtime that names no agent."""
+    others = principal.roles - {Role.AGENT_RUNTIME}
+    by_runtime = principal.roles != others and all(RULES[rule].grants[role] is Grant.NO for role in others)
+    if principal.by_token and principal.agent is None and by_runtime:
+        raise refused(principal, rule, "for the agent of its token only, and it names none; issue one with --agent")
+    return principal.agent
+
+
 def within_agent(principal: Principal, rule: str, agent: str) -> None:
     """A token that is bound to an agent gives no right to what is another's; raises NotAllowed."""
-    if principal.agent is not None and principal.agent != agent:
+    only = bound_agent(principal, rule)
+    if only is not None and only != agent:
         raise refused(principal, rule, f"for agent {principal.agent} of its token only")
 
 

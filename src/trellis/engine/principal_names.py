@@ -8,8 +8,10 @@ an event. A subject of the instance's own issuer is recorded as it is; anything 
     <iss=https://tokens.example>iryna                     of another issuer
     <iss=https://tokens.example tenant=acme>iryna         both
     <bus>sender-1                                         a sender on the bus
+    db:reports:iryna                                      through the limited PostgreSQL login `reports`
 
-No subject begins with an angle bracket, and neither issuer nor tenant holds a space or a bracket, so two owners never share a text.
+No subject begins with an angle bracket or with `db:`, and neither issuer nor tenant holds a space or a bracket, so two owners never share
+a text.
 """
 
 import re
@@ -44,6 +46,7 @@ def name_fault(name: str) -> str | None:
         (name != name.strip(), "it begins or ends with a space; leave that out"),
         (unicodedata.normalize("NFKC", name) != name, "it is not in Unicode's normal form NFKC; write it in that"),
         (name.startswith("<"), "it begins with '<', which marks names of other issuers and tenants"),
+        (name.startswith("db:"), "it begins with 'db:', which marks names of database logins"),
         (mixed, f"it mixes {' and '.join(sorted(scripts))} letters, which look alike; use one script"),
     )
     return next((text for is_so, text in faults if is_so), None)

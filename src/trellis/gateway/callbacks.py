@@ -36,7 +36,7 @@ from trellis.net.signatures import SIGNATURE_HEADER, SignatureRefused, Signed, c
 from trellis.queue.callbacks import EXAMPLE_JOB, Callback, callback_key
 from trellis.runs import documents
 from trellis.storage.objects import CREATE, Stored
-from trellis.web.bodies import StrictRoute, parse
+from trellis.web.bodies import StrictRoute, parse, sender_of
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
 
@@ -171,7 +171,6 @@ def _check_expected(job: Job, callback: Callback) -> None:
 
 
 async def _record(request: Request, job_id: str, event: str, cause: str) -> None:
-    """By the address it came from: whoever cannot sign has no other name, and shall not make records without end."""
-    address = request.client.host if request.client else "unknown"
-    sender = Principal(name=f"callback from {address}", roles=frozenset())
+    """By where it came from: whoever cannot sign has no other name, and shall not make records without end."""
+    sender = Principal(name=f"callback from {sender_of(request)}", roles=frozenset())
     await record(request, sender, event=event, subject=job_id, cause=cause[:CAUSE_CHARS_MAX], job_id=job_id)

@@ -86,3 +86,14 @@ def is_usable(address: IPv4Address | IPv6Address) -> bool:
 def is_loopback(address: IPv4Address | IPv6Address) -> bool:
     """Whether only this machine reaches it."""
     return address.is_loopback
+
+
+def one_sender(address: str) -> str:
+    """What counts as one sender of those who have no other name: an IPv4 address, or the /64 of an IPv6 address.
+
+    Whoever has one address of IPv6 has a /64 at least, and could send from another one every time.
+    """
+    found = read_ip(address.partition("%")[0])
+    if not isinstance(found, IPv6Address):
+        return address
+    return str(found.ipv4_mapped or ip_network((found, 64), strict=False))

@@ -9,7 +9,7 @@ from typing import Any
 from trellis.engine.authority import Principal
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.ownership import refused, within_agent
+from trellis.engine.ownership import bound_agent, refused, within_agent
 from trellis.lifecycles.queue_job import QUEUE_JOB
 
 
@@ -28,7 +28,7 @@ async def agent_of(ledger: Ledger, job_id: str) -> str | None:
 async def only_agent(ledger: Ledger, principal: Principal, rule: str) -> str | None:
     """The one agent that this principal reaches by this rule; None when it reaches all. Raises NotAllowed when it reaches none."""
     if principal.job_id is None:
-        return principal.agent
+        return bound_agent(principal, rule)
     agent = await agent_of(ledger, principal.job_id)
     if agent is None:
         raise refused(principal, rule, "for the agent of its token's job only")

@@ -21,6 +21,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from trellis.engine.text import is_storable
+from trellis.net.addresses import one_sender
 from trellis.web.problems import Problem
 
 BODY_BYTES_MAX = 1024 * 1024
@@ -44,7 +45,7 @@ UNAUTHENTICATED_S = 5.0
 UNAUTHENTICATED_MAX = 64
 """Such bodies that may be arriving at the same time."""
 UNAUTHENTICATED_OF_ADDRESS_MAX = 16
-"""Of them, those from one address."""
+"""Of them, those from one IPv4 address, or from one /64 of IPv6."""
 
 Made = TypeVar("Made")
 
@@ -62,7 +63,7 @@ class Admits(Protocol):
 
 
 class UnauthenticatedBodies:
-    """Bodies that are arriving from senders that are not authenticated yet: their number in all and by address."""
+    """Bodies that are arriving from senders that are not authenticated yet: their number in all and by sender (`sender_of`)."""
 
     def __init__(self) -> None:
         self._arriving: Counter[str] = Counter()
@@ -103,6 +104,11 @@ class BodiesUnderWay:
         self.bytes -= count
 
 
+def sender_of(request: Request) -> str:
+    """Where a request comes from, as far as a sender without authentication is told from another."""
+    return one_sender(request.client.host) if request.client else "unknown"
+
+
 class StrictRequest(Request):
     """A request whose body is bounded and whose JSON means one thing only.
 
@@ -133,8 +139,7 @@ class StrictRequest(Request):
 
     async def _bounded(self) -> bytearray:
         body = bytearray()
-        address = self.client.host if self.client else "unknown"
-        arriving = nullcontext() if self._authenticated else self._under_way.unauthenticated.arriving(address)
+        arriving = nullcontext() if self._authenticated else self._under_way.unauthenticated.arriving(sender_of(self))
         try:
             with arriving:
                 async with asyncio.timeout(self._body_s):

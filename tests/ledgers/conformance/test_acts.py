@@ -6,7 +6,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
 from trellis.engine.admin_acts import NO_REASON, NewAct
-from trellis.engine.errors import OptionInvalid
+from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.nodes import this_node
 from trellis.engine.records import RetentionOptions
 from trellis.engine.type_options import TypeOptions, options_text
@@ -160,3 +160,18 @@ async def test_an_act_in_plain_sql_is_recorded_too(rig: Rig):
     await rig.admin_sql(f"select trellis.set_paused({registered}, 'work', true)")
     (act,) = await rig.ledger.acts()
     assert (act.event, act.subject, act.actor, bool(act.node)) == ("type.paused", "work", "anna", True)
+
+
+@pytest.mark.requirement("D62", "OBS-1")
+async def test_the_issuer_of_plain_names_is_recorded_once_and_replaced_by_an_operator_alone(rig: Rig):
+    ledger, gateway = rig.ledger, actor(Role.GATEWAY)
+    assert [await ledger.set_home_issuer(gateway, one) for one in ("first", "second")] == ["first", "first"]
+    with pytest.raises(NotAllowed):
+        await ledger.set_home_issuer(gateway, "second", replaces="first")
+    assert await ledger.set_home_issuer(ADMIN, "third", replaces="second") == "first"
+    assert await ledger.acts() == []
+    assert await ledger.set_home_issuer(ADMIN, "second", replaces="first") == "second"
+    assert await ledger.home_issuer() == "second"
+    assert [(act.event, act.source, act.target) for act in await ledger.acts()] == [
+        ("issuer.changed", "first", "second")
+    ]

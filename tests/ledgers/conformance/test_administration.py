@@ -105,6 +105,10 @@ async def _the_type_is_declared(rig: Rig) -> bool:
     return bool(await rig.ledger.declared_types("work"))
 
 
+async def _an_issuer_is_recorded(rig: Rig) -> bool:
+    return await rig.ledger.home_issuer() is not None
+
+
 CASES = [
     Case("pause", _one_job, lambda rig, by: rig.ledger.pause(by, "work", paused=True), _nothing_is_handed_out),
     Case("limit_rate", _two_jobs, lambda rig, by: rig.ledger.limit_rate(by, "work", 0.001), _one_is_handed_out),
@@ -117,6 +121,7 @@ CASES = [
     ),
     Case("follow", _nothing, lambda rig, by: rig.ledger.follow(by, "here", lease_s=60.0), _somebody_follows),
     Case("leave_behind", _a_follower, lambda rig, by: rig.ledger.leave_behind(by, "here"), _nobody_is_waited_for),
+    Case("set_home_issuer", _nothing, lambda rig, by: rig.ledger.set_home_issuer(by, "i"), _an_issuer_is_recorded),
     Case("limit_key", _two_jobs_of_a_key, lambda rig, by: rig.ledger.limit_key(by, KEY, 2), _both_are_handed_out),
     Case(
         "sweep",
@@ -180,6 +185,7 @@ def test_the_table_says_who_may_do_what():
         "sweep": ["control-plane", "sweeper"],
         "follow": ["control-plane", "projector"],
         "leave_behind": ["control-plane"],
+        "set_home_issuer": ["control-plane", "gateway"],
         "restore": ["control-plane", "owner"],
         "remark": ["control-plane", "gateway", "reconciler", "scheduler", "worker"],
         "record_act": ["control-plane", "gateway", "owner"],

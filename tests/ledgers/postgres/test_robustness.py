@@ -238,7 +238,7 @@ async def test_a_connection_lost_while_a_ledger_is_opened_is_a_ledger_that_does_
     async def lose(*_: object) -> None:
         raise ConnectionResetError("gone")
 
-    monkeypatch.setattr(postgres_ledger, "_check_version", lose)
+    monkeypatch.setattr(postgres_ledger, "_check", lose)
     with pytest.raises(LedgerUnavailable, match="lost while it was opened") as caught:
         await PostgresLedger.open(rig.ledger.url)
     assert rig.ledger.url not in str(caught.value)

@@ -13,7 +13,9 @@ import pytest
 
 from tests.ledgers.conformance.rig import WORKER
 from tests.servers.postgres import PostgresServer
-from trellis.engine.errors import NotAllowed
+from trellis.client import Trellis
+from trellis.engine.authority import Principal
+from trellis.engine.errors import NotAllowed, QueueFull
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -29,11 +31,14 @@ from trellis.engine.jobs import (
     TypeClaim,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import SweepOptions
+from trellis.engine.ownership import may_see
+from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.type_options import TypeOptions
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.migrate import migrate
 from trellis.lifecycles import Role
+from trellis.testing import FakeClock
+from trellis.wiring import new_id
 
 TEMPLATE = "trellis_two_tenants"
 ACME, RIVAL = "tenant_acme", "tenant_rival"
@@ -42,7 +47,7 @@ SUBMITTER = Role.SUBMITTER.code
 OF_EVERYBODY = {
     "contract": {"event_type", "lifecycle", "meta", "role", "rule_grant", "state", "transition"},
     "names": {"actor", "authority", "job_type", "type_options", "worker"},
-    "positions": {"batch", "claim", "feed", "feed_end", "follower", "follower_place", "sweeper"},
+    "positions": {"batch", "claim", "feed", "feed_end", "follower", "follower_place", "sweeper", "work_lock"},
 }
 """Relations that hold no job's content and that every login reads: names, positions and the contract."""
 
@@ -252,6 +257,7 @@ CALLABLE = {
     "submitted or cancelled, looked at above": {"submit_job", "submit_plain", "submit_keyed", "cancel", "moves"},
     "by role: no transition lets a submitter": {"requeue", "turn", "turns", "restore", "sweep", "remark"},
     "by role: for operators and services": {
+        "set_home_issuer",
         "set_paused",
         "set_rate",
         "set_held_max",
@@ -267,6 +273,7 @@ CALLABLE = {
     "reads through row security": {"heads"},
     "names and positions only": {
         "register_actor",
+        "name_prefix",
         "type_id",
         "lock_waiting",
         "beat",
@@ -293,6 +300,7 @@ async def test_a_submitters_login_is_refused_what_operators_and_services_do(tena
     job_id = await tenants.submit()
     me = await tenants.rival.fetchval("SELECT trellis.register_actor('x', $1::smallint)", SUBMITTER)
     for statement in (
+        f"SELECT trellis.set_home_issuer({me}, 'mine', null)",
         f"SELECT trellis.set_paused({me}, 'ship', true)",
         f"SELECT trellis.set_rate({me}, 'ship', 1, 1)",
         f"SELECT trellis.set_held_max({me}, 'ship', 1)",
@@ -366,8 +374,64 @@ async def test_requeue_says_nothing_of_anothers_job(tenants: Tenants):
 
 
 @pytest.mark.requirement("D62", "D6")
-async def test_a_login_that_holds_a_lock_of_its_own_does_not_stop_the_feed(tenants: Tenants):
-    await tenants.rival.execute("SELECT pg_advisory_lock(hashtext('trellis.feed'))")
+async def test_a_login_that_holds_advisory_locks_stops_nobody(tenants: Tenants):
     job_id = await tenants.submit()
+    no = await tenants.acme.fetchval("SELECT id FROM trellis.job WHERE job_id = $1", job_id)
+    for name in ("feed", "retain", "partitions", "alone", "restore"):
+        await tenants.rival.execute("SELECT pg_advisory_lock(hashtext($1))", f"trellis.{name}")
+    await tenants.rival.execute("SELECT pg_advisory_lock(hashtext('trellis.remark'), hashint8($1))", no)
+    await worked(tenants, end=True)
     page = await tenants.ledger.feed(None, limit=10)
-    assert [event.job_id for event in page.events] == [job_id]
+    assert {event.job_id for event in page.events} == {job_id}
+    assert await tenants.ledger.remark(Actor(role=Role.SCHEDULER, name="s"), job_id, "job_result_refused", b"{}")
+    removed = await tenants.ledger.retain(RetentionOptions(ended_s=0.0))
+    assert (removed.jobs, await tenants.ledger.job(job_id)) == (1, None)
+    asks = await tenants.acme.fetch(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'trellis'::regnamespace AND prosrc ~ 'pg_(try_)?advisory'"
+    )
+    assert [row["proname"] for row in asks] == ["_lock_waiting"], "which waits for three seconds at most"
+
+
+@pytest.mark.requirement("D62", "D49")
+async def test_a_login_that_holds_the_lock_of_a_bounded_key_does_not_stop_submits(tenants: Tenants):
+    """The key's bound still holds, since nobody else counts at the same moment."""
+    admin = await asyncpg.connect(tenants.ledger.url)
+    await admin.execute("ALTER FUNCTION trellis._lock_waiting SET lock_timeout = '20ms'")
+    await admin.close()
+    await tenants.rival.execute("SELECT pg_advisory_lock(hashtextextended('user:k', 43))")
+
+    def job(number: int) -> NewJob:
+        return NewJob(job_id=JobId(f"j{number}"), type="ship", concurrency_key="user:k", waiting_max=1)
+
+    submitting = asyncio.ensure_future(tenants.ledger.submit(Actor(role=Role.SUBMITTER, name="x"), [job(1)]))
+    assert (await asyncio.wait([submitting], timeout=10))[0], "it waits for the lock"
+    with pytest.raises(QueueFull):
+        await tenants.ledger.submit(Actor(role=Role.SUBMITTER, name="x"), [job(2)])
+
+
+@pytest.mark.requirement("D62", "D46")
+async def test_a_token_through_a_limited_login_has_the_jobs_that_it_submitted_there(tenants: Tenants):
+    """The database records the login in front of the name. The same name at another login, or at the gateway, is another owner."""
+    iryna = Principal(name="iryna", roles=frozenset({Role.SUBMITTER}), by_token=True)
+    olha = replace(iryna, name="olha")
+    acme, rival = [await open_ledger(url) for url in (tenants.rival_url.replace(RIVAL, ACME), tenants.rival_url)]
+    try:
+        own, colleague, stranger, gateway = (
+            Trellis(ledger, who, clock=FakeClock(), new_id=new_id)
+            for ledger, who in ((acme, iryna), (acme, olha), (rival, iryna), (tenants.ledger, iryna))
+        )
+        parent = await own.submit("ship", {"secret": 1}, idempotency_key="k")
+        assert await may_see(iryna, "jobs.read", acme, await tenants.ledger.job(parent.id) or pytest.fail("it is gone"))
+        assert (await own.submit("ship", {"secret": 1}, idempotency_key="k")).id == parent.id
+        step = await own.submit("ship", parent_id=parent.id)
+        assert [event.actor for event in await own.events(parent.id)] == [f"db:{ACME}:iryna"]
+        for other in (colleague, stranger, gateway):
+            for verb in (other.job, other.events, other.cancel):
+                with pytest.raises(NotAllowed):
+                    await verb(parent.id)
+        told = [event.job_id async for page in own.feed(follow=False) for event in page.events]
+        assert told == [parent.id, step.id]
+        assert (await own.cancel(parent.id, "hard")).state == "cancelled"
+    finally:
+        for ledger in (acme, rival):
+            await ledger.close()

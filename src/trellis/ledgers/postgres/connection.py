@@ -75,6 +75,7 @@ class Connection(Protocol):
 PostgresError: type[Exception] = asyncpg.PostgresError
 UniqueViolation: type[Exception] = asyncpg.UniqueViolationError
 InsufficientPrivilege: type[Exception] = asyncpg.InsufficientPrivilegeError
+LockNotAvailable: type[Exception] = asyncpg.LockNotAvailableError
 
 LOST: tuple[type[Exception], ...] = (
     OSError,

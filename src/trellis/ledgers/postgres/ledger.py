@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason
-from trellis.engine.authority import check_held_limit, require
+from trellis.engine.authority import check_held_limit, require, require_home_issuer
 from trellis.engine.batching import Batcher, SingleFlight
 from trellis.engine.errors import (
     JobNotFound,
@@ -78,6 +78,7 @@ class PostgresLedger(Reads):
     """One ledger on a PostgreSQL database."""
 
     turns_at_once = 2
+    name_prefix = ""
 
     def __init__(self, url: str, options: LaneOptions, *, hints: bool) -> None:
         self.url = url
@@ -125,7 +126,7 @@ class PostgresLedger(Reads):
             chosen = replace(chosen, application_name=f"{APPLICATION_NAME}-{part}")
         ledger = cls(url, chosen, hints=hints)
         try:
-            await ledger._admin_lane.call("open", "", lambda c, _: _check_version(c, url), window_s=0)
+            ledger.name_prefix = await ledger._admin_lane.call("open", "", lambda c, _: _check(c, url), window_s=0)
         except OutcomeUnknown as error:
             await ledger.close()
             raise LedgerUnavailable(reason="the connection was lost while it was opened") from error
@@ -454,6 +455,15 @@ class PostgresLedger(Reads):
         self._bell.ring_events()
         return done
 
+    async def set_home_issuer(
+        self, actor: Actor, issuer: str, *, replaces: str | None = None, cause: str | None = None
+    ) -> str:
+        require_home_issuer(actor, issuer, replaces)
+        named = (await self._actor(actor), issuer, replaces, reason(cause))
+        recorded = await self._admin("set_home_issuer", "select set_home_issuer($1, $2, $3, $4)", *named)
+        self._bell.ring_events()
+        return recorded
+
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
         asked = rows.act_arguments(await self._actor(actor), checked_act(act))
@@ -503,10 +513,12 @@ def _check_claimer(actor: Actor, claim: Claim) -> None:
         raise NotAllowed(role=actor.role, action=f"claim a {claim.lifecycle}", reason="the lifecycle does not say so")
 
 
-async def _check_version(connection: Connection, url: str) -> None:
+async def _check(connection: Connection, url: str) -> str:
+    """What the database records in front of the names that this login gives; raises LedgerNotMigrated."""
     found = await stored_version(connection)
     if found != schema_version():
         raise LedgerNotMigrated(found=found, needed=schema_version(), url=url)
+    return await connection.fetchval("select trellis.name_prefix()")
 
 
 def _windows(options: SweepOptions) -> str | None:

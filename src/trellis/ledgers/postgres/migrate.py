@@ -15,11 +15,11 @@ from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.authority import ACTIONS, ADMINISTRATION
 from trellis.engine.deaths import COMPANY_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.engine.decide import Fact, decision_rows
-from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly
+from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
 from trellis.engine.matrices import RULES
 from trellis.engine.reserved_ids import DERIVING_ROLES, RESERVED_ID_PATTERN
 from trellis.ledgers.migration import MigratedBy, migrated_by, migration_act
-from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, connect
+from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, LockNotAvailable, connect
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES, Role, event_code
 from trellis.lifecycles.causes import sql_cases
 from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
@@ -27,6 +27,8 @@ from trellis.lifecycles.lifecycle import ROLES
 
 OWNER_ROLE = "trellis_owner"
 APP_ROLE = "trellis_app"
+MIGRATION_LOCK_S = 60
+"""How long a migration waits for another one to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +81,7 @@ async def _migrate(
     grants: Sequence[tuple[str, Role]],
     by: MigratedBy | None,
 ) -> Migrated:
-    await connection.execute("select pg_advisory_xact_lock(hashtext('trellis.migrate'))")
+    await _lock_migrations(connection)
     await connection.execute(_script("roles"))
     await connection.execute("set local search_path = trellis, pg_temp")
     before = await stored_version(connection)
@@ -135,6 +137,20 @@ async def _record(connection: Connection, by: MigratedBy, act: NewAct) -> None:
         *(by.actor.role.code, by.name, by.node),
         *(act.event, act.subject, act.source, act.target, act.cause),
     )
+
+
+async def _lock_migrations(connection: Connection) -> None:
+    """Let no other migration run meanwhile. Anybody can hold an advisory lock, so this one is not waited for without end."""
+    await connection.execute(f"set local lock_timeout = '{MIGRATION_LOCK_S}s'")
+    try:
+        await connection.execute("select pg_advisory_xact_lock(hashtext('trellis.migrate'))")
+    except LockNotAvailable as error:
+        reason = (
+            f"another session has held the lock of migrations for {MIGRATION_LOCK_S} s: wait for that migration, or "
+            "find the session in pg_locks (locktype advisory) and end it with pg_terminate_backend"
+        )
+        raise LedgerUnavailable(reason=reason) from error
+    await connection.execute("set local lock_timeout = 0")
 
 
 async def stored_version(connection: Connection) -> int:

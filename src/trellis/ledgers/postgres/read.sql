@@ -240,6 +240,9 @@ select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked
     on c.type = t.id
  order by t.name
 
+-- name: home_issuer
+select m.value from meta m where m.name = 'home_issuer';
+
 -- name: declared_types
 select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation
   from type_options o join job_type t on t.id = o.type where $1::text is null or t.name = $1 order by t.name, o.lifecycle limit $2

@@ -91,6 +91,7 @@ class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     requested: LiteralString
     queues: LiteralString
     declared_types: LiteralString
+    home_issuer: LiteralString
     workers: LiteralString
     followers: LiteralString
     histories: LiteralString
@@ -398,6 +399,10 @@ class Reads:
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         return [rows.type_options(row) for row in await self.fetch(Read.declared_types, type_, DECLARED_MAX)]
+
+    async def home_issuer(self) -> str | None:
+        found = await self.fetch(Read.home_issuer)
+        return found[0]["value"] if found else None
 
     async def workers(self) -> list[WorkerSeen]:
         return [

@@ -9,6 +9,7 @@ from typing import LiteralString
 from trellis.engine.admin_acts import (
     ACTIVITY,
     HELD_LIMIT,
+    HOME_ISSUER,
     KEY_LIMIT,
     LEFT_BEHIND,
     PAUSED,
@@ -36,6 +37,8 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
     followed: LiteralString
     is_waited_for: LiteralString
     leave_behind: LiteralString
+    home_issuer: LiteralString
+    set_home_issuer: LiteralString
     over_limit: LiteralString
     ready_of_key: LiteralString
     beat: LiteralString
@@ -113,6 +116,21 @@ def leave_behind(tx: Transaction, actor: Actor, name: str, *, cause: str | None)
         tx.db.execute(_Sql.leave_behind, (name,))
         _note(tx, actor, LEFT_BEHIND, name, ("waited for", "left behind"), cause)
     return bool(found)
+
+
+def home_issuer(tx: Transaction) -> str | None:
+    found = tx.db.execute(_Sql.home_issuer).fetchall()
+    return None if not found else str(found[0][0])
+
+
+def set_home_issuer(tx: Transaction, actor: Actor, issuer: str, replaces: str | None, cause: str | None) -> str:
+    before = home_issuer(tx)
+    if before not in {None, replaces}:
+        return str(before)
+    tx.db.execute(_Sql.set_home_issuer, (issuer,))
+    if before is not None:
+        _note(tx, actor, HOME_ISSUER, "issuer", (before, issuer), cause)
+    return issuer
 
 
 def limit_key(tx: Transaction, actor: Actor, key: str, limit: int, *, cause: str | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act
-from trellis.engine.authority import check_held_limit, require
+from trellis.engine.authority import check_held_limit, require, require_home_issuer
 from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
@@ -92,6 +92,7 @@ class SqliteLedger:
     """One open ledger; made by `open`, safe to use from several event loops and threads."""
 
     turns_at_once = 1
+    name_prefix = ""
 
     def __init__(self, target: Target, clock: Callable[[], float], node: str | None = None) -> None:
         self.url = target.url
@@ -236,6 +237,12 @@ class SqliteLedger:
     async def leave_behind(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "leave_behind")
         return await self._writer.run(lambda tx: control.leave_behind(tx, actor, name, cause=cause))
+
+    async def set_home_issuer(
+        self, actor: Actor, issuer: str, *, replaces: str | None = None, cause: str | None = None
+    ) -> str:
+        require_home_issuer(actor, issuer, replaces)
+        return await self._writer.run(lambda tx: control.set_home_issuer(tx, actor, issuer, replaces, cause))
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
@@ -391,6 +398,9 @@ class SqliteLedger:
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         return await self._reader.run(lambda tx: type_options.every_declared(tx, type_))
+
+    async def home_issuer(self) -> str | None:
+        return await self._reader.run(control.home_issuer)
 
     async def workers(self) -> list[WorkerSeen]:
         return await self._reader.run(reads.workers)

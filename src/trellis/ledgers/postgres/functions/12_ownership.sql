@@ -12,6 +12,11 @@ create or replace function _of_login(p_name text) returns text language sql stab
   select case when _is_limited() then 'db:' || session_user || ':' || p_name else p_name end
 $$;
 
+-- What stands in front of the names that this login gives; empty for the application. Clients compare owners with it.
+create or replace function name_prefix() returns text language sql stable security definer set search_path from current as $$
+  select _of_login('')
+$$;
+
 create or replace function reads_all() returns boolean language sql stable security definer set search_path from current as $$
   select exists (select from authority g join rule_grant r on r.role = g.role and r.rule = 'jobs.read' and r.reach = 'yes'
                   where pg_has_role(session_user, g.db_role, 'member'))

@@ -52,7 +52,7 @@ declare
   next bigint;
   part text;
 begin
-  if not pg_try_advisory_xact_lock(hashtext('trellis.partitions')) then return; end if;
+  if not _try_work_lock('partitions') then return; end if;
   next := _partition_of(coalesce(pg_sequence_last_value(pg_get_serial_sequence('job', 'id')), 0));
   perform _make_partition(next), _make_partition(next + 1);
   for part in select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid

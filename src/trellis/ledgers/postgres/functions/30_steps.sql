@@ -63,10 +63,10 @@ $$;
 -- Make the rows of keys that jobs wait for. Whoever finds another at it goes on without: the row is made by the next.
 create or replace function _make_keys(p_keys bigint[]) returns void language sql set search_path from current as $$
   insert into concurrency_key (id, name, cap)
-  select w.ckey, w.key_name, w.key_cap from (
-    select distinct on (p.ckey) p.ckey, j.key_name, j.key_cap from parked p join job j on j.id = p.id
+  select w.ckey, head.key_name, head.key_cap from (
+    select distinct on (p.ckey) p.ckey, p.id from parked p
      where p.ckey = any(p_keys) and not exists (select from concurrency_key c where c.id = p.ckey) order by p.ckey, p.pos) w
-   where pg_try_advisory_xact_lock(w.ckey)
+    cross join lateral (select j.key_name, j.key_cap from job j where j.id = w.id for no key update skip locked) head
   on conflict do nothing
 $$;
 

@@ -64,15 +64,12 @@ end $$;
 
 create or replace function _key_hash(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 42) $$;
 
--- What is locked while jobs of a key are counted; another number than the key's own, which is locked for other ends.
-create or replace function _waiting_lock(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 43) $$;
-
 -- In one order, before anything else of the transaction is locked or written: two that bound the same keys wait for each other and never
 -- in a circle, and whoever waits has no number yet that the feed would wait for. Several calls of one transaction ask for all their keys
 -- here first.
 create or replace function lock_waiting(p_names text[]) returns void language plpgsql security definer set search_path from current as $$
 begin
-  perform pg_advisory_xact_lock(o.no) from (select distinct _waiting_lock(_of_login(u.name)) as no from unnest(p_names) u(name) order by 1) o;
+  perform _lock_waiting(o.no) from (select distinct _waiting_lock(_of_login(u.name)) as no from unnest(p_names) u(name) order by 1) o;
 end $$;
 
 -- Nothing while there is room behind a key, else an error. Whoever asks holds a lock until it has committed, so that of many at once
@@ -82,7 +79,7 @@ declare
   key_id bigint := _key_hash(p_key);
   found_waiting bigint;
 begin
-  perform pg_advisory_xact_lock(_waiting_lock(p_key));
+  perform _lock_waiting(_waiting_lock(p_key));
   select (select count(*) from parked p where p.ckey = key_id) + (select count(*) from resting r where r.ckey = key_id)
        + (select count(*) from slot s join ready r on r.id = s.id where s.ckey = key_id) into found_waiting;
   if found_waiting >= p_max then

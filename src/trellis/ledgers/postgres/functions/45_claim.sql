@@ -11,7 +11,7 @@ begin
   select r.id into first from ready r join job j on j.id = r.id
    where r.deaths > 0 and r.lifecycle = p_lifecycle and r.type = any(p_types)
      and _runs_alone(r.deaths, j.max_deaths, r.attempt, r.max_attempts) order by r.prio, r.pos limit 1;
-  if first is null or not pg_try_advisory_xact_lock(hashtext('trellis.alone')) then return null; end if;
+  if first is null or not _try_work_lock('alone') then return null; end if;
   if exists (select from lease d join job j on j.id = d.id where d.deaths > 0 and d.lifecycle = p_lifecycle
                 and _runs_alone(d.deaths, j.max_deaths, d.attempt, d.max_attempts)) then return null; end if;
   return first;

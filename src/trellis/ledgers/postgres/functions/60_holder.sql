@@ -82,7 +82,7 @@ begin
   perform _require(a.role, 'remark');
   select j.id into of_job from job j where j.job_id = p_job_id;
   if not found then return false; end if;
-  perform pg_advisory_xact_lock(hashtext('trellis.remark'), hashint8(of_job));
+  perform from job j where j.id = of_job for no key update;
   if p_repeat and exists (select from (select g.type, g.data from signal g where g.id = of_job and g.type = 4 order by g.no desc limit 1) last
                            where last.type = p_type and last.data = p_body) then
     return true;

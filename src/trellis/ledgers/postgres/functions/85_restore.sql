@@ -47,7 +47,7 @@ declare
   numbers constant text := pg_get_serial_sequence('job', 'id');
   first bigint := (extract(epoch from p_now) * 1000000)::bigint;
 begin
-  perform pg_advisory_xact_lock(hashtext('trellis.partitions'));
+  perform from work_lock w where w.kind = 'partitions' for update;
   first := greatest(first, coalesce(pg_sequence_last_value(numbers), 0));
   perform _make_partition(_partition_of(first)), _make_partition(_partition_of(first + p_count) + 1);
   perform _make_partition(_partition_of(first + p_count));
@@ -71,7 +71,7 @@ begin
   if not pg_has_role(session_user, 'trellis_owner', 'member') then
     raise exception 'only a member of trellis_owner may put lost jobs back, and % is none', session_user using errcode = 'TR002';
   end if;
-  perform pg_advisory_xact_lock(hashtext('trellis.restore'));
+  perform from work_lock w where w.kind = 'restore' for update;
   fresh := array(select x.job_id from jsonb_to_recordset(p_jobs) as x(n int, job_id text)
                   where not exists (select from job j where j.job_id = x.job_id) order by x.n);
   if cardinality(fresh) = 0 then return; end if;

@@ -8,7 +8,7 @@ declare
 begin
   horizon := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
   if not exists (select from batch b where b.xid < horizon) then return; end if;
-  -- One at a time. A row that only the ledger's functions can lock: an advisory lock anybody could take, and hold.
+  -- One at a time, by a row that only the ledger's functions can lock (see work_lock).
   select f.pos into before from feed_end f for update skip locked;
   if not found then return; end if;
   with over as (
@@ -95,7 +95,7 @@ begin
   end if;
   jobs := 0; events := 0; results := 0; signals := 0; keys := 0; more := false; unread := 0;
   -- One at a time: a second remover would only wait for the first.
-  if not pg_try_advisory_xact_lock(hashtext('trellis.retain')) then
+  if not _try_work_lock('retain') then
     return next;
     return;
   end if;

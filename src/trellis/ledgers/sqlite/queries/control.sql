@@ -35,6 +35,12 @@ SELECT place NOT LIKE '!%' FROM trellis_follower WHERE name = ? AND place IS NOT
 -- name: leave_behind
 UPDATE trellis_follower SET place = '!' || place WHERE name = ?;
 
+-- name: home_issuer
+SELECT value FROM trellis_meta WHERE key = 'home_issuer';
+
+-- name: set_home_issuer
+INSERT INTO trellis_meta (key, value) VALUES ('home_issuer', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
 -- name: over_limit
 SELECT max(0, (SELECT count(*) FROM trellis_job j WHERE j.ckey = k.id AND j.slot IS NOT NULL) - iif(k.stopped, 0, k.slots))
 FROM trellis_concurrency_key k WHERE k.id = ?;

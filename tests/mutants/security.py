@@ -1,0 +1,385 @@
+"""Mutants of the security review: each takes away one guard that closed a finding, and names the test that is its reproduction.
+
+H1 to H4 and M1 to M8 are the findings that the review called high and medium; L are low ones that a guard closed. What each finding was:
+
+    H1  a submitter undid or held up another's workflow        M3  a token of an agent's runtime changed another agent's memory
+    H2  ... took the ids of another's compensation or retry    M4  a token for one NLM job read every agent's memory
+    H3  strangers had everybody's request bodies refused       M5  idle connections used up the file descriptors
+    H4  a PostgreSQL login read and cancelled another's jobs   M6  a stranger took a tenant's idempotency key
+    M1  an approved payload was swapped                        M7  trellis.toml of a stranger's folder got the token
+    M2  an approval hid what the worker is told                M8  any sender on the bus cancelled any job; signatures
+                                                                   could be left out, redirected and sent again
+"""
+
+from tests.mutants.mutant import Mutant
+
+BUS = "tests/bus/test_two_tenants.py"
+HTTP = "tests/gateway/test_two_tenants.py"
+PYTHON = "tests/client/test_two_tenants.py"
+SQL = "tests/ledgers/postgres/test_two_tenants.py"
+RESERVED = "tests/ledgers/conformance/test_reserved_ids.py"
+BODIES = "tests/gateway/test_bodies.py"
+CONNECTIONS = "tests/gateway/test_connections.py"
+DISPATCH = "tests/bus/safety/test_dispatch.py"
+SIGNING = "tests/bus/test_signing.py"
+TOKENS_GO = "tests/http/test_where_tokens_go.py"
+NAMES = "tests/client/test_principal_names.py"
+PRIVATE = "tests/engine/test_private_files.py"
+OUTPUT = "tests/cli/test_output.py"
+WORKER = "tests/worker/test_on_bus.py"
+COMMANDS = "tests/cli/test_tokens.py"
+
+
+def _one_party(*tests: str) -> Mutant:
+    """Steps of one parent count together, whoever submitted them."""
+    return Mutant(
+        file="bus/ends/families.py",
+        old="from trellis.engine.principal_names import party_of\n",
+        new='\n\ndef party_of(_: str) -> str:\n    return ""\n\n\n',
+        tests=tests,
+    )
+
+
+def _within_any_reach(*tests: str) -> Mutant:
+    """A database login reaches every job."""
+    return Mutant(
+        file="ledgers/postgres/functions/12_ownership.sql",
+        old="  select not _is_limited() or exists (select from rule_grant r where r.rule = 'jobs.read' and r.role = p_role",
+        new="  select true or exists (select from rule_grant r where r.rule = 'jobs.read' and r.role = p_role",
+        tests=tests,
+    )
+
+
+HIGH: dict[str, Mutant] = {
+    "H1-undone": _one_party(f"{BUS}::test_a_strangers_failed_step_undoes_nothing"),
+    "H1-held-up": _one_party(f"{BUS}::test_a_strangers_step_holds_up_nobody"),
+    "H1-linked-over-http": Mutant(
+        file="engine/ownership.py",
+        old="        if party_of(await submitter_of(ledger, other)) != party_of(principal.name):",
+        new="        if not party_of(await submitter_of(ledger, other)):",
+        tests=(f"{HTTP}::test_a_step_hangs_below_a_job_of_its_submitter_only",),
+    ),
+    "H1-linked-from-python": Mutant(
+        file="engine/ownership.py",
+        old="    await _check_links(principal, ledger, job)",
+        new="    _ = _check_links",
+        tests=(f"{PYTHON}::test_no_verb_reaches_a_job_of_another",),
+    ),
+    "H1-linked-over-the-bus": Mutant(
+        file="engine/ownership.py",
+        old="    if parent is None or parent.place is Place.HELD or await is_of_sender(ledger, parent, sender_id):",
+        new="    if parent is None or parent.place is not None or await is_of_sender(ledger, parent, sender_id):",
+        tests=(f"{BUS}::test_a_sender_hangs_jobs_below_its_own_and_below_what_it_works_on",),
+    ),
+    "H2-compensation-on-sqlite": Mutant(
+        file="ledgers/sqlite/submit.py",
+        old="            check_new_id(job.job_id, job.lifecycle, actor.role)",
+        new="            _ = check_new_id",
+        tests=("tests/bus/test_compensation.py::test_nobody_can_take_the_ids_of_a_compensation_before_it_is_made",),
+    ),
+    "H2-retry": Mutant(
+        file="engine/reserved_ids.py",
+        old=r'RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"',
+        new=r'RESERVED_ID_PATTERN = r"(\.(c|q-[0-9a-f]+)|@[0-9]+)\Z"',
+        tests=(f"{RESERVED}::test_a_derived_id_is_refused_to_everybody_but_the_role_that_derives_it",),
+    ),
+    "H2-over-http": Mutant(
+        file="engine/reserved_ids.py",
+        old="    if _reserved.search(job_id) and DERIVING_ROLES.get(lifecycle) is not role:",
+        new="    if _reserved.search(job_id) and lifecycle not in DERIVING_ROLES:",
+        tests=("tests/gateway/test_bus_jobs.py::test_ids_that_the_engine_derives_are_refused",),
+    ),
+    "H2-sql": Mutant(
+        file="ledgers/postgres/functions/40_submit.sql",
+        old="  if _id_is_reserved(p_job_id, p_lifecycle, p_role) and not exists",
+        new="  if false and not exists",
+        tests=(f"{RESERVED}::test_sql_cannot_take_a_derived_id_either",),
+    ),
+    "H3-budget": Mutant(
+        file="web/bodies.py",
+        old="self.body_s, authenticated=bool(rules))",
+        new="self.body_s, authenticated=True)",
+        tests=(f"{BODIES}::test_bodies_without_authentication_take_nothing_of_what_the_others_may_have",),
+    ),
+    "H3-size-and-time": Mutant(
+        file="web/bodies.py",
+        old="        self._body_s = body_s if authenticated else min(body_s, UNAUTHENTICATED_S)",
+        new="        self._body_s = body_s",
+        tests=(f"{BODIES}::test_a_callback_that_stalls_or_is_large_is_ended_soon",),
+    ),
+    "H3-one-address": Mutant(
+        file="web/bodies.py",
+        old=" or self._arriving[address] >= UNAUTHENTICATED_OF_ADDRESS_MAX:",
+        new=":",
+        tests=(f"{BODIES}::test_senders_without_authentication_share_what_there_is_by_address",),
+    ),
+    "H3-one-network": Mutant(
+        file="net/addresses.py",
+        old="    return str(found.ipv4_mapped or ip_network((found, 64), strict=False))",
+        new="    return address",
+        tests=(f"{BODIES}::test_whoever_has_many_addresses_of_ipv6_is_one_sender",),
+    ),
+    "H4-locked-retention": Mutant(
+        file="ledgers/postgres/functions/90_feed_retention.sql",
+        old="  if not _try_work_lock('retain') then",
+        new="  if not pg_try_advisory_xact_lock(hashtext('trellis.retain')) then",
+        tests=(f"{SQL}::test_a_login_that_holds_advisory_locks_stops_nobody",),
+    ),
+    "H4-locked-key": Mutant(
+        file="ledgers/postgres/functions/11_work_locks.sql",
+        old="returns void language plpgsql set lock_timeout = '3s' as $$\nbegin",
+        new="returns void language plpgsql set lock_timeout = '3s' as $$\nbegin\n  set local lock_timeout = 0;",
+        tests=(f"{SQL}::test_a_login_that_holds_the_lock_of_a_bounded_key_does_not_stop_submits",),
+    ),
+    "H4-cancelled": _within_any_reach(f"{SQL}::test_a_login_cancels_its_own_and_is_told_nothing_of_another"),
+    "H4-moved": _within_any_reach(f"{SQL}::test_a_login_moves_nothing_of_another"),
+    "H4-read": Mutant(
+        file="ledgers/postgres/migrations/0011_own_rows.sql",
+        old="using ((select reads_all()) or owns(id))', of_jobs);",
+        new="using (true)', of_jobs);",
+        tests=(f"{SQL}::test_a_login_reads_nothing_of_another_login",),
+    ),
+    "H4-named": Mutant(
+        file="ledgers/postgres/functions/12_ownership.sql",
+        old="  select case when _is_limited() then 'db:' || session_user || ':' || p_name else p_name end",
+        new="  select p_name",
+        tests=(f"{SQL}::test_a_login_cannot_write_another_name_into_the_history",),
+    ),
+    "H4-linked": Mutant(
+        file="ledgers/postgres/functions/12_ownership.sql",
+        old="  if not _is_limited() then return; end if;\n  select u.job_id into foreign_id",
+        new="  return;\n  select u.job_id into foreign_id",
+        tests=(
+            f"{SQL}::test_a_login_links_its_jobs_to_its_own_only",
+            f"{SQL}::test_the_ledgers_own_client_is_held_to_the_same",
+        ),
+    ),
+    "H4-stepped": Mutant(
+        file="ledgers/postgres/functions/12_ownership.sql",
+        old="where d.id = any(p_ids) and o.db_role <> session_user)",
+        new="where d.id = any(p_ids) and o.db_role is null)",
+        tests=(f"{SQL}::test_a_worker_steps_with_leases_of_its_own_login_only",),
+    ),
+}
+
+MEDIUM: dict[str, Mutant] = {
+    "M1-swapped": Mutant(
+        file="bus/pointers.py",
+        old="        digest = digest_in(pointer)\n",
+        new="        digest = None\n",
+        tests=(
+            "tests/worker/test_on_bus.py::test_a_payload_that_was_changed_under_its_pointer_never_reaches_the_handler",
+        ),
+    ),
+    "M1-shown": Mutant(
+        file="bus/pointers.py",
+        old="        digest = digest_in(pointer)\n",
+        new="        digest = None\n",
+        tests=("tests/gateway/test_bus_jobs.py::test_a_payload_that_was_written_over_is_shown_to_nobody",),
+    ),
+    "M2-shown": Mutant(
+        file="bus/approvals.py",
+        old='    return work.model_dump(mode="json", exclude_defaults=True)',
+        new='    hidden = {"memory_id", "context_hints", "budget", "meta", "compensation"}\n'
+        '    return work.model_dump(mode="json", exclude_defaults=True, exclude=hidden)',
+        tests=(f"{DISPATCH}::test_an_approval_shows_every_field_that_the_worker_is_told",),
+    ),
+    "M2-bound": Mutant(
+        file="bus/scheduling/approved.py",
+        old='        "order_hash": work_of(request, decision.get("constraints") or {}, decision.get("redacted")).hash,\n',
+        new="",
+        tests=(f"{DISPATCH}::test_an_approval_is_void_when_the_kernel_allows_something_else_under_the_same_policy",),
+    ),
+    "M3-bound-to-an-agent": Mutant(
+        file="runs/agent_reach.py",
+        old="    if only is not None and only != agent:",
+        new="    if only is not None and not agent:",
+        tests=(f"{HTTP}::test_a_token_for_one_agent_proposes_and_reads_nothing_of_another",),
+    ),
+    "M3-bound-to-none": Mutant(
+        file="engine/ownership.py",
+        old="    if principal.by_token and principal.agent is None and by_runtime:",
+        new="    if principal.by_token and not principal.roles and by_runtime:",
+        tests=(f"{HTTP}::test_a_token_of_a_runtime_that_names_no_agent_reaches_none",),
+    ),
+    "M4-bound-to-a-job": Mutant(
+        file="runs/agent_reach.py",
+        old="    if principal.job_id is None:\n",
+        new="    if principal.roles:\n",
+        tests=(f"{HTTP}::test_a_token_for_one_job_reads_memory_and_artifacts_of_its_agent_alone",),
+    ),
+    "M5-descriptors": Mutant(
+        file="web/connections.py",
+        old="        if len(self._open) < self._max and descriptor < self._descriptor_max and not self._beyond:",
+        new="        if len(self._open) < self._max:",
+        tests=(f"{CONNECTIONS}::test_more_idle_connections_than_descriptors_keep_nobody_out",),
+    ),
+    "M5-log": Mutant(
+        file="web/log_limit.py",
+        old="        if key in self._counts:",
+        new="        if key not in self._counts and False:",
+        tests=(f"{CONNECTIONS}::test_when_descriptors_run_out_all_the_same_the_one_in_reserve_turns_clients_away",),
+    ),
+    "M6-over-http": Mutant(
+        file="engine/ownership.py",
+        old='    return replace(job, idempotency_scope=f"{owner}\\n{job.idempotency_scope}")',
+        new="    return job",
+        tests=(f"{HTTP}::test_nobody_takes_anothers_idempotency_key",),
+    ),
+    "M6-over-the-bus": Mutant(
+        file="engine/ownership.py",
+        old='    return replace(job, idempotency_scope=f"{owner}\\n{job.idempotency_scope}")',
+        new="    return job",
+        tests=(f"{BUS}::test_a_sender_takes_nobodys_key",),
+    ),
+    "M6-sql": Mutant(
+        file="ledgers/postgres/functions/40_submit.sql",
+        old="case when p_idempotency_key is not null then _of_login('key:')",
+        new="case when p_idempotency_key is not null then 'key:'",
+        tests=(f"{SQL}::test_keys_of_two_logins_are_two_keys",),
+    ),
+    "M7-gateway-of-the-file": Mutant(
+        file="settings.py",
+        old='        if not self.token_may_go_to("gateway"):',
+        new='        if not self.token_may_go_to(""):',
+        tests=(f"{TOKENS_GO}::test_a_command_sends_its_token_to_a_gateway_that_was_named",),
+    ),
+    "M7-in-clear": Mutant(
+        file="http/calls.py",
+        old="            if is_readable_on_the_way(self.url) and not self.options.plain_http:",
+        new='            if is_readable_on_the_way(self.url) and self.url == "":',
+        tests=(f"{TOKENS_GO}::test_a_token_goes_unencrypted_to_another_machine_only_where_that_is_allowed",),
+    ),
+    "M8-cancelled-over-the-bus": Mutant(
+        file="bus/scheduling/intake.py",
+        old="        if not await self._is_of(job, packet.sender_id):",
+        new="        if not packet.sender_id:",
+        tests=(f"{BUS}::test_a_sender_cancels_its_own_jobs_alone",),
+    ),
+    "M8-cancelled-from-python": Mutant(
+        file="engine/ownership.py",
+        old='    own = await is_own(principal, "jobs.cancel", ledger, job)\n',
+        new="    own = bool(job)\n",
+        tests=(f"{PYTHON}::test_no_verb_reaches_a_job_of_another",),
+    ),
+    "M8-left-out": Mutant(
+        file="bus/wire/signing.py",
+        old="        return self.required or self._key_of(sender_id) is not None",
+        new="        return self.required",
+        tests=(f"{SIGNING}::test_leaving_a_signature_out_does_not_help_where_the_senders_key_is_known",),
+    ),
+    "M8-redirected": Mutant(
+        file="bus/wire/signing.py",
+        old="        if signed.audience is not None and signed.audience != delivery.subject:",
+        new="        if signed.audience is not None and not delivery.subject:",
+        tests=(f"{SIGNING}::test_a_packet_that_was_signed_for_one_subject_is_refused_on_another",),
+    ),
+    "M8-old": Mutant(
+        file="bus/wire/signing.py",
+        old="        if abs(age) > window or (signed.expires_at is not None and signed.expires_at < delivery.at):",
+        new="        if not window and not age:",
+        tests=(f"{SIGNING}::test_a_signed_packet_is_taken_while_it_is_fresh",),
+    ),
+    "M8-sent-again": Mutant(
+        file="bus/wire/signing.py",
+        old="        self._seen[seen] = delivery.sequence\n",
+        new="",
+        tests=(f"{SIGNING}::test_a_signed_packet_that_is_sent_again_is_refused",),
+    ),
+}
+
+LOW: dict[str, Mutant] = {
+    "L-bytes-on-a-terminal": Mutant(
+        file="cli/output.py",
+        old="            if self.console.is_terminal:\n                self.line(",
+        new="            if self.console.is_terminal:\n                self.console.file.write(",
+        tests=(f"{OUTPUT}::test_bytes_of_a_stranger_are_harmless_on_a_terminal_and_as_they_are_in_a_pipe",),
+    ),
+    "L-unseen": Mutant(
+        file="cli/output.py",
+        old='    r"|[\\u00ad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200d',
+        new='    r"|[\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f',
+        tests=(f"{OUTPUT}::test_no_character_of_unicode_that_is_a_control_or_shown_as_nothing_gets_through",),
+    ),
+    "L-trailer": Mutant(
+        file="web/server.py",
+        old="        if self._in_head:\n            super().on_header(name, value)",
+        new="        super().on_header(name, value)",
+        tests=(f"{CONNECTIONS}::test_headers_after_a_body_are_not_believed",),
+    ),
+    "L-ledger-readable": Mutant(
+        file="ledgers/sqlite/connection.py",
+        old="        make_private(target.path)",
+        new="        _ = make_private",
+        tests=(f"{PRIVATE}::test_nothing_that_an_instance_makes_is_for_others",),
+    ),
+    "L-objects-readable": Mutant(
+        file="engine/private_files.py",
+        old="PRIVATE_FOLDER = 0o700",
+        new="PRIVATE_FOLDER = 0o755",
+        tests=(f"{PRIVATE}::test_nothing_that_an_instance_makes_is_for_others",),
+    ),
+    "L-key-of-another-user": Mutant(
+        file="engine/private_files.py",
+        old="    if found.st_uid not in {os.geteuid(), 0}:",
+        new="    if found.st_uid < 0:",
+        tests=(f"{PRIVATE}::test_a_key_of_another_user_is_none",),
+    ),
+    "L-bus-key-readable": Mutant(
+        file="engine/private_files.py",
+        old="    if stat.S_IMODE(found.st_mode) & 0o077:",
+        new="    if not body:",
+        tests=(f"{SIGNING}::test_a_private_key_that_others_can_read_is_refused",),
+    ),
+    "L-log-of-strangers": Mutant(
+        file="web/log_limit.py",
+        old="            self._counts[key] += 1\n            return",
+        new="            self._counts[key] += 1",
+        tests=(f"{CONNECTIONS}::test_many_requests_that_cannot_be_read_are_two_lines_in_the_log",),
+    ),
+    "L-issuer": Mutant(
+        file="identity.py",
+        old="    recorded = recorded_name(name, issuer=foreign_issuer, tenant=tenant)",
+        new="    recorded = recorded_name(name, tenant=tenant)",
+        tests=(f"{HTTP}::test_an_owner_is_an_issuer_and_a_subject_and_a_tenant",),
+    ),
+    "L-issuer-replaced": Mutant(
+        file="wiring.py",
+        old="    if known not in {None, home}:",
+        new="    if known == home == None:",
+        tests=(f"{COMMANDS}::test_an_instance_with_another_issuer_does_not_take_over_the_names_of_the_first",),
+    ),
+    "L-reads-of-commands": Mutant(
+        file="cli/invocation.py",
+        old='    return ledger if sees_all(principal, "jobs.read") else',
+        new='    return ledger if sees_all(principal, "jobs.read") or True else',
+        tests=(f"{COMMANDS}::test_a_token_reads_with_commands_what_it_reads_over_http",),
+    ),
+    "L-name-of-a-limited-login": Mutant(
+        file="engine/ownership.py",
+        old="            return events[0].actor.removeprefix(ledger.name_prefix)",
+        new="            return events[0].actor",
+        tests=(f"{SQL}::test_a_token_through_a_limited_login_has_the_jobs_that_it_submitted_there",),
+    ),
+    "L-homoglyph": Mutant(
+        file="engine/principal_names.py",
+        old='    mixed = len(scripts) > 1 and not scripts <= {"LATIN", "EAST ASIAN"}',
+        new="    mixed = not name and bool(scripts)",
+        tests=(f"{NAMES}::test_a_name_that_can_be_taken_for_another_is_refused_when_it_is_issued",),
+    ),
+    "L-trailing-space": Mutant(
+        file="identity.py",
+        old='    fault = name_fault(name) if isinstance(name, str) else "it must be text"',
+        new='    fault = None if isinstance(name, str) else "it must be text"',
+        tests=(f"{NAMES}::test_and_when_it_is_verified",),
+    ),
+    "L-no-diff": Mutant(
+        file="runs/preview.py",
+        old="    before = None if there is None else there.body\n",
+        new="    before = None\n",
+        tests=("tests/gateway/test_proposals.py::test_whoever_decides_sees_what_would_change_now",),
+    ),
+}
+
+SECURITY: dict[str, Mutant] = {**HIGH, **MEDIUM, **LOW}
+FINDINGS = ("H1", "H2", "H3", "H4", "M1", "M2", "M3", "M4", "M5", "M6", "M7", "M8")
