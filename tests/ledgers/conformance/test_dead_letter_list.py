@@ -112,6 +112,8 @@ async def test_the_payloads_and_events_of_several_jobs_are_those_of_each(rig: Ri
     asked = [*jobs, JobId("nobody's")]
     assert await rig.ledger.events_of(asked) == {job_id: await rig.ledger.events(job_id) for job_id in jobs}
     assert await rig.ledger.payloads(asked) == {job_id: (await rig.job(job_id)).payload for job_id in jobs}
+
+
 @pytest.mark.requirement("DJ-12", "D38")
 async def test_a_letter_counts_attempts_that_failed_or_were_lost_and_no_snoozes(rig: Rig):
     """Snoozed twice, given back once, lost once before it began and once while it ran, failed once, and then rejected: 3."""
