@@ -15,7 +15,19 @@ from tests.faults.worker_process import Work
 from tests.ledgers.conformance.rig import OTHER_WORKER, SUBMITTER, SWEEPER, WORKER
 from tests.pace import Pace
 from tests.servers.postgres import PostgresServer
-from trellis.engine.jobs import Advance, Applied, Claim, Claimed, ClaimId, JobId, LeaseLost, NewJob, Turn, TypeClaim
+from trellis.engine.jobs import (
+    Advance,
+    Applied,
+    Claim,
+    Claimed,
+    ClaimId,
+    Epoch,
+    JobId,
+    LeaseLost,
+    NewJob,
+    Turn,
+    TypeClaim,
+)
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter, SweepOptions
 from trellis.engine.verify import verify
@@ -63,7 +75,7 @@ class LostLease:
 
     holder: str
     job_id: JobId
-    epoch: int
+    epoch: Epoch
     at: float
 
 
@@ -78,7 +90,7 @@ def lost_leases(events: Sequence[Event]) -> list[LostLease]:
     ]
 
 
-def never_settled(events: Sequence[Event], holders: Iterable[str]) -> set[tuple[str, JobId, int]]:
+def never_settled(events: Sequence[Event], holders: Iterable[str]) -> set[tuple[str, JobId, Epoch]]:
     """What these claimed, started or not, and neither finished nor gave back: what they hold when they are killed."""
     claimed = {(e.actor, e.job_id, e.epoch) for e in events if e.type == "job_claimed" and e.actor in holders}
     settled = {(e.actor, e.job_id, e.epoch) for e in events if e.target not in {"assigned", "running"}}

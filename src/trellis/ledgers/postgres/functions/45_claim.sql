@@ -53,13 +53,20 @@ begin
         room := least(p_want - cardinality(picked), coalesce(budget[i], p_want));
         mark := p_lows[(p - 1) * cardinality(p_types) + i];
         continue when room <= 0 or (before_marks = 1 and mark = 0);
-        found_tids := array(select r.ctid from ready r
-                       where r.type = p_types[i] and r.prio = p_prios[p] and r.lifecycle = p_lifecycle
-                         and r.pos >= case before_marks when 0 then mark else 0 end
-                         and r.pos < case before_marks when 0 then 9223372036854775807 else mark end
-                         and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
-                                r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
-                       order by r.pos limit room for update skip locked);
+        -- Two statements, because a range with both ends is planned as a few rows to be sorted, and the ready ones are many.
+        if before_marks = 0 then
+          found_tids := array(select r.ctid from ready r
+                         where r.type = p_types[i] and r.prio = p_prios[p] and r.pos >= mark and r.lifecycle = p_lifecycle
+                           and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
+                                  r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
+                         order by r.pos limit room for update skip locked);
+        else
+          found_tids := array(select r.ctid from ready r
+                         where r.type = p_types[i] and r.prio = p_prios[p] and r.pos < mark and r.lifecycle = p_lifecycle
+                           and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
+                                  r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
+                         order by r.pos limit room for update skip locked);
+        end if;
         if cardinality(found_tids) > 0 then
           picked := picked || found_tids;
           if budget[i] is not null then budget[i] := budget[i] - cardinality(found_tids); end if;
