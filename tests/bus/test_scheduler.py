@@ -602,9 +602,9 @@ async def test_a_scheduler_that_may_not_limit_tenants_says_so_once_and_goes_on(
 ):
     async with rig_of(tenants={"acme": {"held_max": 1}}) as rig:
 
-        async def may_not(actor: Actor, key: str, limit: int) -> None:
+        async def may_not(actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
             raise NotAllowed(
-                role=actor.role.value, action=f"limit {key} to {limit}", reason="its token does not say so"
+                role=actor.role.value, action=f"limit {key} to {limit}", reason=cause or "its token does not say so"
             )
 
         rig.ledger.limit_key = may_not

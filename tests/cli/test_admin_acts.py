@@ -317,6 +317,7 @@ async def test_an_older_ledger_that_is_opened_is_migrated_in_the_name_of_the_pro
         connection.execute(text)
         connection.execute("INSERT OR REPLACE INTO trellis_meta (key, value) VALUES ('schema_version', ?)", (number,))
     connection.close()
+    acts = list[AdminAct]()
     for _ in range(2):
         ledger = await open_ledger(url)
         acts = await ledger.acts()
