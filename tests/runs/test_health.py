@@ -52,7 +52,6 @@ class Ward:
             ledger=self.stand.ledger,
             actor=Actor(role=Role.CONTROL_PLANE, name=name),
             catalog=Catalog(self.objects),
-            publisher=Publisher(self.objects),
             options=HealthOptions(batch=3),
         )
 
