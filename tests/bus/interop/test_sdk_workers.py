@@ -263,29 +263,3 @@ async def another_process(plane: Plane, **options: Any) -> AsyncGenerator[tuple[
     finally:
         await services.stop()
         await bus.close()
-
-
-@pytest.mark.requirement("BUS-12", "D68")
-async def test_of_two_processes_neither_lets_an_older_cancel_win_or_loses_one_that_overtook_its_request(plane: Plane):
-    """Which process hears the cancel and which takes the request in is the server's choice, so several jobs of each kind are asked for."""
-    client, names = await plane.client(), [str(number) for number in range(6)]
-    async with another_process(plane) as (other, _):
-        before_s = (await plane.ledger.now() - now()).total_seconds() - 60  # the ledger's time is the test's own
-        for name in names:
-            await client.cancel(f"old-{name}", later_s=min(before_s, -60))
-            await client.cancel(f"overtaken-{name}", later_s=30)
-        for name in names:
-            await client.submit(f"old-{name}")
-            await client.submit(f"overtaken-{name}")
-
-        async def all_are_there() -> bool:
-            return len(await plane.jobs()) == 2 * len(names) and all(
-                [await plane.state(f"overtaken-{name}") == "CANCELLED" for name in names]
-            )
-
-        await plane.until(all_are_there)
-        for bus in (plane.bus, other):
-            plane.bus = bus
-            await plane.settle()
-        await plane.pass_time(6)
-        assert [name for name in names if await plane.state(f"old-{name}") == "CANCELLED"] == []

@@ -1,9 +1,8 @@
 """Cancels that arrive before the request of their job.
 
 Requests may come over a stream and cancels come directly, so a cancel that a client sends right behind its request can overtake it, and
-another process of the control plane may take the request in. Every process therefore hears every cancel and keeps it for some seconds: the
-one that takes the request in knows when both were created, and decides. For a job that nobody who lives has taken in (its process died) the
-ledger is looked at again, for a shorter while.
+another process of the control plane may take the request in. A cancel of an unknown job is therefore kept for some seconds: whoever takes
+the request in here asks for it, and for requests that other processes take in the ledger is looked at again, for a shorter while.
 
 A cancel that was created before its request did not overtake it: whoever submits a job again after a cancel wants it done.
 """
@@ -25,7 +24,7 @@ KEPT_MAX = 1_000
 SENDER_MAX = 50
 """How many of one sender are kept; the oldest goes first."""
 LOOKED_S = 5.0
-"""How long the ledger is looked at for a job that comes; a cancel that may be older than the request waits for the process that knows."""
+"""How long the ledger is looked at for a job that another process takes in: when its request was created cannot be seen there."""
 LOOK_S_FIRST = 0.25
 """How soon the ledger is looked at again; twice as long each time."""
 

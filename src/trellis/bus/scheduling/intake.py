@@ -9,7 +9,6 @@ does the work. While the ledger is away nothing is answered, and a bus that keep
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from trellis.bus.ends.families import Families
 from trellis.bus.ends.publisher import ENDS, result_of
@@ -31,7 +30,7 @@ from trellis.bus.port import Bus, Listening, Received
 from trellis.bus.reporting.reports import attempt_in
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.room import Room
-from trellis.bus.scheduling.early_cancels import KEPT_S, EarlyCancels
+from trellis.bus.scheduling.early_cancels import EarlyCancels
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import AlertLimit, AlertSender, Rates
 from trellis.bus.wire_ids import read_wire_id
@@ -52,15 +51,12 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.ownership import is_of_sender, may_link_on_bus, scoped_key, submitter_of
 from trellis.engine.principal_names import sender_name
-from trellis.engine.recent import Recent
 from trellis.engine.records import Job, Place
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 
 GROUP = "trellis"
 """The queue group of every process of the control plane."""
-REQUESTS_MAX = 20_000
-"""Requests whose time of creation a process remembers, to tell a cancel that came late from one that is older."""
 TEXT_CHARS_MAX = 500
 REFUSALS = Rates(at_once=100, every_s=0.1, all_at_once=1_000, all_every_s=0.01)
 """How many refusals are told as results; everybody hears all results, and a client of many requests needs all of its own."""
@@ -88,8 +84,6 @@ class Intake:
     _listening: list[Listening] = field(default_factory=list[Listening])
     _alerts: AlertSender = field(init=False)
     _early: EarlyCancels = field(init=False)
-    _requested: Recent[tuple[str, str], datetime] = field(default_factory=lambda: Recent(REQUESTS_MAX))
-    """When the requests were created that this process took in last, by job and sender: a cancel that is older does not count."""
     _refusals: AlertLimit = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +96,6 @@ class Intake:
         self.bus.on_refused = self.on_refused
         self._listening.append(await self.bus.listen(SUBMIT, self.on_submit, group=GROUP, durable=True))
         self._listening.append(await self.bus.listen(CANCEL, self.on_cancel, group=GROUP))
-        self._listening.append(await self.bus.listen(CANCEL, self.on_any_cancel))
 
     async def stop(self) -> None:
         """Finish what is under way."""
@@ -120,7 +113,6 @@ class Intake:
             return
         try:
             request = JobRequest.checked(said.model_dump(mode="json", exclude_defaults=True, warnings=False))
-            self._requested[request.job_id, packet.sender_id] = packet.created_at
             self._early.of_request(request.job_id, packet.sender_id, packet.created_at)  # forgets what is older than it
             answer = await self._submit(packet, request)
         except TopicFull as error:
@@ -203,22 +195,8 @@ class Intake:
         elif not may_come:
             _log.info("cancel_of_unknown_job", job_id=wish.job_id, sender=packet.sender_id)
 
-    async def on_any_cancel(self, received: Received) -> None:
-        """Every process hears every cancel: only the one that takes the request in knows which of the two was created first."""
-        packet = received.packet
-        wish = packet.body
-        if not isinstance(wish, JobCancel) or packet.sender_id == self.bus.sender_id:
-            return
-        if re.fullmatch(JOB_ID_PATTERN, wish.job_id) and read_wire_id(wish.job_id) is None:
-            self._early.keep(packet)
-            if (wish.job_id, packet.sender_id) in self._requested and await self._cancel(packet):
-                self._early.forget(packet)
-
     async def _cancel(self, packet: Packet) -> bool:
-        """Cancel the job that the packet names, if its sender may and it is no older than the request.
-
-        False when there is no such job, or when another process took the request in just now and decides.
-        """
+        """Cancel the job that the packet names, if its sender may; False when there is no such job."""
         wish = packet.body
         job = await self.ledger.job(JobId(wish.job_id)) if isinstance(wish, JobCancel) else None
         if job is None or not isinstance(wish, JobCancel):
@@ -230,18 +208,10 @@ class Intake:
             reason = "only who submitted a job cancels it over the bus"
             await self._alert(packet, job.job_id, ErrorCode.PERMISSION_DENIED, f"{packet.sender_id}: {reason}")
             return True
-        requested_at = self._requested.get((job.job_id, packet.sender_id))
-        if requested_at is None and await self._may_be_older(packet, job):
-            return False
-        if requested_at is not None and packet.created_at < requested_at:
-            _log.info("cancel_older_than_request", job_id=job.job_id, sender=packet.sender_id)
-        elif not await self._is_meant(job, wish.dispatch):
+        if not await self._is_meant(job, wish.dispatch):
             _log.info("cancel_of_another_attempt", job_id=job.job_id, sender=packet.sender_id)
-        else:
-            await self._carry_out(packet, wish, await self._open_form(job))
-        return True
-
-    async def _carry_out(self, packet: Packet, wish: JobCancel, job: Job) -> None:
+            return True
+        job = await self._open_form(job)
         await self.ledger.cancel(
             Actor(role=Role.SUBMITTER, name=sender_name(packet.sender_id)),
             job.job_id,
@@ -250,12 +220,7 @@ class Intake:
             grace_s=self.cancel_grace_s,
             cause=wish.reason[:TEXT_CHARS_MAX] or None,
         )
-
-    async def _may_be_older(self, packet: Packet, job: Job) -> bool:
-        """Whether a cancel may have been created before the request that another process took in over the bus some seconds ago."""
-        if packet.created_at >= job.created_at or await submitter_of(self.ledger, job) != sender_name(packet.sender_id):
-            return False
-        return (await self.ledger.now() - job.created_at).total_seconds() < KEPT_S
+        return True
 
     async def _open_form(self, job: Job) -> Job:
         """The job, or the one that does it again: who does not want the one does not want the other."""
