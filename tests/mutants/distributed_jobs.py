@@ -62,8 +62,8 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
     # A lost lease opens another attempt although the attempts are spent.
     "DJ-8": Mutant(
         file="ledgers/sqlite/sweep.py",
-        old="if exhaust is not None and not row.attempts_left:",
-        new="if exhaust is not None and row.max_attempts < 1:",
+        old="    if row.attempts_left:\n        facts |= Fact.ATTEMPTS_LEFT\n    if not row.deaths:",
+        new="    facts |= Fact.ATTEMPTS_LEFT\n    if not row.deaths:",
         tests=(f"{LEDGER}/test_sweep.py::test_a_lost_lease_without_attempts_left_is_dead_lettered[sqlite]",),
     ),
     # Every wait is as long as the first.

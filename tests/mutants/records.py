@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 
 LEDGER = "tests/ledgers/conformance"
 SQL = "ledgers/postgres/functions"
+DECIDE = "engine/decide.py"
 SWEEP = "ledgers/sqlite/sweep.py"
 SWEEP_SQL = f"{SQL}/80_sweep.sql"
 
@@ -47,8 +48,8 @@ RULES: dict[str, Mutant] = {
     # A payload kills as many workers as there are.
     "DJ-18 sqlite": Mutant(
         file=SWEEP,
-        old="if exhaust is not None and 0 < max_deaths <= deaths:",
-        new="if exhaust is not None and 0 < max_deaths <= deaths - 9:",
+        old="if 0 < max_deaths <= row.deaths + 1:",
+        new="if 0 < max_deaths <= row.deaths - 8:",
         tests=(DIED,),
     ),
     # Jobs of a paused type are handed out on the bus.
@@ -75,27 +76,40 @@ RULES: dict[str, Mutant] = {
 }
 
 RECORDS: dict[str, Mutant] = {
-    # A lost lease that opens the next attempt has no cause, or another.
-    "DJ-15 sqlite expired": Mutant(
-        file=SWEEP,
-        old="return _Verdict(expire, cause=Cause.LEASE_EXPIRED, died=state.runs_code)",
-        new="return _Verdict(expire, died=state.runs_code)",
+    # A lost lease that opens the next attempt has no cause.
+    "DJ-15 expired": Mutant(
+        file=DECIDE,
+        old="return Decision(trigger=Trigger.EXPIRE, cause=Cause.LEASE_EXPIRED, counts_death=died)",
+        new="return Decision(trigger=Trigger.EXPIRE, counts_death=died)",
         tests=(LOST,),
     ),
-    "DJ-15 sqlite spared": Mutant(
-        file=SWEEP,
-        old='return _Verdict(expire, cause="lease expired", spared=True)',
-        new="return _Verdict(expire, spared=True)",
+    "DJ-15 spared": Mutant(
+        file=DECIDE,
+        old="return Decision(trigger=Trigger.EXPIRE, cause=Cause.LEASE_EXPIRED, spares_attempt=True)",
+        new="return Decision(trigger=Trigger.EXPIRE, spares_attempt=True)",
         tests=(LOST,),
     ),
-    "DJ-15 postgres expired": Mutant(
-        file=SWEEP_SQL, old="spared, _cause('lease_expired'));", new="spared, null);", tests=(LOST,)
+    # A ledger drops the cause, the reason or the stage that was decided.
+    "DJ-15 sqlite decided": Mutant(
+        file=SWEEP,
+        old="revokes=row.place == HELD, cause=cause, data=data)",
+        new="revokes=row.place == HELD, data=data)",
+        tests=(LOST,),
     ),
-    "DJ-15 postgres spared": Mutant(
+    "DJ-15 postgres decided": Mutant(
+        file=SWEEP_SQL, old="d.spares_attempt, cause,", new="d.spares_attempt, null,", tests=(LOST,)
+    ),
+    "DJ-12 sqlite decided": Mutant(
+        file=SWEEP,
+        old="stage=what.stage, last_error",
+        new='stage=type(what.stage)("input"), last_error',
+        tests=(SPENT,),
+    ),
+    "DJ-12 postgres decided": Mutant(
         file=SWEEP_SQL,
-        old="spared, _cause('lease_expired'));",
-        new="spared, case when not spared then _cause('lease_expired') end);",
-        tests=(LOST,),
+        old="null, null, d.reason_code, d.stage, cause);",
+        new="null, null, d.reason_code, 'input', cause);",
+        tests=(SPENT,),
     ),
     # The text of a cause changes for both ledgers at once.
     "DJ-15 text": Mutant(
@@ -104,170 +118,104 @@ RECORDS: dict[str, Mutant] = {
         new='LEASE_EXPIRED = "lease over"',
         tests=(LOST,),
     ),
-    # What spent the attempts is not in the letter, or not in the event.
-    "DJ-12 sqlite spent": Mutant(
-        file=SWEEP,
-        old="        error = Cause.LEASE_EXPIRED\n",
-        new="        error = Cause.ATTEMPTS_SPENT\n",
+    # What spent the attempts is called something else in the letter or in the event.
+    "DJ-12 spent": Mutant(
+        file=DECIDE,
+        old="return _end(lifecycle, state, Trigger.EXHAUST, Cause.LEASE_EXPIRED, reason, died=died)",
+        new="return _end(lifecycle, state, Trigger.EXHAUST, Cause.ATTEMPTS_SPENT, reason, died=died)",
         tests=(SPENT,),
     ),
-    "DJ-12 postgres spent": Mutant(
-        file=SWEEP_SQL,
-        old="else _cause('lease_expired') end;",
-        new="else _cause('attempts_spent') end;",
+    "DJ-12 spent reason": Mutant(
+        file=DECIDE,
+        old="reason = ReasonCode.EXHAUSTED_RETRIES\n",
+        new="reason = ReasonCode.TIMEOUT\n",
         tests=(SPENT,),
     ),
-    "DJ-12 sqlite spent reason": Mutant(
-        file=SWEEP,
-        old="reason_code=ReasonCode.EXHAUSTED_RETRIES, stage=stage_in(state)",
-        new="reason_code=ReasonCode.TIMEOUT, stage=stage_in(state)",
+    "DJ-12 spent stage": Mutant(
+        file=DECIDE,
+        old="at = stage or stage_in(state)",
+        new="at = stage or Stage.FETCH",
         tests=(SPENT,),
     ),
-    "DJ-12 postgres spent reason": Mutant(
-        file=SWEEP_SQL,
-        old="else 'exhausted_retries' end), _stage_of(x), died);",
-        new="else 'timeout' end), _stage_of(x), died);",
-        tests=(SPENT,),
-    ),
-    "DJ-12 sqlite spent stage": Mutant(
-        file=SWEEP,
-        old="reason_code=ReasonCode.EXHAUSTED_RETRIES, stage=stage_in(state)",
-        new="reason_code=ReasonCode.EXHAUSTED_RETRIES, stage=Stage.FETCH",
-        tests=(SPENT,),
-    ),
-    "DJ-12 postgres spent stage": Mutant(
-        file=SWEEP_SQL, old="end), _stage_of(x), died);", new="end), 'fetch', died);", tests=(SPENT,)
-    ),
-    # How often workers died is counted wrong, or what they died of is called something else.
-    "DJ-12 sqlite died": Mutant(
-        file=SWEEP,
-        old="error = Cause.WORKER_DIED % died_often(deaths)",
-        new="error = Cause.WORKER_DIED % died_often(1)",
+    # What workers died of is called something else, or counted wrong.
+    "DJ-12 died": Mutant(
+        file=DECIDE,
+        old="Cause.WORKER_DIED_ONCE if Fact.FIRST_DEATH in facts else Cause.WORKER_DIED",
+        new="Cause.WORKER_DIED_ONCE",
         tests=(DIED,),
+    ),
+    "DJ-12 died reason": Mutant(
+        file=DECIDE,
+        old="ReasonCode.INFRASTRUCTURE_FAILURE",
+        new="ReasonCode.EXHAUSTED_RETRIES",
+        tests=(DIED,),
+    ),
+    "DJ-12 sqlite died": Mutant(
+        file=SWEEP, old="what.cause_after(row.deaths + 1)", new="what.cause_after(row.deaths)", tests=(DIED,)
     ),
     "DJ-12 postgres died": Mutant(
-        file=SWEEP_SQL, old="format('%s times', t.deaths) end;", new="format('%s times', l.deaths) end;", tests=(DIED,)
-    ),
-    "DJ-12 sqlite died reason": Mutant(
-        file=SWEEP,
-        old="reason_code=ReasonCode.INFRASTRUCTURE_FAILURE,",
-        new="reason_code=ReasonCode.EXHAUSTED_RETRIES,",
-        tests=(DIED,),
-    ),
-    "DJ-12 postgres died reason": Mutant(
         file=SWEEP_SQL,
-        old="case when poison then 'infrastructure_failure'",
-        new="case when poison then 'exhausted_retries'",
+        old="replace(d.cause, '%s', t.deaths::text)",
+        new="replace(d.cause, '%s', l.deaths::text)",
         tests=(DIED,),
     ),
-    "DJ-12 sqlite died stage": Mutant(
-        file=SWEEP,
-        old="reason_code=ReasonCode.INFRASTRUCTURE_FAILURE, stage=stage_in(state)",
-        new="reason_code=ReasonCode.INFRASTRUCTURE_FAILURE, stage=Stage.INPUT",
-        tests=(DIED,),
-    ),
-    "DJ-12 postgres died stage": Mutant(
-        file=SWEEP_SQL,
-        old="end), _stage_of(x), died);",
-        new="end), case when poison then 'input' else _stage_of(x) end, died);",
-        tests=(DIED,),
-    ),
-    # A passed deadline is told otherwise.
-    "DJ-15 sqlite deadline": Mutant(
-        file=SWEEP,
-        old="death, cause=Cause.DEADLINE_PASSED)",
-        new="death, cause=Cause.ATTEMPTS_SPENT)",
+    # A passed deadline is recorded as something else.
+    "DJ-15 deadline": Mutant(
+        file=DECIDE,
+        old="Trigger.DEADLINE, Cause.DEADLINE_PASSED, ReasonCode.TIMEOUT)",
+        new="Trigger.DEADLINE, Cause.ATTEMPTS_SPENT, ReasonCode.TIMEOUT)",
         tests=(LATE,),
     ),
-    "DJ-15 postgres deadline": Mutant(
-        file=SWEEP_SQL,
-        old="p_now, false, _cause('deadline_passed'), null, null,",
-        new="p_now, false, _cause('attempts_spent'), null, null,",
-        tests=(LATE,),
-    ),
-    "DJ-12 sqlite deadline reason": Mutant(
-        file=SWEEP,
-        old="reason_code=ReasonCode.TIMEOUT, stage=stage,",
-        new="reason_code=ReasonCode.EXHAUSTED_RETRIES, stage=stage,",
+    "DJ-12 deadline reason": Mutant(
+        file=DECIDE,
+        old="Trigger.DEADLINE, Cause.DEADLINE_PASSED, ReasonCode.TIMEOUT)",
+        new="Trigger.DEADLINE, Cause.DEADLINE_PASSED, ReasonCode.EXHAUSTED_RETRIES)",
         tests=(TIMEOUT,),
     ),
-    "DJ-12 postgres deadline reason": Mutant(
-        file=SWEEP_SQL, old="_if_buried(x, 'timeout')", new="_if_buried(x, 'exhausted_retries')", tests=(TIMEOUT,)
-    ),
-    "DJ-12 sqlite deadline stage": Mutant(
-        file=SWEEP,
-        old="stage = stage_in(state_of(row.lifecycle, row.state))",
-        new="stage = Stage.EXEC",
-        tests=(LATE,),
-    ),
-    "DJ-12 postgres deadline stage": Mutant(
-        file=SWEEP_SQL,
-        old="_if_buried(x, 'timeout'), _stage_of(x),",
-        new="_if_buried(x, 'timeout'), 'exec',",
-        tests=(LATE,),
-    ),
-    "DJ-12 sqlite deadline error": Mutant(
-        file=SWEEP,
-        old="stage=stage, last_error=Cause.DEADLINE_PASSED)",
-        new="stage=stage, last_error=Cause.LEASE_EXPIRED)",
-        tests=(LATE,),
-    ),
-    "DJ-12 postgres deadline error": Mutant(
-        file=SWEEP_SQL,
-        old="_stage_of(x), _cause('deadline_passed'));",
-        new="_stage_of(x), _cause('lease_expired'));",
+    "DJ-12 deadline stage": Mutant(
+        file=DECIDE,
+        old="at = stage or stage_in(state)",
+        new="at = stage or Stage.EXEC",
         tests=(LATE,),
     ),
     # A timer that ends a job does not say which end it was.
-    "DJ-15 sqlite timer": Mutant(
-        file=SWEEP,
-        old="error = Cause.DEADLINE_PASSED if late else Cause.ATTEMPTS_SPENT",
-        new="error = Cause.DEADLINE_PASSED",
-        tests=(TIMER,),
-    ),
-    "DJ-15 postgres timer": Mutant(
-        file=SWEEP_SQL,
-        old="why := _cause(case when late then 'deadline_passed' else 'attempts_spent' end);",
-        new="why := _cause('deadline_passed');",
+    "DJ-15 timer": Mutant(
+        file=DECIDE,
+        old="cause, reason = Cause.ATTEMPTS_SPENT, ReasonCode.EXHAUSTED_RETRIES",
+        new="cause, reason = Cause.DEADLINE_PASSED, ReasonCode.EXHAUSTED_RETRIES",
         tests=(TIMER,),
     ),
     # A soft cancel that is carried out gives another cause than what ended the wait for the holder.
-    "DJ-15 sqlite grace": Mutant(
-        file=SWEEP, old="cause=Cause.CANCEL_GRACE_OVER", new="cause=Cause.CANCEL_HOLDER_GONE", tests=(CANCELLED,)
+    "DJ-15 grace": Mutant(
+        file=DECIDE,
+        old="return _cancel(lifecycle, state, Cause.CANCEL_GRACE_OVER)",
+        new="return _cancel(lifecycle, state, Cause.CANCEL_HOLDER_GONE)",
+        tests=(CANCELLED,),
+    ),
+    "DJ-15 let go": Mutant(
+        file=DECIDE,
+        old="return _cancel(lifecycle, state, Cause.CANCEL_LET_GO)",
+        new="return _cancel(lifecycle, state, Cause.CANCEL_HOLDER_GONE)",
+        tests=(CANCELLED,),
+    ),
+    "DJ-15 gone": Mutant(
+        file=DECIDE,
+        old="_cancel(lifecycle, state, Cause.CANCEL_HOLDER_GONE) if",
+        new="_cancel(lifecycle, state, Cause.CANCEL_GRACE_OVER) if",
+        tests=(CANCELLED,),
     ),
     "DJ-15 postgres grace": Mutant(
-        file=SWEEP_SQL, old="'cancel_grace_over'", new="'cancel_holder_gone'", tests=(CANCELLED,)
-    ),
-    "DJ-15 sqlite gone": Mutant(
-        file=SWEEP, old="cause=Cause.CANCEL_HOLDER_GONE", new="cause=Cause.CANCEL_GRACE_OVER", tests=(CANCELLED,)
-    ),
-    "DJ-15 postgres gone": Mutant(
-        file=SWEEP_SQL, old="'cancel_holder_gone'", new="'cancel_grace_over'", tests=(CANCELLED,)
-    ),
-    "DJ-15 sqlite let go": Mutant(
-        file="ledgers/sqlite/turn.py",
-        old="cause=Cause.CANCEL_LET_GO",
-        new="cause=Cause.CANCEL_HOLDER_GONE",
-        tests=(CANCELLED,),
-    ),
-    "DJ-15 postgres let go": Mutant(
-        file=f"{SQL}/50_turn.sql",
-        old="cancelled := _cancel_now(o.id, p_actor, p_now, p_batch, 'cancel_let_go');",
-        new="cancelled := _cancel_now(o.id, p_actor, p_now, p_batch, 'cancel_holder_gone');",
-        tests=(CANCELLED,),
-    ),
-    "DJ-15 postgres start": Mutant(
-        file=f"{SQL}/50_turn.sql",
-        old="_cancel_now(told.id, p_actor, now_at, batch_no, 'cancel_let_go')",
-        new="_cancel_now(told.id, p_actor, now_at, batch_no, 'cancel_holder_gone')",
-        tests=(CANCELLED,),
+        file=SWEEP_SQL, old="'cancel_grace_over'", new="'cancel_let_go'", tests=(CANCELLED,)
     ),
     # The event of a cancel does not say why somebody asked for it.
     "DJ-15 sqlite asked": Mutant(
-        file="ledgers/sqlite/moves.py", old='"reason": cause}', new='"reason": None}', tests=(ASKED,)
+        file="ledgers/sqlite/moves.py", old='"reason": request.cause}', new='"reason": None}', tests=(ASKED,)
     ),
     "DJ-15 postgres asked": Mutant(
-        file=f"{SQL}/30_steps.sql", old="coalesce(to_json(w.cause)::text, 'null')", new="'null'", tests=(ASKED,)
+        file=f"{SQL}/30_steps.sql",
+        old="coalesce(to_json(w.cause)::text, 'null')), 'UTF8')",
+        new="'null'), 'UTF8')",
+        tests=(ASKED,),
     ),
     # A step from a held state to another loses its cause.
     "DJ-15 sqlite held": Mutant(
@@ -320,13 +268,13 @@ RECORDS: dict[str, Mutant] = {
     # A compensated job does not say which job undid it.
     "DJ-17 sqlite cause": Mutant(
         file="ledgers/sqlite/steps.py",
-        old='cause = f"compensated by {job_id_of(tx, row.id)}"',
+        old="cause = Cause.COMPENSATED % job_id_of(tx, row.id)",
         new='cause = "compensated"',
         tests=(f"{COMPENSATION}::test_a_finished_compensation_is_recorded_on_its_original[sqlite]",),
     ),
     "DJ-17 postgres cause": Mutant(
         file=f"{SQL}/30_steps.sql",
-        old="'compensated by ' || by_job",
+        old="format(_cause('compensated'), by_job)",
         new="'compensated'",
         tests=(f"{COMPENSATION}::test_a_finished_compensation_is_recorded_on_its_original[postgres]",),
     ),
