@@ -27,7 +27,7 @@ from trellis.runs import documents, ids
 from trellis.runs.documents import Facts, Request
 from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import TriggerKind
-from trellis.runs.lookup import find_run, listed_run
+from trellis.runs.lookup import find_run, listed_runs
 from trellis.wiring import new_id
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
@@ -156,7 +156,7 @@ async def list_runs(
         jobs = await _pages(ledger, where, wanted)
         if cli.out.ids_alone(ids_, [job.job_id for job in jobs]):
             return
-        found = [await listed_run(ledger, job.job_id) for job in jobs]
+        found = await listed_runs(ledger, jobs)
     show_runs(cli, found, now)
 
 

@@ -8,7 +8,7 @@ What holds:
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -170,19 +170,14 @@ class Inbox:
     async def standing(self, entry: str) -> Standing:
         """How it stands; raises EntryNotFound."""
         job = await self.found(entry)
-        told = json.loads(job.payload or b"{}")
-        del told["refusal"]
-        told.pop("relayed", None)
-        last = _data((await self.ledger.events(job.job_id))[-1])
-        return Standing(
-            entry=told,
-            status=job.state,
-            created_at=job.created_at,
-            updated_at=job.updated_at,
-            version=job.version,
-            made=last.get("made"),
-            rejection=last.get("rejection"),
-        )
+        return _standing(job, await self.ledger.events(job.job_id))
+
+    async def standings(self, jobs: Sequence[Job]) -> list[Standing]:
+        """How several entries stand, with two queries for all of them; those that are gone meanwhile are left out."""
+        entries = [job.job_id for job in jobs]
+        payloads, events = await self.ledger.payloads(entries), await self.ledger.events_of(entries)
+        whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
+        return [_standing(job, events[job.job_id]) for job in whole if job.job_id in events]
 
     async def stats(self) -> Stats:
         """Counted from what is stored."""
@@ -332,6 +327,22 @@ def _refuse_trigger(agent: AgentDefinition, source: str, *, relayed: bool) -> No
         why = "it names no trigger for" if relayed else "the sender has no role that passes on"
         reason = f"its file says `triggers.manual: false`, and {why} an entry of {source}"
         raise AgentNotRunnable(slug=agent.slug, reason=reason)
+
+
+def _standing(job: Job, events: Sequence[Event]) -> Standing:
+    told = json.loads(job.payload or b"{}")
+    del told["refusal"]
+    told.pop("relayed", None)
+    last = _data(events[-1])
+    return Standing(
+        entry=told,
+        status=job.state,
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+        version=job.version,
+        made=last.get("made"),
+        rejection=last.get("rejection"),
+    )
 
 
 def _data(event: Event) -> dict[str, Any]:

@@ -5,13 +5,14 @@ it was (D61).
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter
+from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, ids
 from trellis.runs.documents import Request
@@ -66,12 +67,12 @@ async def find_run(ledger: Ledger, text: str) -> JobId:
     return found[0]
 
 
-async def listed_run(ledger: Ledger, run_id: JobId) -> dict[str, Any]:
-    """A run as listings show it; raises RunNotFound when retention has removed it a moment ago."""
-    job = await ledger.job(run_id)
-    if job is None:
-        raise RunNotFound(run_id=run_id)
-    return documents.listed(job, await ledger.events(run_id))
+async def listed_runs(ledger: Ledger, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Runs as listings show them, with two queries for all of them. A run that retention removes meanwhile is left out."""
+    run_ids = [job.job_id for job in jobs]
+    payloads, events = await ledger.payloads(run_ids), await ledger.events_of(run_ids)
+    whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
+    return [documents.listed(job, events[job.job_id]) for job in whole if job.job_id in events]
 
 
 async def _of_day(ledger: Ledger, short: str, begins: datetime) -> list[JobId]:

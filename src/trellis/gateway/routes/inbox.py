@@ -156,7 +156,7 @@ async def entries(
     where = JobFilter(lifecycle=INBOX_ENTRY.name, state=status)
     found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
     inbox = instance.inbox(_gateway(caller))
-    return page([_document(await inbox.standing(job.job_id)) for job in found.jobs], found.cursor)
+    return page([_document(one) for one in await inbox.standings(found.jobs)], found.cursor)
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Proposals: what is proposed, what a person decides, and having it applied (RUN-4, D22, AUTH-6)."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -218,7 +219,14 @@ async def _page(ledger: Ledger, state: str | None, limit: int, cursor: str | Non
     where = JobFilter(lifecycle=PROPOSAL.name, state=state)
     after = None if cursor == PROPOSALS_NEXT else cursor
     found = await ledger.jobs(where, limit=limit - len(items), cursor=after)
-    return page([*items, *[await _document(ledger, job.job_id) for job in found.jobs]], found.cursor)
+    return page([*items, *await _documents(ledger, [job.job_id for job in found.jobs])], found.cursor)
+
+
+async def _documents(ledger: Ledger, proposal_ids: Sequence[JobId]) -> list[dict[str, Any]]:
+    """Several proposals as the ledger has them now, with two queries for all; those that are gone meanwhile are left out."""
+    payloads, events = await ledger.payloads(proposal_ids), await ledger.events_of(proposal_ids)
+    there = [one for one in proposal_ids if one in payloads and one in events]
+    return [json.loads(proposals.document(payloads[one], events[one])) for one in there]
 
 
 async def _document(ledger: Ledger, proposal_id: str, *, version: int | None = None) -> dict[str, Any]:

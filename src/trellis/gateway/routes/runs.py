@@ -29,7 +29,7 @@ from trellis.runs import ids
 from trellis.runs.documents import Request as RunRequest
 from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import TriggerKind
-from trellis.runs.lookup import find_published, find_run, listed_run
+from trellis.runs.lookup import find_published, find_run, listed_runs
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
@@ -107,7 +107,7 @@ async def listing(
     key = None if agent is None else f"run:{agent}"
     where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=Place.ENDED if archived else None)
     found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
-    return page([await listed_run(instance.ledger, job.job_id) for job in found.jobs], found.cursor)
+    return page(await listed_runs(instance.ledger, found.jobs), found.cursor)
 
 
 async def _request(instance: Instance, run_id: str) -> RunRequest:
