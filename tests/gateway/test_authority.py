@@ -236,9 +236,9 @@ REQUESTS: dict[tuple[str, str], Ask] = {
         "agent_id": VIOLIN,
         "json": {"summary": "one more", "updates": [UPDATE]},
     },
-    ("POST", "/logic/{agent_id}/propose"): lambda *_: {
+    ("POST", "/logic/{agent_id}/propose"): lambda world, _: {
         "agent_id": LOGICIAN,
-        "json": {"summary": "better", "text": "Weed."},
+        "json": {"summary": "better", "text": f"Weed, says {world.pending}."},
     },
     ("GET", "/proposals/{proposal_id}"): lambda world, _: {"proposal_id": world.pending},
     ("GET", "/proposals/{proposal_id}/diff"): lambda world, _: {"proposal_id": world.pending},

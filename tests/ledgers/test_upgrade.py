@@ -90,6 +90,7 @@ async def test_an_sqlite_file_of_schema_2_is_upgraded(tmp_path: Path):
     for name in ADDED_TO_SQLITE:
         connection.execute(f"ALTER TABLE trellis_submission DROP COLUMN {name}")
     connection.execute("ALTER TABLE trellis_concurrency_key DROP COLUMN stopped")
+    connection.execute("ALTER TABLE trellis_wish DROP COLUMN at")
     for kind, name in sorted(made(connection) - made(fresh), reverse=True):
         connection.execute(f"DROP {kind} IF EXISTS {name}")  # an index goes with its table
     connection.execute("UPDATE trellis_meta SET value = 2 WHERE key = 'schema_version'")
@@ -119,7 +120,9 @@ async def test_a_postgres_database_of_schema_2_is_upgraded(
         await connection.execute(f"DROP INDEX trellis.{name}")
     for row in await connection.fetch("SELECT tablename, policyname FROM pg_policies WHERE schemaname = 'trellis'"):
         await connection.execute(f"DROP POLICY {row['policyname']} ON trellis.{row['tablename']}")
-    await connection.execute("DROP TABLE trellis.rule_grant, trellis.act, trellis.type_options, trellis.work_lock")
+    await connection.execute(
+        "DROP TABLE trellis.rule_grant, trellis.act, trellis.type_options, trellis.work_lock, trellis.decision"
+    )
     await connection.execute("ALTER TABLE trellis.actor DROP COLUMN node, ADD UNIQUE (name, role, db_role)")
     await connection.execute("UPDATE trellis.meta SET value = '2' WHERE name = 'schema_version'")
     await connection.close()

@@ -21,7 +21,7 @@ CANCELLED = f"{LEDGER}/test_parity.py::test_a_soft_cancel_that_is_carried_out_sa
 ASKED = f"{LEDGER}/test_cancel.py::test_the_event_of_a_cancel_says_who_asked_the_holder_to_stop"
 REJECTED = f"{LEDGER}/test_advance.py::test_a_rejected_job_leaves_a_complete_dead_letter"
 COMPENSATION = f"{LEDGER}/test_compensation.py"
-STORIES = f"{LEDGER}/test_differential.py::test_both_ledgers_tell_the_same_story"
+STORIES = f"{LEDGER}/test_differential.py::test_both_ledgers_tell_the_same_stories"
 
 RULES: dict[str, Mutant] = {
     # A key lets one job more be held than its limit says.

@@ -45,7 +45,7 @@ ACME, RIVAL = "tenant_acme", "tenant_rival"
 SWEEPER = Actor(role=Role.SWEEPER, name="sweep")
 SUBMITTER = Role.SUBMITTER.code
 OF_EVERYBODY = {
-    "contract": {"event_type", "lifecycle", "meta", "role", "rule_grant", "state", "transition"},
+    "contract": {"decision", "event_type", "lifecycle", "meta", "role", "rule_grant", "state", "transition"},
     "names": {"actor", "authority", "job_type", "type_options", "worker"},
     "positions": {"batch", "claim", "feed", "feed_end", "follower", "follower_place", "sweeper", "work_lock"},
 }

@@ -160,10 +160,10 @@ async def stored_version(connection: Connection) -> int:
     return int(await connection.fetchval("select value from trellis.meta where name = 'schema_version'") or 0)
 
 
-async def _load_contract(connection: Connection) -> None:
-    """The lifecycles and decisions as rows, the constants and texts that functions read, and who may do what."""
+def _constants() -> LiteralString:
+    """The functions that hold what other functions read as constants and texts."""
     deriving = ", ".join(f"({LIFECYCLES[name].code}, {role.code})" for name, role in DERIVING_ROLES.items())
-    await connection.execute(
+    return (
         _script("contract")
         .replace("{bits}", transition_bits().hex())
         .replace("{ranks}", rank_bytes().hex())
@@ -176,6 +176,11 @@ async def _load_contract(connection: Connection) -> None:
         .replace("{company_deaths_max}", str(COMPANY_DEATHS_MAX))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
+
+
+async def _load_contract(connection: Connection) -> None:
+    """The lifecycles and decisions as rows, what functions read as constants, and who may do what."""
+    await connection.execute(_constants())
     await connection.executemany(
         "insert into lifecycle (lifecycle, name, version, swept_by) values ($1, $2, $3, $4)"
         " on conflict (lifecycle) do update set version = excluded.version, swept_by = excluded.swept_by",
