@@ -163,7 +163,7 @@ async def stored_version(connection: Connection) -> int:
 def _constants() -> LiteralString:
     """The functions that hold what other functions read as constants and texts."""
     deriving = ", ".join(f"({LIFECYCLES[name].code}, {role.code})" for name, role in DERIVING_ROLES.items())
-    return (
+    text = (
         _script("contract")
         .replace("{bits}", transition_bits().hex())
         .replace("{ranks}", rank_bytes().hex())
@@ -176,6 +176,7 @@ def _constants() -> LiteralString:
         .replace("{company_deaths_max}", str(COMPANY_DEATHS_MAX))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
+    return cast("LiteralString", text)
 
 
 async def _load_contract(connection: Connection) -> None:
