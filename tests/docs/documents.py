@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
-LANGUAGES = {"python", "sh", "text"}
+LANGUAGES = {"python", "sh", "text", "mermaid"}
+"""Of blocks: the first two are run, the others are output and drawings, which nothing runs."""
 PRELUDE = f"""set -euo pipefail
 make() {{ command make --dry-run --directory '{ROOT}' "$@" >/dev/null; }}
 """

@@ -75,7 +75,7 @@ async def test_whoever_decides_sees_what_would_change_now(gateway: Gateway):
 @pytest.mark.requirement("D22", "PIPE-11")
 async def test_what_waits_for_a_person_is_not_proposed_twice_over_http(gateway: Gateway):
     await make_world(gateway, "mine")
-    client, wish = gateway.client("agent-runtime"), {"summary": "ask first", "text": "1. Ask.\n"}
+    client, wish = gateway.client("agent-runtime", agent=LOGICIAN), {"summary": "ask first", "text": "1. Ask.\n"}
     path, key = f"/logic/{LOGICIAN}/propose", {"Idempotency-Key": "once"}
     first = (await client.post(path, json=wish, headers=key)).json()["proposalId"]
     refused = await client.post(path, json={**wish, "summary": "said otherwise"})

@@ -8,6 +8,7 @@ import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from tests.runs.test_projector import SLUG, Press
+from tests.runs.test_rebuild import ADMIN
 from tests.runs.test_segments import record, recorded_once, work
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.verify import verify
@@ -130,7 +131,7 @@ async def test_a_bucket_that_is_lost_while_documents_are_ahead_comes_back_whole(
     await first.let_go()
     for key in await press.folder():
         await press.store.delete(key)
-    await rebuild_objects(press.stand.ledger, press.store, first.actor)
+    await rebuild_objects(press.stand.ledger, press.store, ADMIN)
     second = small(press, "second")
     await press.all(second)
     await second.let_go()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.runs.conftest import GATEWAY, Steps
 from tests.servers.postgres import PostgresServer
+from trellis.engine.admin_acts import MIGRATED
 from trellis.engine.holding import Heartbeat
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
@@ -130,6 +131,9 @@ async def test_two_orchestrators_finish_the_runs_of_several_agents(ledger: Ledge
         manifest = await objects.get(ids.manifest_key(slug, run_id))
         assert manifest is not None
         assert json.loads(manifest.body)["status"] == "completed"
-    audit = await objects.list("audit/")
-    assert len(audit.items) == 8 * len(runs)
+    events, acts = (await ledger.feed(None, limit=500)).events, await ledger.acts()
+    assert (len(events), [act.event for act in acts]) == (8 * len(runs), [MIGRATED])
+    keys = [info.key for info in (await objects.list("audit/")).items]
+    moments = [*((event.ts, event.id) for event in events), *((act.at, act.id) for act in acts)]
+    assert sorted(keys) == sorted(ids.audit_key(*one) for one in moments)
     await objects.close()

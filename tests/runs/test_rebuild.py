@@ -315,6 +315,11 @@ async def test_only_an_operator_rebuilds(press: Press, tmp_path: Path):
     with pytest.raises(NotAllowed, match="put lost jobs back"):
         await rebuild_ledger(press.stand.ledger, press.store, projecting)
     assert (await rebuild_ledger(press.stand.ledger, press.store, ADMIN)).jobs == 1
+    for key in await bucket(press.store):
+        await press.store.delete(key)
+    with pytest.raises(NotAllowed, match="record an administrative act"):
+        await rebuild_objects(press.stand.ledger, press.store, projecting)
+    assert await bucket(press.store) == {}, "whoever may not record a rebuild makes none"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Steps
 from tests.runs.test_rebuild import ADMIN, SWEEPER, bucket, without_cuts
 from tests.runs.test_segments import SUBMITTER, WORKER
 from tests.servers.postgres import PostgresServer
+from trellis.engine.admin_acts import MIGRATED
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -28,6 +29,7 @@ from trellis.engine.records import SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
 from trellis.lifecycles import Role
+from trellis.runs import audit, ids
 from trellis.runs.documents import Request
 from trellis.runs.driver import Driver, DriverOptions
 from trellis.runs.orchestrator import TYPE, accept
@@ -116,12 +118,15 @@ async def test_a_dropped_database_comes_back_and_then_a_wiped_store(ledgers: tup
     await drive(lost, objects, steps)
     await drive(lost, objects, steps, until_version=5)
     before = await bucket(objects, EVERYTHING)
+    (made,) = await found.acts()
+    assert made.event == MIGRATED
 
     done = await rebuild_ledger(found, objects, ADMIN)
     assert (done.jobs, done.refused) == (22, 0)
     report = await verify(found)
     assert report.ok, report.violations
-    assert await bucket(objects, EVERYTHING) == before
+    own = {ids.audit_key(made.at, made.id): audit.act_to_bytes(made)}
+    assert await bucket(objects, EVERYTHING) == before | own, "only the act that made the new database is added"
     assert await complete(found, held) == LeaseLost(held.lease)
     await found.sweep(SWEEPER, SweepOptions(elect=False))
     counted = steps.done["load-context"]

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Sequ
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, replace
 
+from trellis.engine.authority import require
 from trellis.engine.errors import HistoryBroken, LedgerError, NotAllowed, Refused, TrellisError
 from trellis.engine.jobs import Actor, Following, JobId
 from trellis.engine.ledger import Ledger
@@ -104,7 +105,11 @@ async def rebuild_objects(
     cause: str | None = None,
     on_progress: Progress = _quietly,
 ) -> Rebuilt:
-    """Publish what the store lacks of everything that was published, and record that. Raises RecordInUse, StoreUnavailable."""
+    """Publish what the store lacks of everything that was published, and record that.
+
+    Raises NotAllowed before anything is written when the actor may not record it, RecordInUse, StoreUnavailable.
+    """
+    require(actor, "record_act")
     done, position = Rebuilt(), None
     recording = recorded_rebuild(ledger, objects, actor, OBJECTS, cause)
     async with _as_projector(ledger, actor) as following, recording as act:
