@@ -136,14 +136,34 @@ async def our_worker(line: Line) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def sdk_worker(line: Line) -> AsyncGenerator[None]:
-    """Unmodified: it knows nothing of traces, but for what its handler finds in the env."""
+    """Unmodified: it knows nothing of traces, but for what its handler finds in the env.
+
+    It listens before anything else happens: a topic without a listener is tried again later, and a test's time stands still.
+    """
+    listens = asyncio.Event()
+
+    async def connect(**how: Any) -> Any:
+        connection: Any = await nats.connect(**how)
+        subscribe = connection.subscribe
+
+        async def subscribe_first(*given: Any, **named: Any) -> Any:
+            connection.subscribe = subscribe
+            made = await subscribe(*given, **named)
+            await caught_up(connection)
+            listens.set()
+            return made
+
+        connection.subscribe = subscribe_first
+        return connection
 
     async def handle(request: Any) -> Any:
         line.seen.append(request.env[tracing.IN_ENV])
         return pb.JobResult(job_id=request.job_id, status=pb.JOB_STATUS_SUCCEEDED)
 
-    running = asyncio.create_task(run_worker(line.server.url, TOPIC, handle, sender_id="sdk-1"))
+    worker = run_worker(line.server.url, TOPIC, handle, sender_id="sdk-1", connect_fn=connect)
+    running = asyncio.create_task(worker)
     try:
+        await asyncio.wait_for(listens.wait(), PATIENCE_S)
         yield
     finally:
         running.cancel()
